@@ -1,0 +1,630 @@
+"""Every knob of one training, declared once.
+
+A knob's name is its dotted path in `Config` (`loader.batch_size`): the same string is the YAML key, the command-line
+override, the Optuna parameter, the CSV column and the plot axis. This module imports neither torch nor ray, so that a
+mistake is refused in milliseconds, before anything starts.
+
+Kinds that have hyperparameters of their own (timestep sampler, weighting) are discriminated unions over `name`: to add
+one, write its dataclass here, put it in the union, and give it a class in `tunediff.diffusion`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import pydantic
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ConfigDict, Field, Strict, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+# Strict: "128", True and 1.0 are not whole numbers. A typing slip must not become a silent setting.
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Bool = Annotated[bool, Strict()]
+Str = Annotated[str, Strict()]
+
+_FORBID = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ConfigError(ValueError):
+    """Bad input from the user: the message names the place, the key, the value and what is allowed."""
+
+
+# --------------------------------------------------------------------------------------------------------------- data
+@dataclass(frozen=True, config=_FORBID)
+class Data:
+    """Which real images are learned."""
+
+    name: Literal["digits", "cifar10", "images"] = "cifar10"
+    """`digits`: 1,797 images of 8×8 that ship inside scikit-learn. `cifar10`: torchvision's copy, downloaded on first
+    use. `images`: any folder or `.zip` of PNG/JPEG files, flat or in class folders, given by `data.path`."""
+    path: Str | None = None
+    """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 lies or shall be put (`cifar10`)."""
+    split: Literal["train", "test", "all"] = "train"
+    """Which part is learned. A folder without `train/` and `test/` inside has only `all`."""
+    image_size: Annotated[Int, Ge(4), Le(1024)] = 32
+    """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre crop)."""
+    channels: Literal[1, 3] = 3
+    """1: grey, 3: RGB."""
+    horizontal_flip: Bool = True
+    """Mirror each image left to right with probability ½. Wrong for digits and text."""
+    max_images: Annotated[Int, Ge(2)] | None = None
+    """Learn only the first so many images of a fixed shuffle; null: all."""
+
+
+# -------------------------------------------------------------------------------------------------------------- model
+@dataclass(frozen=True, config=_FORBID)
+class Model:
+    """The DDPM U-Net (Ho et al. 2020, arXiv 2006.11239, appendix B); the defaults have 35,746,307 parameters."""
+
+    channels: Annotated[Int, Ge(8), Le(1024)] = 128
+    """Channels at full resolution; a multiple of `model.norm_groups`."""
+    multipliers: tuple[Annotated[Int, Ge(1), Le(16)], ...] = (1, 2, 2, 2)
+    """Channel factor at each resolution, each half the one before."""
+    blocks: Annotated[Int, Ge(1), Le(8)] = 2
+    """Residual blocks per resolution."""
+    attention: tuple[Annotated[Int, Ge(1), Le(256)], ...] = (16,)
+    """Feature-map sides in pixels at which self-attention is applied."""
+    dropout: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.1
+    """Dropout probability inside the residual blocks."""
+    norm_groups: Annotated[Int, Ge(1), Le(64)] = 32
+    """Groups of every GroupNorm."""
+    channels_last: Bool = False
+    """Keep activations in NHWC memory order; faster convolutions on tensor cores."""
+
+
+# ------------------------------------------------------------------------------------------------------------ process
+@dataclass(frozen=True, config=_FORBID)
+class Process:
+    """The forward (noising) process and what the model predicts."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    """β schedule: `linear` 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol & Dhariwal 2021, arXiv 2102.09672)."""
+    steps: Annotated[Int, Ge(2), Le(10000)] = 1000
+    """T, the length of the chain. `linear` is scaled by 1000/T, so that ᾱ ends near zero for every T ≥ 25 or so."""
+    prediction: Literal["epsilon", "x0", "v"] = "epsilon"
+    """What the network predicts: the noise, the clean image, or v = √ᾱ·ε − √(1−ᾱ)·x0 (arXiv 2202.00512)."""
+    variance: Literal["fixed_large", "fixed_small"] = "fixed_large"
+    """Variance of an ancestral sampling step: β (large) or the posterior variance (small)."""
+
+
+# -------------------------------------------------------------------------------------------------- timestep samplers
+@dataclass(frozen=True, config=_FORBID)
+class Uniform:
+    """t uniform over the chain: the DDPM baseline."""
+
+    name: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Stratified:
+    """t = ⌊T·frac(u + i/B)⌋: uniform for each image, evenly spread over the batch (VDM, arXiv 2107.00630)."""
+
+    name: Literal["stratified"] = "stratified"
+
+
+@dataclass(frozen=True, config=_FORBID)
+class LossSecondMoment:
+    """Importance sampling by √E[loss²] per timestep (Nichol & Dhariwal 2021, §3.3): adapts during training."""
+
+    name: Literal["loss_second_moment"] = "loss_second_moment"
+    history: Annotated[Int, Ge(1), Le(100)] = 10
+    """Losses remembered per timestep; sampling stays uniform until every timestep has that many."""
+    uniform_share: Annotated[Float, Gt(0.0), Le(1.0)] = 0.001
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 1.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective unbiased, 0 makes p(t) itself the weighting."""
+
+
+Timesteps = Annotated[Uniform | Stratified | LossSecondMoment, Field(discriminator="name")]
+
+
+# --------------------------------------------------------------------------------------------------------- weightings
+@dataclass(frozen=True, config=_FORBID)
+class Constant:
+    """w(t) = 1 on the ε-loss: L_simple of DDPM. For x0 and v the same weight in their own units."""
+
+    name: Literal["constant"] = "constant"
+
+
+@dataclass(frozen=True, config=_FORBID)
+class MinSnr:
+    """min(SNR, γ)/SNR on the ε-loss (Hang et al. 2023, arXiv 2303.09556)."""
+
+    name: Literal["min_snr"] = "min_snr"
+    gamma: Annotated[Float, Gt(0.0), Le(1000.0)] = 5.0
+    """γ, the cap on the signal-to-noise ratio."""
+
+
+Weighting = Annotated[Constant | MinSnr, Field(discriminator="name")]
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+@dataclass(frozen=True, config=_FORBID)
+class Optimizer:
+    """AdamW and its schedule. The schedule follows the fraction of the budget that is spent, not a step count."""
+
+    lr: Annotated[Float, Gt(0.0), Le(1.0)] = 2.0e-4
+    """Peak learning rate, before `optimizer.lr_scaling`."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by (batch/128) or its square root, so that a search over the batch size is fair."""
+    beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
+    """Second-moment decay of Adam; the first-moment decay is 0.9."""
+    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Decoupled weight decay (AdamW)."""
+    warmup: Annotated[Float, Ge(0.0), Le(1.0)] = 0.02
+    """Fraction of the budget over which the learning rate rises linearly from zero."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant (DDPM), or falling to zero at the end of the budget."""
+    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] = 1.0
+    """The gradient is scaled down to this global norm."""
+    implementation: Literal["foreach", "fused", "for_loop"] = "foreach"
+    """How AdamW's step runs: several tensors per kernel, one kernel for all, or one tensor after the other."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Ema:
+    """The averaged weights that are evaluated, sampled from and exported."""
+
+    half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.05
+    """Half-life of the average as a fraction of the training seconds spent so far (EDM's ramp-up rule, arXiv
+    2206.00364: 5 % of the images seen), so that short budgets do not average in the initial weights."""
+    max_decay: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9999
+    """Upper bound of the decay per step (0.9999 in DDPM)."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Loader:
+    """How images reach the device."""
+
+    batch_size: Annotated[Int, Ge(1), Le(65536)] = 128
+    """Images per optimizer step over all workers and accumulation steps."""
+    accumulation: Annotated[Int, Ge(1), Le(256)] = 1
+    """Forward/backward passes per optimizer step."""
+    resident: Bool = False
+    """Keep the whole uint8 set on the device and draw batches there; `workers` and what follows have no effect."""
+    workers: Annotated[Int, Ge(0), Le(128)] = 2
+    """Loader processes per training worker; 0 loads in the training process."""
+    prefetch_factor: Annotated[Int, Ge(1), Le(64)] = 2
+    """Batches each loader process prepares ahead."""
+    pin_memory: Bool = True
+    """Page-locked host memory and asynchronous copies to a GPU; no effect on a CPU."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Precision:
+    """Number formats."""
+
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    """Autocast type of forward and backward; fp16 uses loss scaling."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision);
+    on a GPU `high` and `medium` also allow TF32 convolutions."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Compile:
+    """torch.compile."""
+
+    mode: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    """`none` runs eagerly; the others are torch.compile's modes."""
+    dynamic: Bool = False
+    """Compile once for every batch size instead of once for each; only with a mode other than `none`."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Parallel:
+    """Data-parallel training (DistributedDataParallel; gloo on CPU, NCCL on GPU)."""
+
+    workers: Annotated[Int, Ge(1), Le(1024)] = 1
+    """World size: training processes, one per GPU, or sharing the CPU cores."""
+
+
+# --------------------------------------------------------------------------------------------------------- evaluation
+@dataclass(frozen=True, config=_FORBID)
+class Evaluation:
+    """How a model is judged. Never searched: trials of one study must be measured with one ruler."""
+
+    extractor: Literal["inception", "classifier"] = "inception"
+    """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
+    `evaluation.weights_path`). `classifier`: a small network trained on the labelled data itself, offline; the number
+    is then an FD, never an FID."""
+    weights_path: Str | None = None
+    """File with the Inception weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download."""
+    images: Annotated[Int, Ge(8), Le(1000000)] = 2048
+    """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only equal N."""
+    points: Annotated[Int, Ge(1), Le(100)] = 4
+    """Evaluations per training, at equal fractions of the budget; the last is the result."""
+    sampler: Literal["ddim", "ddpm"] = "ddim"
+    """`ddim` (arXiv 2010.02502) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
+    steps: Annotated[Int, Ge(1), Le(10000)] = 50
+    """Steps of the DDIM sub-sequence; at most `process.steps`."""
+    skip: Literal["linear", "quadratic"] = "linear"
+    """Spacing of the DDIM sub-sequence."""
+    eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
+    batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
+    """Images sampled and extracted at once on each worker."""
+    seed: Annotated[Int, Ge(0)] = 0
+    """Seed of the initial noise, the same for every trial."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Config:
+    """One training: everything but the budget, which belongs to the search or the command."""
+
+    data: Data = dataclasses.field(default_factory=Data)
+    model: Model = dataclasses.field(default_factory=Model)
+    process: Process = dataclasses.field(default_factory=Process)
+    timesteps: Timesteps = dataclasses.field(default_factory=Uniform)
+    weighting: Weighting = dataclasses.field(default_factory=Constant)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    ema: Ema = dataclasses.field(default_factory=Ema)
+    loader: Loader = dataclasses.field(default_factory=Loader)
+    precision: Precision = dataclasses.field(default_factory=Precision)
+    compile: Compile = dataclasses.field(default_factory=Compile)
+    parallel: Parallel = dataclasses.field(default_factory=Parallel)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
+    seed: Annotated[Int, Ge(0), Lt(2**31)] = 0
+    """Seed of initial weights, data order, timesteps and noise."""
+
+
+# Workloads: data, model and extractor that belong together, by name. Every field can be overridden.
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "cifar10": {},
+    "images": {"data.name": "images"},
+    "digits": {
+        "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
+        "data.split": "all",
+        "model.channels": 16, "model.multipliers": [1, 2], "model.blocks": 1, "model.attention": [4],
+        "model.dropout": 0.0, "model.norm_groups": 8,
+        "optimizer.lr": 1.0e-3, "loader.workers": 0,
+        "evaluation.extractor": "classifier", "evaluation.images": 1000, "evaluation.steps": 20,
+    },
+}  # fmt: skip
+
+_ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)
+
+
+# ------------------------------------------------------------------------------------------------------ knobs by name
+@dataclasses.dataclass(frozen=True)
+class Knob:
+    """One leaf of `Config`, as the search space, the help text and the documentation see it."""
+
+    name: str
+    kind: str  # int, float, bool, str, choice, tuple
+    default: Any
+    description: str
+    choices: tuple[Any, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False  # the bound itself is not allowed
+    high_open: bool = False
+    optional: bool = False
+    member: tuple[str, str] | None = None  # ("timesteps.name", "loss_second_moment") when it belongs to a union member
+
+    @property
+    def searchable(self) -> bool:
+        """Whether a search may vary it: what defines the task or the ruler is the same for every trial."""
+        fixed = ("data.name", "data.path", "data.split", "data.image_size", "data.channels", "data.max_images", "seed")
+        return not (self.name in fixed or self.name.startswith("evaluation."))
+
+    @property
+    def allowed(self) -> str:
+        """What values it takes, in words."""
+        if self.choices is not None:
+            return "one of " + ", ".join(_show(choice) for choice in self.choices)
+        words = {
+            "int": "a whole number",
+            "float": "a number",
+            "bool": "true or false",
+            "str": "a string",
+            "tuple": "a list of whole numbers",
+        }[self.kind]
+        if self.low is not None:
+            words += f" {'above' if self.low_open else 'of at least'} {self.low:.10g}"
+        if self.high is not None:
+            words += " and" if self.low is not None else ""
+            words += f" {'below' if self.high_open else 'at most'} {self.high:.10g}"
+        return words + (", or null" if self.optional else "")
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+
+
+def _unwrap(annotation: Any) -> tuple[Any, list[Any]]:
+    """(bare type, metadata) of a possibly nested Annotated."""
+    metadata: list[Any] = []
+    while typing.get_origin(annotation) is Annotated:
+        annotation, *more = typing.get_args(annotation)
+        metadata += more
+    return annotation, metadata
+
+
+def _knobs_of(cls: type, prefix: str, member: tuple[str, str] | None) -> typing.Iterator[Knob]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    documented = cls.__pydantic_fields__  # type: ignore[attr-defined]
+    for field in dataclasses.fields(cls):
+        name, (kind, metadata) = prefix + field.name, _unwrap(hints[field.name])
+        optional = False
+        if typing.get_origin(kind) in (Union, types.UnionType):
+            arms = [arm for arm in typing.get_args(kind) if arm is not type(None)]
+            if all(dataclasses.is_dataclass(arm) for arm in arms):  # a discriminated union: name, then members
+                names = tuple(typing.cast(Any, arm)().name for arm in arms)
+                documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, arms, strict=True)]
+                yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), choices=names)
+                for arm, arm_name in zip(arms, names, strict=True):
+                    for knob in _knobs_of(arm, name + ".", (f"{name}.name", arm_name)):
+                        if knob.name != f"{name}.name":
+                            yield knob
+                continue
+            optional = True
+            kind, more = _unwrap(arms[0])
+            metadata += more
+        if dataclasses.is_dataclass(kind):
+            yield from _knobs_of(typing.cast(type, kind), name + ".", member)
+            continue
+        default = field.default
+        description = " ".join((documented[field.name].description or "").split())
+        common: dict[str, Any] = {"optional": optional, "member": member}
+        if typing.get_origin(kind) is Literal:
+            yield Knob(name, "choice", default, description, choices=typing.get_args(kind), **common)
+        elif typing.get_origin(kind) is tuple:
+            yield Knob(name, "tuple", default, description, **common)
+        else:
+            for bound in metadata:
+                if isinstance(bound, Ge | Gt):
+                    common |= {
+                        "low": getattr(bound, "ge", getattr(bound, "gt", None)),
+                        "low_open": isinstance(bound, Gt),
+                    }
+                elif isinstance(bound, Le | Lt):
+                    common |= {
+                        "high": getattr(bound, "le", getattr(bound, "lt", None)),
+                        "high_open": isinstance(bound, Lt),
+                    }
+            yield Knob(name, kind.__name__, default, description, **common)
+
+
+def knobs() -> dict[str, Knob]:
+    """Every knob by its dotted name, in declaration order. A name shared by several union members appears once."""
+    found: dict[str, Knob] = {}
+    for knob in _knobs_of(Config, "", None):
+        found.setdefault(knob.name, knob)
+    return found
+
+
+def members() -> dict[str, dict[str, frozenset[str]]]:
+    """For each union (`timesteps.name`): which knobs each of its members has."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for knob in _knobs_of(Config, "", None):
+        if knob.name.endswith(".name") and knob.name != "data.name":
+            found[knob.name] = {choice: set() for choice in knob.choices or ()}
+        if knob.member is not None:
+            found[knob.member[0]][knob.member[1]].add(knob.name)
+    return {union: {m: frozenset(names) for m, names in of.items()} for union, of in found.items()}
+
+
+# ------------------------------------------------------------------------------------------------- build, load, dump
+def to_dict(config: Config) -> dict[str, Any]:
+    """Nested plain dictionary of a configuration (JSON types only)."""
+    return typing.cast(dict[str, Any], _ADAPTER.dump_python(config, mode="json"))
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"loader": {"workers": 2}} → {"loader.workers": 2}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every knob of this configuration by its dotted name."""
+    return flatten(to_dict(config))
+
+
+def fingerprint(config: Config) -> str:
+    """12 hex digits that are equal exactly for equal configurations."""
+    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def differences(config: Config, base: Config) -> dict[str, Any]:
+    """Knobs of `config` whose value differs from `base`, by dotted name."""
+    ours, theirs = flat(config), flat(base)
+    return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+
+
+def workload(name: str, where: str = "workload") -> Config:
+    """The baseline configuration of a named workload (`digits`, `cifar10`, `images`)."""
+    if name not in WORKLOADS:
+        raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(WORKLOADS)}")
+    return override(Config(), WORKLOADS[name], where=f"workload {name}")
+
+
+def override(config: Config, values: Mapping[str, Any], where: str = "override", check: bool = True) -> Config:
+    """A copy with knobs replaced by dotted name.
+
+    Choosing another union member (`timesteps.name`) drops the knobs of the old one. With `check`, rules that join
+    several knobs are applied to the result. Raises `ConfigError` naming `where`, the knob, the value and what is
+    allowed.
+    """
+    known, nested = knobs(), to_dict(config)
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(unknown_knob(name, where))
+        section = name.rpartition(".")[0]
+        if name in members() and nested[section]["name"] != value:
+            nested[section] = {"name": value}
+    for name, value in values.items():
+        section, _, leaf = name.rpartition(".")
+        (nested[section] if section else nested)[leaf] = value
+    return from_dict(nested, where, check)
+
+
+def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Config:
+    """A configuration from a nested dictionary; what is missing takes its default. Raises `ConfigError`."""
+    try:
+        config = _ADAPTER.validate_python(dict(nested))
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail, where) for detail in error.errors())) from None
+    if check:
+        check_rules(config, where)
+    return config
+
+
+def unknown_knob(name: str, where: str) -> str:
+    """The message for a name that is no knob, with the nearest ones."""
+    import difflib
+
+    near = difflib.get_close_matches(name, knobs(), n=3, cutoff=0.5) or [n for n in knobs() if n.endswith("." + name)]
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; allowed: {', '.join(knobs())}"
+    return f"{where}: {name}: no such knob{hint}"
+
+
+def yaml_hint(value: Any, knob: Knob) -> str:
+    """What YAML 1.1 may have done to this value, or ''."""
+    if isinstance(value, str) and knob.kind in ("int", "float"):
+        try:
+            number = float(value)
+        except ValueError:
+            return ""
+        mantissa, _, exponent = f"{number:.6e}".partition("e")
+        return f" (YAML 1.1 reads {value!r} as text; write {float(mantissa)}e{int(exponent):+d})"
+    if isinstance(value, bool) and knob.kind in ("choice", "str"):
+        return " (YAML 1.1 reads off, no, on and yes as true or false: write none, or quote the word)"
+    return ""
+
+
+def _explain(detail: Any, where: str) -> str:
+    """One line for one pydantic error: place, key, value, what is allowed."""
+    path = [str(part) for part in detail["loc"]]
+    known, unions = knobs(), members()
+    # A union adds its tag to the location: timesteps.loss_second_moment.history → timesteps.history.
+    if len(path) > 2 and f"{path[0]}.name" in unions and path[1] in unions[f"{path[0]}.name"]:
+        path.pop(1)
+    name, value = ".".join(path), detail.get("input")
+    if detail["type"].startswith("union_tag"):
+        name += ".name"
+        value = value.get("name") if isinstance(value, Mapping) else value
+    while name not in known and "." in name:  # an element of a tuple
+        name = name.rpartition(".")[0]
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        key = ".".join(path)
+        if key in known and (member := known[key].member):
+            return f"{where}: {key}: belongs to {member[0]} = {member[1]}, which is not chosen here"
+        return unknown_knob(key, where)
+    if name not in known:
+        return f"{where}: {name}: {value!r}: {detail['msg']}"
+    return f"{where}: {name}: {value!r} is not allowed; allowed: {known[name].allowed}{yaml_hint(value, known[name])}"
+
+
+def check_rules(config: Config, where: str) -> None:
+    """Rules that join several knobs; raises `ConfigError` naming the knobs and their values."""
+    c = config
+
+    def refuse(name: str, why: str) -> None:
+        raise ConfigError(f"{where}: {name}: {flat(c)[name]!r} is not allowed: {why}")
+
+    if c.data.name == "images" and c.data.path is None:
+        refuse("data.path", "data.name = images needs a folder or .zip of images")
+    if c.data.name == "digits" and (c.data.channels, c.data.horizontal_flip) != (1, False):
+        name = "data.channels" if c.data.channels != 1 else "data.horizontal_flip"
+        refuse(name, "digits are grey and a mirrored digit is not a digit (data.channels = 1, horizontal_flip = false)")
+    if c.data.name == "digits" and c.data.split != "all":
+        refuse("data.split", "the digits have one split, all")
+    halvings = len(c.model.multipliers) - 1
+    if halvings < 0:
+        refuse("model.multipliers", "at least one resolution is needed")
+    if c.data.image_size % 2**halvings:
+        refuse("data.image_size", f"model.multipliers halves it {halvings} times; use a multiple of {2**halvings}")
+    if c.model.channels % c.model.norm_groups:
+        refuse("model.channels", f"must be a multiple of model.norm_groups = {c.model.norm_groups}")
+    passes = c.parallel.workers * c.loader.accumulation
+    if c.loader.batch_size % passes:
+        refuse("loader.batch_size", f"must be a multiple of parallel.workers × loader.accumulation = {passes}")
+    if c.compile.dynamic and c.compile.mode == "none":
+        refuse("compile.dynamic", "it needs a compile.mode other than none")
+    if c.evaluation.steps > c.process.steps:
+        refuse("evaluation.steps", f"at most process.steps = {c.process.steps}")
+    if c.evaluation.extractor == "classifier" and c.data.name == "cifar10":
+        return
+    if c.evaluation.extractor == "inception" and c.data.image_size < 16:
+        refuse("evaluation.extractor", "Inception says nothing about images under 16 pixels; use classifier")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice: YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; `ConfigError` for anything that is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
+    try:
+        content = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
+    return content
+
+
+def load(path: Path) -> Config:
+    """A configuration file: sections or dotted names; what is missing takes `Config`'s default."""
+    return override(Config(), flatten(read_yaml(path)), where=str(path))
+
+
+def dump(config: Config, comments: list[str] | None = None) -> str:
+    """YAML text of the full configuration, `comments` as `#` lines above it."""
+    head = "".join(f"# {line}\n" for line in comments or [])
+    return head + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
+def parse_overrides(words: list[str]) -> dict[str, Any]:
+    """`knob=value` words from a command line; values are YAML, and numbers may be written 1e-3."""
+    values: dict[str, Any] = {}
+    known = knobs()
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"command line: {word!r} is not understood; write knob=value")
+        if name not in known:
+            raise ConfigError(unknown_knob(name, "command line"))
+        try:
+            value = yaml.load(text, _UniqueKeyLoader)
+        except yaml.YAMLError:
+            raise ConfigError(f"command line: {name}: {text!r} is not YAML; allowed: {known[name].allowed}") from None
+        if isinstance(value, str) and known[name].kind == "float":
+            with contextlib.suppress(ValueError):  # what is no number is refused with the allowed range
+                value = float(value)
+        values[name] = value
+    return values
