@@ -1,0 +1,102 @@
+"""What training costs in seconds, and when it is over.
+
+The clock lives in the worker, is monotonic, waits for the device at the edges of every part, and stands still for the
+budget while a model is evaluated or written to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
+"""Every second of a worker falls into one of these. `compile` is compilation and the warm-up step; `data_wait` is the
+time the loop waits for its next batch, apart from `train`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How much training a trial may spend: seconds, images, or whichever is reached first."""
+
+    seconds: float | None = None
+    """Training seconds (s), above 0."""
+    images: int | None = None
+    """Training images, above 0; makes a run exactly repeatable, whatever the speed of the machine."""
+    compile_charged: bool = True
+    """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
+
+    def __post_init__(self) -> None:
+        if self.seconds is None and self.images is None:
+            raise ValueError("a budget needs seconds, images or both")
+        if any(limit is not None and not limit > 0 for limit in (self.seconds, self.images)):
+            raise ValueError(f"a budget must be above 0, not {self.seconds} s, {self.images} images")
+
+
+class Clock:
+    """Seconds spent per part. `synchronize` waits for the device; `now` is a monotonic clock in seconds."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        synchronize: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget, self._synchronize, self._now = budget, synchronize, now
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._running: list[tuple[str, float]] = []  # parts nest: the innermost one is paid
+
+    @contextlib.contextmanager
+    def part(self, name: str, synchronize: bool = True) -> Iterator[None]:
+        """Pay the time inside to `name`. Without `synchronize` queued device work may spill into the next part."""
+        if name not in self.seconds:
+            raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
+        self._switch(synchronize)
+        self._running.append((name, self._now()))
+        try:
+            yield
+        finally:
+            self._switch(synchronize)
+            self._running.pop()
+            if self._running:
+                self._running[-1] = (self._running[-1][0], self._now())
+
+    def _switch(self, synchronize: bool) -> None:
+        """Pay the running part up to now."""
+        if synchronize:
+            self._synchronize()
+        if self._running:
+            name, since = self._running[-1]
+            self.seconds[name] += self._now() - since
+            self._running[-1] = (name, self._now())
+
+    def read(self) -> float:
+        """Wait for the device and return `train_s` as of now."""
+        self._switch(synchronize=True)
+        return self.train_s
+
+    @property
+    def train_s(self) -> float:
+        """Training seconds charged so far: train, data wait, and compile if the budget says so."""
+        charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
+        return self.seconds["train"] + self.seconds["data_wait"] + charged
+
+    def progress(self, train_s: float, images: int) -> float:
+        """Fraction of the budget that is spent, 0 to 1."""
+        spent = [0.0]
+        if self.budget.seconds is not None:
+            spent.append(train_s / self.budget.seconds)
+        if self.budget.images is not None:
+            spent.append(images / self.budget.images)
+        return min(1.0, max(spent))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seconds per part, for the checkpoint."""
+        return {"seconds": dict(self.seconds)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: what was spent stays spent, and this process's own seconds come on top."""
+        for name, seconds in state["seconds"].items():
+            self.seconds[name] += seconds

@@ -1,0 +1,547 @@
+"""A search file, checked against `Config` before anything starts.
+
+One of three forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order.
+All three become the same thing: ordered `Dimension`s and points to evaluate first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from tunediff import config as cfg
+from tunediff.config import Config, ConfigError, Knob
+
+_PACKAGE = Path(__file__).resolve().parent
+# In a checkout the search files lie beside the package; an installed wheel carries them inside it.
+SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
+DEFAULT = "digits.yaml"
+
+KEYS = (
+    "workload",
+    "base",
+    "objective",
+    "budget",
+    "early_stopping",
+    "fixed",
+    "search",
+    "grid",
+    "trials",
+    "first",
+    "seed",
+)
+METRICS = {"frechet": "min", "images_per_s": "max"}
+DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+class Trial(Protocol):
+    """What `Draw` needs of an Optuna trial."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any: ...
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """One searched knob: a choice, or a range of whole or real numbers, and when it applies."""
+
+    name: str
+    choices: tuple[Any, ...] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    log: bool = False
+    whole: bool = False
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def active(self, values: Mapping[str, Any]) -> bool:
+        """Whether it applies, given the knobs suggested before it."""
+        return all(name in values and values[name] in allowed for name, allowed in self.when)
+
+    def contains(self, value: Any) -> bool:
+        """Whether `value` can be drawn."""
+        if self.choices is not None:
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return False
+        if self.step is None:
+            return True
+        steps = (value - self.low) / self.step
+        return abs(steps - round(steps)) < 1e-9
+
+    def suggest(self, trial: Trial) -> Any:
+        """Ask Optuna for a value."""
+        if self.choices is not None:
+            labels = {_label(choice): choice for choice in self.choices}
+            return labels[trial.suggest_categorical(self.name, list(labels))]
+        if self.whole:
+            step = int(self.step) if self.step is not None else 1
+            return trial.suggest_int(self.name, int(self.low), int(self.high), step=step, log=self.log)
+        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+
+    def __str__(self) -> str:
+        if self.choices is not None:
+            words = "[" + ", ".join(str(choice) for choice in self.choices) + "]"
+        else:
+            words = f"{self.low:g} … {self.high:g}" + (f" in steps of {self.step:g}" if self.step else "")
+            words += " (log)" if self.log else ""
+        for name, allowed in self.when:
+            words += f" when {name} is {' or '.join(map(str, allowed))}"
+        return words
+
+
+def _label(value: Any) -> Any:
+    """Optuna stores None, bool, int, float and str; a list travels as its JSON text."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def to_params(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Knob values as Optuna stores them."""
+    return {name: _label(value) for name, value in values.items()}
+
+
+class Draw:
+    """The define-by-run function of the space: a module-level class, because Ray Tune pickles it."""
+
+    def __init__(self, dimensions: tuple[Dimension, ...]) -> None:
+        self.dimensions = dimensions
+
+    def __call__(self, trial: Trial) -> dict[str, Any]:
+        """Suggest every dimension that applies, in file order."""
+        values: dict[str, Any] = {}
+        for dimension in self.dimensions:
+            if dimension.active(values):
+                values[dimension.name] = dimension.suggest(trial)
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchBudget:
+    """What a search may spend."""
+
+    per_trial_s: float
+    """Training seconds per trial."""
+    trials: int
+    """Trials in all, the baseline included."""
+    total_s: float | None = None
+    """Wall-clock of the whole search: no trial starts that is not expected to end within it."""
+    compile_charged: bool = True
+    """Whether compile seconds count as training seconds."""
+    deadline_s: float | None = None
+    """Wall-clock after which a single trial is a `timeout`; None: 4 × per_trial_s + 15 minutes."""
+
+    @property
+    def trial_deadline_s(self) -> float:
+        """Wall-clock after which a trial is given up."""
+        return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpace:
+    """A checked search file."""
+
+    source: str
+    baseline: Config
+    dimensions: tuple[Dimension, ...]
+    points: tuple[dict[str, Any], ...]
+    """Evaluated first, the baseline before all; in a grid or a list of trials these are all."""
+    kind: str
+    """`search`, `grid` or `trials`."""
+    budget: SearchBudget
+    metric: str = "frechet"
+    mode: str = "min"
+    early_stopping: str = "none"
+    seed: int = 0
+
+    def config(self, values: Mapping[str, Any]) -> Config:
+        """The configuration of one drawn point; raises `ConfigError` when its knobs contradict each other."""
+        return cfg.override(self.baseline, values, where=self.source)
+
+    def expand(self, point: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A value for every dimension that applies, from `point`, else from the baseline, else the knob's default.
+
+        Optuna would draw what is missing at random. Raises `ConfigError` for a value outside the space.
+        """
+        given = cfg.override(self.baseline, point, where=where, check=False)
+        ours = cfg.flat(given)
+        full: dict[str, Any] = {}
+        for dimension in self.dimensions:
+            if not dimension.active(full):
+                if dimension.name in point:
+                    needs = " and ".join(f"{n} is {' or '.join(map(str, a))}" for n, a in dimension.when)
+                    raise ConfigError(f"{where}: {dimension.name}: {point[dimension.name]!r} applies only when {needs}")
+                continue
+            value = ours[dimension.name] if dimension.name in ours else cfg.knobs()[dimension.name].default
+            if not dimension.contains(value):
+                origin = "" if dimension.name in point else ", the baseline's value,"
+                raise ConfigError(
+                    f"{where}: {dimension.name}: {value!r}{origin} lies outside the space; allowed: {dimension}"
+                    + ("" if dimension.name in point else " (add it to the space, or change the baseline under fixed:)")
+                )
+            full[dimension.name] = value
+        if outside := [name for name in point if name not in full]:
+            raise ConfigError(f"{where}: {outside[0]}: {point[outside[0]]!r} is not searched; put it under fixed:")
+        return full
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+def find(name: str | None) -> Path:
+    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`)."""
+    if name is None:
+        return SHIPPED / DEFAULT
+    candidates = [Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"]
+    for path in candidates:
+        if path.is_file():
+            return path
+    shipped = ", ".join(sorted(str(p.relative_to(SHIPPED)) for p in SHIPPED.rglob("*.yaml")))
+    raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
+
+
+def load(
+    path: Path, overrides: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
+) -> SearchSpace:
+    """Read and check a search file. `overrides` go on top of `fixed:`, `budget` on top of `budget:`."""
+    return parse(cfg.read_yaml(path), str(path), path.parent, overrides, budget)
+
+
+def parse(
+    content: Mapping[str, Any],
+    source: str,
+    folder: Path = Path(),
+    overrides: Mapping[str, Any] | None = None,
+    budget: Mapping[str, Any] | None = None,
+) -> SearchSpace:
+    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed."""
+    for key in content:
+        if key not in KEYS:
+            raise ConfigError(f"{source}: {key}: no such key; allowed: {', '.join(KEYS)}")
+    forms = [form for form in ("search", "grid", "trials") if form in content]
+    if len(forms) != 1:
+        raise ConfigError(f"{source}: exactly one of search:, grid: and trials: is needed, found {forms or 'none'}")
+    kind = forms[0]
+    baseline = _baseline(content, source, folder, dict(overrides or {}), kind)
+    metric, mode = _objective(content.get("objective", "frechet"), source)
+    early_stopping = content.get("early_stopping", "none")
+    if early_stopping not in ("none", "asha"):
+        raise ConfigError(f"{source}: early_stopping: {early_stopping!r} is not allowed; allowed: none, asha")
+    seed = content.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"{source}: seed: {seed!r} is not allowed; allowed: a whole number of at least 0")
+
+    limits = {**_mapping(content.get("budget", {}), f"{source}: budget"), **(budget or {})}
+    if kind == "trials":
+        entries = content["trials"]
+        if not isinstance(entries, list) or not entries:
+            raise ConfigError(f"{source}: trials: needs a list of points, e.g. - {{precision.amp: bf16}}")
+        points = [_point(entry, f"{source}: trials[{i}]") for i, entry in enumerate(entries)]
+        dimensions = _dimensions_of_points(points, baseline, source)
+    else:
+        dimensions = _dimensions(content[kind], baseline, f"{source}: {kind}", ranges=kind == "search")
+        points = []
+        if kind == "search":
+            first = content.get("first", [])
+            if not isinstance(first, list):
+                raise ConfigError(f"{source}: first: needs a list of points, e.g. - {{}}")
+            points = [_point(entry, f"{source}: first[{i}]") for i, entry in enumerate(first)]
+    if kind != "search" and "first" in content:
+        raise ConfigError(f"{source}: first: belongs to search:; {kind}: runs its points in order")
+
+    space = SearchSpace(source, baseline, dimensions, (), kind, SearchBudget(1, 1), metric, mode, early_stopping, seed)
+    where = "first" if kind == "search" else kind
+    full = [space.expand({}, f"{source}: {kind} (baseline)")]
+    full += [space.expand(point, f"{source}: {where}[{i}]") for i, point in enumerate(points)]
+    if kind == "grid":
+        full += _combinations(dimensions)
+    unique = {json.dumps(point, sort_keys=True, default=list): point for point in full}
+    for i, point in enumerate(unique.values()):  # a hand-written point must run; a grid may hold impossible corners
+        if kind != "grid" or i == 0:
+            cfg.override(baseline, point, where=f"{source}: {where}")
+    valid = [point for point in unique.values() if kind != "grid" or _possible(baseline, point)]
+    checked = _budget(limits, source, len(valid) if kind != "search" else None)
+    return dataclasses.replace(space, points=tuple(valid[: checked.trials]), budget=checked)
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: needs `key: value` lines, found {value!r}")
+    return value
+
+
+def _point(entry: Any, where: str) -> dict[str, Any]:
+    point = cfg.flatten(_mapping(entry, where))
+    for name in point:
+        if name not in cfg.knobs():
+            raise ConfigError(cfg.unknown_knob(name, where))
+    return point
+
+
+def _baseline(content: Mapping[str, Any], source: str, folder: Path, overrides: dict[str, Any], kind: str) -> Config:
+    if ("workload" in content) == ("base" in content):
+        raise ConfigError(
+            f"{source}: exactly one of workload: ({', '.join(cfg.WORKLOADS)}) and base: (a file) is needed"
+        )
+    if "workload" in content:
+        base = cfg.workload(str(content["workload"]), source)
+    else:
+        base = cfg.load(folder / str(content["base"]))
+    fixed = cfg.flatten(_mapping(content.get("fixed", {}), f"{source}: fixed"))
+    searched = content[kind] if isinstance(content[kind], dict) else {}
+    for name in [*fixed, *overrides]:
+        if name in searched:
+            where = f"{source}: fixed" if name in fixed else "command line"
+            raise ConfigError(f"{where}: {name}: is searched in this file as well; take it out of one of the two")
+    base = cfg.override(base, fixed, where=f"{source}: fixed", check=not overrides)
+    return cfg.override(base, overrides, where="command line")
+
+
+def _objective(value: Any, source: str) -> tuple[str, str]:
+    where = f"{source}: objective"
+    if isinstance(value, str):
+        value = {"metric": value}
+    if isinstance(value, list):
+        raise ConfigError(f"{where}: several objectives at once are not supported; choose one of {', '.join(METRICS)}")
+    value = _mapping(value, where)
+    if unknown := [key for key in value if key not in ("metric", "mode")]:
+        raise ConfigError(f"{where}: {unknown[0]}: no such key; allowed: metric, mode")
+    metric = value.get("metric", "frechet")
+    if metric not in METRICS:
+        raise ConfigError(f"{where}: metric: {metric!r} is not allowed; allowed: {', '.join(METRICS)}")
+    if (mode := value.get("mode", METRICS[metric])) != METRICS[metric]:
+        raise ConfigError(f"{where}: mode: {mode!r} is not allowed for {metric}; allowed: {METRICS[metric]}")
+    return metric, METRICS[metric]
+
+
+def duration_s(value: Any, where: str) -> float:
+    """Seconds of a duration such as 90s, 10m, 1h30m; above 0."""
+    match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or not any(match.groups()):
+        raise ConfigError(
+            f"{where}: {value!r} is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m"
+        )
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    if not (total := 3600 * hours + 60 * minutes + seconds) > 0:
+        raise ConfigError(f"{where}: {value!r} is empty; allowed: a duration above 0, e.g. 90s")
+    return total
+
+
+def _budget(limits: Mapping[str, Any], source: str, points: int | None) -> SearchBudget:
+    where = f"{source}: budget"
+    known = ("per_trial", "trials", "total", "compile", "deadline")
+    if unknown := [key for key in limits if key not in known]:
+        raise ConfigError(f"{where}: {unknown[0]}: no such key; allowed: {', '.join(known)}")
+    if "per_trial" not in limits:
+        raise ConfigError(f"{where}: per_trial: is missing; training seconds of one trial, e.g. 10m")
+    trials = limits.get("trials", points)
+    if trials is None:
+        raise ConfigError(f"{where}: trials: is missing; how many trials to run, e.g. 40")
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise ConfigError(f"{where}: trials: {trials!r} is not allowed; allowed: a whole number of at least 1")
+    compile_ = limits.get("compile", "charged")
+    if compile_ not in ("charged", "free"):
+        raise ConfigError(f"{where}: compile: {compile_!r} is not allowed; allowed: charged, free")
+    durations = {
+        key: duration_s(limits[key], f"{where}: {key}") for key in ("per_trial", "total", "deadline") if key in limits
+    }
+    if "deadline" in durations and durations["deadline"] <= durations["per_trial"]:
+        raise ConfigError(f"{where}: deadline: {limits['deadline']!r} is not above per_trial = {limits['per_trial']!r}")
+    return SearchBudget(
+        per_trial_s=durations["per_trial"],
+        trials=min(trials, points) if points is not None else trials,
+        total_s=durations.get("total"),
+        compile_charged=compile_ == "charged",
+        deadline_s=durations.get("deadline"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- dimensions
+def _dimensions(content: Any, baseline: Config, where: str, ranges: bool) -> tuple[Dimension, ...]:
+    found: dict[str, Dimension] = {}
+    for name, spec in _mapping(content, where).items():
+        found[str(name)] = _dimension(str(name), spec, baseline, f"{where}: {name}", found, ranges)
+    if not found:
+        raise ConfigError(f"{where}: names no knob; e.g. loader.batch_size: [64, 128, 256]")
+    return tuple(found.values())
+
+
+def _dimension(
+    name: str, spec: Any, baseline: Config, where: str, earlier: Mapping[str, Dimension], ranges: bool
+) -> Dimension:
+    known = cfg.knobs()
+    if name not in known:
+        raise ConfigError(cfg.unknown_knob(name, where.rpartition(":")[0]))
+    knob = known[name]
+    if not knob.searchable:
+        raise ConfigError(f"{where}: cannot be searched: it must be the same in every trial; put it under fixed:")
+    if isinstance(spec, list):
+        spec = {"choice": spec}
+    if not isinstance(spec, dict):
+        raise ConfigError(f"{where}: {spec!r} is not a space; allowed: a list of choices, or {{low: …, high: …}}")
+    keys = ("choice", "low", "high", "step", "log", "when")
+    if unknown := [key for key in spec if key not in keys]:
+        raise ConfigError(f"{where}: {unknown[0]}: no such key; allowed: {', '.join(keys)}")
+    when = _when(spec.get("when", {}), where, earlier)
+    _member_has_its_when(knob, dict(when), baseline, where, earlier)
+
+    if "choice" in spec:
+        if extra := [key for key in ("low", "high", "step", "log") if key in spec]:
+            raise ConfigError(f"{where}: {extra[0]}: belongs to a range, not to a choice")
+        choices = spec["choice"]
+        if not isinstance(choices, list) or not choices:
+            raise ConfigError(f"{where}: {choices!r} is not a list of choices; allowed: {knob.allowed}")
+        checked = tuple(_checked(knob, choice, dict(when), baseline, where) for choice in choices)
+        if any(a == b and type(a) is type(b) for a, b in itertools.combinations(checked, 2)):
+            raise ConfigError(f"{where}: {choices!r} names a choice twice")
+        return Dimension(name, choices=checked, when=when)
+
+    if not ranges:
+        raise ConfigError(f"{where}: a grid needs a list of choices, not a range")
+    if knob.kind not in ("int", "float"):
+        raise ConfigError(f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices")
+    for key in ("low", "high"):
+        if key not in spec:
+            raise ConfigError(f"{where}: {key}: is missing; a range is {{low: …, high: …}} with optional step or log")
+    low, high = (_checked(knob, spec[key], dict(when), baseline, f"{where}: {key}") for key in ("low", "high"))
+    step, log = spec.get("step"), spec.get("log", False)
+    if not low < high:
+        raise ConfigError(f"{where}: low {low} is not below high {high}")
+    if not isinstance(log, bool):
+        raise ConfigError(f"{where}: log: {log!r} is not allowed; allowed: true, false")
+    if step is not None:
+        if isinstance(step, bool) or not isinstance(step, int if knob.kind == "int" else int | float) or not step > 0:
+            raise ConfigError(f"{where}: step: {step!r} is not allowed; allowed: {knob.allowed}, above 0")
+        if log:
+            raise ConfigError(f"{where}: step and log exclude each other")
+        steps = (high - low) / step
+        if abs(steps - round(steps)) > 1e-9:
+            raise ConfigError(f"{where}: step: {step} does not lead from {low} to {high}")
+    if log and not low > 0:
+        raise ConfigError(f"{where}: log: needs a low above 0, not {low}")
+    return Dimension(name, low=low, high=high, step=step, log=log, whole=knob.kind == "int", when=when)
+
+
+def _when(spec: Any, where: str, earlier: Mapping[str, Dimension]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    conditions = []
+    for name, allowed in _mapping(spec, f"{where}: when").items():
+        if name not in earlier:
+            raise ConfigError(f"{where}: when: {name}: must be a knob searched further up in the file")
+        values = tuple(allowed) if isinstance(allowed, list) else (allowed,)
+        for value in values:
+            if not earlier[name].contains(value):
+                raise ConfigError(f"{where}: when: {name}: {value!r} is never drawn; allowed: {earlier[name]}")
+        conditions.append((str(name), values))
+    return tuple(conditions)
+
+
+def _having(knob: Knob) -> tuple[str, list[str]] | None:
+    """(union, its members that have this knob), or None for a knob that always exists."""
+    if knob.member is None:
+        return None
+    union = knob.member[0]
+    return union, [member for member, names in cfg.members()[union].items() if knob.name in names]
+
+
+def _member_has_its_when(
+    knob: Knob, when: Mapping[str, tuple[Any, ...]], baseline: Config, where: str, earlier: Mapping[str, Dimension]
+) -> None:
+    """A knob of a union member needs a `when` that chooses the member."""
+    if (having := _having(knob)) is None:
+        return
+    union, owners = having
+    needed = f"when: {{{union}: [{', '.join(owners)}]}}"
+    if union not in earlier:
+        if cfg.flat(baseline)[union] not in owners:
+            raise ConfigError(
+                f"{where}: belongs to {union} = {' or '.join(owners)}, but {union} is {cfg.flat(baseline)[union]} here"
+            )
+    elif not when.get(union):
+        raise ConfigError(f"{where}: belongs to {union} = {' or '.join(owners)}; add {needed}")
+    elif wrong := [value for value in when[union] if value not in owners]:
+        raise ConfigError(f"{where}: when: {union}: {wrong[0]!r} has no such knob; allowed: {needed}")
+
+
+def _checked(knob: Knob, value: Any, when: Mapping[str, tuple[Any, ...]], baseline: Config, where: str) -> Any:
+    """The value as `Config` stores it; its type and range are checked by `Config` itself."""
+    chosen = {name: allowed[0] for name, allowed in when.items()}
+    config = cfg.override(baseline, {**chosen, knob.name: value}, where=where, check=False)
+    return cfg.flat(config)[knob.name]
+
+
+def _dimensions_of_points(points: list[dict[str, Any]], baseline: Config, source: str) -> tuple[Dimension, ...]:
+    """The smallest space that holds a list of trials: for every knob they name, the values they name."""
+    seen: dict[str, list[Any]] = {}
+    for i, point in enumerate(points):
+        where = f"{source}: trials[{i}]"
+        for name in point:
+            if not cfg.knobs()[name].searchable:
+                raise ConfigError(f"{where}: {name}: must be the same in every trial; put it under fixed:")
+        config = cfg.flat(cfg.override(baseline, point, where=where))
+        for name in sorted(point, key=lambda name: name not in cfg.members()):  # unions before their members' knobs
+            seen.setdefault(name, []).append(config[name])
+    ours, dimensions = cfg.flat(baseline), []
+    for name in sorted(seen, key=lambda name: name not in cfg.members()):
+        values = [ours[name]] if name in ours else [cfg.knobs()[name].default]
+        values += [value for value in seen[name] if value not in values]
+        choices = tuple({_label(value): value for value in values}.values())
+        having = _having(cfg.knobs()[name])
+        when = ((having[0], tuple(having[1])),) if having is not None and having[0] in seen else ()
+        dimensions.append(Dimension(name, choices=choices, when=when))
+    return tuple(dimensions)
+
+
+def _combinations(dimensions: tuple[Dimension, ...]) -> Iterator[dict[str, Any]]:
+    """Every point of a grid, the last knob varying fastest; a knob that does not apply is left out."""
+
+    def extend(point: dict[str, Any], rest: tuple[Dimension, ...]) -> Iterator[dict[str, Any]]:
+        if not rest:
+            yield point
+            return
+        head, *tail = rest
+        if not head.active(point):
+            yield from extend(point, tuple(tail))
+            return
+        for choice in head.choices or ():
+            yield from extend({**point, head.name: choice}, tuple(tail))
+
+    yield from extend({}, dimensions)
+
+
+def _possible(baseline: Config, point: Mapping[str, Any]) -> bool:
+    try:
+        cfg.override(baseline, point)
+    except ConfigError:
+        return False
+    return True
+
+
+def size(space: SearchSpace) -> float:
+    """How many points the space holds; infinite with a real-valued range."""
+    if space.kind != "search":
+        return len(space.points)
+    total = 0.0
+
+    def count(values: dict[str, Any], rest: tuple[Dimension, ...]) -> float:
+        if not rest:
+            return 1.0
+        head, tail = rest[0], rest[1:]
+        if not head.active(values):
+            return count(values, tail)
+        if head.choices is not None:
+            matters = any(name == head.name for dimension in tail for name, _ in dimension.when)
+            if not matters:
+                return len(head.choices) * count(values, tail)
+            return sum(count({**values, head.name: choice}, tail) for choice in head.choices)
+        if head.step is None and not head.whole:
+            return math.inf
+        return (round((head.high - head.low) / (head.step or 1)) + 1) * count(values, tail)
+
+    total = count({}, space.dimensions)
+    return total
