@@ -1,0 +1,1 @@
+"""The diffusion model itself: network, noising process, timestep samplers, loss weightings, averaged weights."""
