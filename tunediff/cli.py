@@ -1,0 +1,61 @@
+"""What all commands share: exit codes, refusals, words for numbers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff.config import ConfigError
+
+OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
+STORAGE = Path("ray_results")
+
+
+def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
+    """Run a command; bad input becomes one clear message and exit code 2."""
+    try:
+        return command(argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # `… | head`
+        sys.stderr.close()
+        return OK
+
+
+def parser(module: str, text: str) -> argparse.ArgumentParser:
+    """An argument parser that calls the command as the README does."""
+    return argparse.ArgumentParser(
+        prog=f"python -m tunediff.{module}",
+        description=text,
+        epilog="Exit codes: 0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def number(value: Any) -> str:
+    """A value as it is read in a line: 3 significant digits, no exponent for everyday sizes."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    digits = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in digits else digits
+
+
+def seconds(value: float) -> str:
+    """47s, 12m30s, 3h05m."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def knobs(values: dict[str, Any]) -> str:
+    """`loader.batch_size=256 precision.amp=bf16`, or `baseline` when nothing differs."""
+    return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"

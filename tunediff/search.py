@@ -1,0 +1,282 @@
+"""Search for the configuration with the best FID for its training seconds: `python -m tunediff.search`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli, record, space
+from tunediff import config as cfg
+from tunediff.config import ConfigError
+from tunediff.record import TrialRecord
+from tunediff.reporting import results
+from tunediff.space import SearchSpace
+from tunediff.tuning import experiment, resources
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = cli.parser("search", __doc__ or "")
+    parser.add_argument("words", nargs="*", metavar="SPACE.yaml | knob=value", help="search file (default: digits)")
+    parser.add_argument("--name", help="name of the search and its folder (default: search file and time)")
+    parser.add_argument(
+        "--storage", type=Path, default=cli.STORAGE, help="folder of all searches (default: %(default)s)"
+    )
+    parser.add_argument("--trials", type=int, help="trials in all, the baseline included")
+    parser.add_argument("--budget", help="training seconds per trial, e.g. 90s, 10m")
+    parser.add_argument("--total", help="wall-clock of the whole search, e.g. 8h")
+    parser.add_argument("--seed", type=int, help="seed of the search")
+    parser.add_argument("--address", help="a running Ray cluster (default: one on this machine for this search)")
+    parser.add_argument("--resume", metavar="NAME", help="go on with a search that was interrupted")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a search; see `--help`."""
+    return cli.guarded(_main, argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args = arguments(argv)
+    storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
+    if args.resume is not None:
+        if args.words or args.name:
+            raise ConfigError("--resume: takes the search file and its knobs from the folder; leave out the rest")
+        folder = storage / args.resume
+        wanted = experiment.reopen(folder)
+    else:
+        path, overrides = _words(args.words)
+        content = cfg.read_yaml(path)
+        wanted = space.load(path, overrides, _limits(args))
+        if args.seed is not None:
+            wanted = _seeded(wanted, args.seed)
+        folder = storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+        if args.name is not None and (not args.name or set(args.name) & set("/\\") or args.name.startswith(".")):
+            raise ConfigError(f"--name: {args.name!r} is not allowed; allowed: a plain folder name")
+    _check_inputs(wanted)
+    if args.address is None:
+        resources.share(wanted, resources.local())
+    if args.dry_run:
+        print("\n".join(_plan(wanted, folder)))
+        return cli.OK
+    if args.resume is None:
+        experiment.create(folder, wanted, content)
+
+    console = Console(folder, wanted, quiet=args.quiet or args.json)
+    try:
+        experiment.run(folder, wanted, console.listen, args.address, console.greet)
+    except KeyboardInterrupt:
+        resume = f"python -m tunediff.search --resume {folder.name}"
+        resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
+        print(f"\ninterrupted; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+        return cli.INTERRUPTED
+    found = results.read(folder)
+    block = summary(found, experiment.spent_s(folder))
+    print(json.dumps(block, indent=2) if args.json else "\n" + "\n".join(f"{k}: {_word(v)}" for k, v in block.items()))
+    return cli.OK if found.best is not None else cli.NO_SUCCESS
+
+
+def _words(words: list[str]) -> tuple[Path, dict[str, Any]]:
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
+    return space.find(files[0] if files else None), cfg.parse_overrides([word for word in words if "=" in word])
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"per_trial": args.budget, "trials": args.trials, "total": args.total}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _seeded(wanted: SearchSpace, seed: int) -> SearchSpace:
+    import dataclasses
+
+    if seed < 0:
+        raise ConfigError(f"--seed: {seed} is not allowed; allowed: a whole number of at least 0")
+    return dataclasses.replace(wanted, seed=seed)
+
+
+def _check_inputs(wanted: SearchSpace) -> None:
+    """Data and weights that a trial would miss are missed now."""
+    from tunediff.data import sources
+    from tunediff.evaluation import weights
+
+    sources.check(wanted.baseline.data)
+    if wanted.metric == "frechet":
+        weights.check(wanted.baseline)
+
+
+def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
+    """What a search would run and cost."""
+    import shutil
+
+    import torch
+
+    from tunediff.diffusion.unet import UNet
+
+    machine = resources.local()
+    share = resources.share(wanted, machine)
+    trials, per_trial = wanted.budget.trials, wanted.budget.per_trial_s
+    train_h = trials * per_trial / 3600
+    with torch.device("meta"):
+        network = UNet(wanted.baseline.model, wanted.baseline.data.channels, wanted.baseline.data.image_size)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    kept, working = 4 * parameters * trials / 2**20, 20 * parameters * share.slots / 2**20
+    above = next(path for path in [folder, *folder.parents] if path.exists())
+    free = shutil.disk_usage(above).free / 2**20
+    points = "unlimited" if (n := space.size(wanted)) == float("inf") else f"{n:.0f}"
+    lines = [
+        f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
+        f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once",
+        f"training_hours: {train_h:.2f} (evaluation, start-up and compilation come on top)",
+        f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
+        f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",
+        f"machine: {machine}; world sizes {', '.join(map(str, resources.world_sizes(wanted)))} fit",
+        f"parameters: {parameters:,}",
+        f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
+    ]
+    lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
+    lines += [f"  first {i}: {cli.knobs(_versus(wanted, point))}" for i, point in enumerate(wanted.points)]
+    return lines
+
+
+def _versus(wanted: SearchSpace, drawn: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a point that differ from the baseline."""
+    changed = cfg.differences(wanted.config(drawn), wanted.baseline)
+    return {name: value for name, value in changed.items() if name in drawn}
+
+
+def _word(value: Any) -> str:
+    return cli.number(value) if value is not None else "none"
+
+
+class Console:
+    """One line per event."""
+
+    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool) -> None:
+        self.folder, self.space, self.quiet = folder, wanted, quiet
+        self.started = time.monotonic()
+        self._before = len([t for t in record.read_trials(folder) if t.finished])
+        self._printed: set[tuple[str, int]] = set()
+
+    def say(self, text: str) -> None:
+        """A line with the seconds since the start, unless quiet."""
+        if not self.quiet:
+            print(f"[{cli.seconds(time.monotonic() - self.started):>6}] {text}", flush=True)
+
+    def greet(self, context: Any) -> None:
+        """Where to look while it runs."""
+        url = getattr(context, "dashboard_url", None)
+        if url:
+            self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
+        self.say(f"results {self.folder}")
+        budget = self.space.budget
+        self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
+
+    def listen(self, event: str, name: str, content: dict[str, Any]) -> None:
+        """Print what happened to a trial."""
+        if self.quiet:
+            return
+        if event == "start":
+            drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
+            self.say(f"{name} start  {cli.knobs(_versus(self.space, drawn))}")
+            return
+        found = results.read(self.folder)
+        trial = next((t for t in found.trials if t.name == name), None)
+        if trial is None:
+            return
+        if event == "point" and (name, content.get("index", 0)) not in self._printed:
+            self._printed.add((name, content.get("index", 0)))
+            self.say(f"{name} {self._point(found, content)}")
+        elif event == "end":
+            self.say(f"{name} {self._end(found, trial)}")
+
+    def _point(self, found: results.Results, point: dict[str, Any]) -> str:
+        words = [f"{point['train_s']:6.1f} s"]
+        if "frechet" in point:
+            words.append(f"{found.label} {cli.number(point['frechet'])}")
+            base = found.baseline.points if found.baseline is not None else []
+            same = next((p for p in base if p["index"] == point["index"]), None)
+            if same is not None and same["frechet"]:
+                words.append(f"{point['frechet'] / same['frechet']:.2f}× baseline")
+        words.append(f"{point['images_per_s']:.0f} images/s")
+        return "  ".join(words)
+
+    def _end(self, found: results.Results, trial: TrialRecord) -> str:
+        value = trial.value(found.metric)
+        words = [trial.status or "?", trial.reason] if trial.status != "ok" else ["ok"]
+        if value is not None:
+            words.append(f"{found.label} {cli.number(value)}")
+            if (ratio := found.versus_baseline(trial)) is not None:
+                words.append(f"{ratio:.2f}× baseline")
+        if found.best is not None:
+            words.append(f"best {found.best.name} {cli.number(found.best.value(found.metric))}")
+        done = len([t for t in found.trials if t.finished])
+        if (left := self.space.budget.trials - done) > 0 and done > self._before:
+            eta = (time.monotonic() - self.started) / (done - self._before) * left
+            words.append(f"{done}/{self.space.budget.trials}, about {cli.seconds(eta)} left")
+        return "  ".join(word for word in words if word)
+
+
+def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
+    """The result of a search, for people (`key: value`) and for `--json`."""
+    parts, best, base = found.seconds(), found.best, found.baseline
+    statuses = [trial.status or "unfinished" for trial in found.trials]
+    block: dict[str, Any] = {
+        "search": found.folder.name,
+        "trials": len(found.trials),
+        **{status: statuses.count(status) for status in (*record.STATUSES, "unfinished") if status in statuses},
+    }
+    if best is not None:
+        drawn = cfg.differences(cfg.from_dict(_nested(best.config), best.name), found.space.baseline)
+        block |= {
+            "best_trial": best.name,
+            "best_configuration": cli.knobs(drawn),
+            f"best_{found.label}": best.value(found.metric),
+            f"baseline_{found.label}": base.value(found.metric) if base is not None else None,
+            "speedup": found.speedup(best),
+        }
+        if found.metric == "frechet" and base is not None and base.points:
+            block["seconds_to_baseline"] = record.seconds_to(best.points, "frechet", base.points[-1]["frechet"])
+            block["speedup_means"] = (
+                "baseline's training seconds / those of the best until equal (linear between points)"
+            )
+    training = parts["train"] + parts["data_wait"]
+    counted = sum(parts.values())
+    block |= {
+        "wall_s": wall_s,
+        "training_s": training,
+        "data_wait_s": parts["data_wait"],
+        "compile_s": parts["compile"],
+        "evaluation_s": parts["evaluation"],
+        "checkpoint_s": parts["checkpoint"],
+        "setup_s": parts["setup"],
+        "overhead_s": max(0.0, wall_s - counted),
+        "training_share": training / wall_s if wall_s else 0.0,
+        "results": str(found.folder),
+        "study": f"sqlite:///{found.folder / 'study.db'}",
+    }
+    if best is not None:
+        block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
+        block["export"] = f"python -m tunediff.export {found.folder.name}"
+    return block
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, _, leaf = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[leaf] = value
+    return nested
+
+
+if __name__ == "__main__":
+    sys.exit(main())

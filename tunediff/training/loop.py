@@ -1,0 +1,415 @@
+"""One training: a `Config` and a `Budget` in, a curve of evaluations out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tunediff import config as cfg
+from tunediff.clock import Budget, Clock
+from tunediff.config import Config
+from tunediff.data.images import Images
+from tunediff.data.loader import build as build_batches
+from tunediff.diffusion import timesteps, weighting
+from tunediff.diffusion.ema import Ema
+from tunediff.diffusion.process import Diffusion
+from tunediff.diffusion.unet import UNet
+from tunediff.training import checkpoint, memory
+from tunediff.training.parallel import World, no_gradient_sync
+from tunediff.training.precision import Amp, NotFiniteError
+
+Report = Callable[[dict[str, Any]], bool]
+"""Takes one point of the curve on rank 0; returns whether to train on. Points of an interrupted run come again."""
+
+
+class Evaluate(Protocol):
+    """What judges a model: called on all ranks with `predict(x, t) -> output`, returns the same numbers on all."""
+
+    def __call__(self, predict: Callable[[Tensor, Tensor], Tensor], diffusion: Diffusion) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass
+class Outcome:
+    """A training that ended."""
+
+    points: list[dict[str, Any]]
+    finished: bool
+    """False: `report` asked to stop before the budget was spent."""
+    seconds: dict[str, float]
+    steps: int
+    images: int
+    peak: dict[str, float]
+    ema: Ema
+
+
+def train(
+    config: Config,
+    budget: Budget,
+    images: Images,
+    evaluate: Evaluate | None,
+    world: World,
+    folder: Path,
+    report: Report,
+    *,
+    clock: Clock | None = None,
+    checkpoint_every_s: float = 300.0,
+    initial: dict[str, Tensor] | None = None,
+) -> Outcome:
+    """Train until the budget is spent, evaluating at equal fractions of it; continue from a checkpoint in `folder`.
+
+    All ranks of `world` call it with equal arguments; rank 0 writes and reports. Without `evaluate` the points carry
+    throughput only. `initial` holds weights to start from. Raises `NotFiniteError` when the loss is NaN or infinite,
+    on all ranks at the same step.
+    """
+    clock = clock or Clock(budget, world.synchronize)
+    device, local = world.device, config.loader.batch_size // (config.loader.accumulation * world.size)
+
+    # ---- what is trained, and what goes with it
+    with clock.part("setup"):
+        memory.reset(device)
+        torch.manual_seed(config.seed)  # equal initial weights on all ranks
+        network = UNet(config.model, config.data.channels, config.data.image_size).to(device)
+        if initial is not None:
+            network.load_state_dict(initial)
+        diffusion = Diffusion(config.process, device)
+        sampler = timesteps.build(config.timesteps, config.process.steps, device)
+        weights = weighting.build(config.weighting, diffusion)
+        amp, ema = Amp(config.precision, device), Ema(config.ema, network)
+        optimizer = build_optimizer(config, network)
+        model = world.wrap(network)
+        if config.compile.mode != "none":
+            model = torch.compile(model, mode=config.compile.mode, dynamic=config.compile.dynamic or None)  # type: ignore[assignment]
+        # Every rank draws t and noise of the whole batch from the same generator and uses its share, so that the
+        # number of workers changes the speed and not what is learned.
+        generator = torch.Generator(device).manual_seed(config.seed)
+        torch.manual_seed(config.seed + 1 + world.rank)  # dropout differs between ranks
+
+    def step(batches: Any) -> Tensor:
+        """One optimizer step; returns the mean loss of this rank, on the device."""
+        total = torch.zeros((), device=device)
+        for micro in range(config.loader.accumulation):
+            # ---- images, timesteps and noise
+            with clock.part("data_wait", synchronize=False):
+                x0 = next(batches)
+            mine = slice(world.rank * local, (world.rank + 1) * local)
+            t, factor = sampler.sample(local * world.size, generator)
+            noise = torch.randn((local * world.size, *x0.shape[1:]), generator=generator, device=device)
+            t, factor, noise = t[mine], factor[mine], noise[mine]
+            x_t = diffusion.add_noise(x0, noise, t)
+            if config.compile.mode != "none":
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+            # ---- forward and backward
+            with no_gradient_sync(model, micro < config.loader.accumulation - 1):
+                with amp.autocast():
+                    output = model(x_t, t)
+                errors = (output.float() - diffusion.target(x0, noise, t)).square().flatten(1).mean(1)
+                losses = weights.weights(t) * errors
+                loss = (factor * losses).mean() / config.loader.accumulation
+                amp.scaler.scale(loss).backward()
+            sampler.update(t, losses.detach())
+            total += loss.detach()
+
+        # ---- update
+        amp.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
+        amp.scaler.step(optimizer)
+        amp.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    # ---- warm up: kernels, autotuning, compilation and the optimizer's own imports, then everything as it was
+    with clock.part("compile"):
+        warm_up(step, config, network, optimizer, amp, sampler, generator, local, device)
+
+    # ---- continue where an earlier attempt stopped
+    pace, points = Pace(budget, clock, world), list[dict[str, Any]]()
+    with clock.part("setup"):
+        if (state := checkpoint.load(folder, device)) is not None:
+            restore(state, network, optimizer, amp, ema, sampler, generator, world)
+            clock.load_state_dict(state["clock"])
+            pace.load_state_dict(state["pace"])
+            points = state["points"]
+        batches = build_batches(
+            images, config, rank=world.rank, world=world.size, device=device, seed=config.seed,
+            start=pace.steps * config.loader.accumulation,
+        )  # fmt: skip
+
+    def save() -> None:
+        with clock.part("checkpoint"):
+            rng = world.gather(rng_state(device))
+            if world.main:
+                state = {
+                    "config": cfg.to_dict(config), "network": network.state_dict(), "optimizer": optimizer.state_dict(),
+                    "scaler": amp.scaler.state_dict(), "ema": ema.state_dict(), "sampler": sampler.state_dict(),
+                    "generator": generator.get_state(), "rng": rng, "points": points,
+                    "clock": clock.state_dict(), "pace": pace.state_dict(),
+                }  # fmt: skip
+                checkpoint.save(state, folder)
+            world.barrier()
+
+    def tell(point: dict[str, Any]) -> bool:
+        return bool(world.agree([float(report(point)) if world.main else 0.0])[0])
+
+    try:
+        going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
+        saved_s, since = clock.read(), _Segment(clock, pace)
+        loss_sum, count = torch.zeros((), device=device), 0
+        for index in range(len(points) + 1, config.evaluation.points + 1):
+            if not going_on:
+                break
+            # ---- train up to the next evaluation
+            with clock.part("train"):
+                pace.aim(index / config.evaluation.points)
+                while not pace.reached:
+                    set_learning_rate(optimizer, config, pace.progress)
+                    loss = step(batches)
+                    amp.watch(loss)
+                    before = pace.progress
+                    pace.step(config.loader.batch_size)
+                    ema.update(network, pace.progress, pace.progress - before)
+                    loss_sum, count = loss_sum + loss, count + 1
+                    if pace.checked and world.largest(float(amp.diverged)) > 0:
+                        raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
+                    if pace.checked and pace.train_s - saved_s > checkpoint_every_s and not pace.reached:
+                        save()
+                        saved_s = pace.train_s
+
+            # ---- evaluate, save, report: the clock of the budget stands still
+            point = since.measure() | {"index": index, "fraction": index / config.evaluation.points}
+            point["loss"] = world.mean(float(loss_sum) / max(1, count))
+            loss_sum, count = torch.zeros((), device=device), 0
+            if evaluate is not None:
+                with clock.part("evaluation"):
+                    point |= evaluate(ema.model, diffusion)
+            point |= {name: world.largest(value) for name, value in memory.peak_mib(device).items()}
+            point["seconds"] = dict(clock.seconds)
+            points.append(point)
+            save()
+            saved_s = pace.train_s
+            since = _Segment(clock, pace)
+            going_on = tell(point)
+    finally:
+        batches.close()
+    return Outcome(
+        points=points,
+        finished=len(points) == config.evaluation.points,
+        seconds=dict(clock.seconds),
+        steps=pace.steps,
+        images=pace.images,
+        peak=memory.peak_mib(device),
+        ema=ema,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ how far we are
+class Pace:
+    """How much of the budget is spent: the same number on every rank at every step.
+
+    Each rank asking its own clock would stop at its own step and leave the others waiting in a collective. Rank 0's
+    clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
+    for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
+    """
+
+    def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
+        self._budget, self._clock, self._world = budget, clock, world
+        self.steps = self.images = 0
+        self.train_s = self._s_per_step = 0.0
+        self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
+        self._read_at = self._next_check = 0
+        self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
+        self.checked = True
+        """Whether the clock was read after the last step."""
+
+    def aim(self, stop: float) -> None:
+        """Train until this fraction of the budget is spent; reads the clock."""
+        self._stop = stop
+        self._check()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the stop is reached, by a reading of the clock and not by extrapolation."""
+        return self.checked and self.progress >= self._stop - 1e-9
+
+    def step(self, images: int) -> None:
+        """One optimizer step over `images` images was queued."""
+        self.steps, self.images = self.steps + 1, self.images + images
+        self.checked = False
+        if self.steps >= self._next_check:
+            self._check()
+        else:
+            self.progress = min(self.progress + self._per_step, self._stop)
+
+    def _check(self) -> None:
+        train_s = self._clock.read() if self._world.main else 0.0
+        (self.train_s,) = self._world.agree([train_s])
+        progress = self._clock.progress(self.train_s, self.images)
+        if self.steps > self._read_at:
+            steps = self.steps - self._read_at
+            self._per_step = max(0.0, (progress - self._exact)) / steps
+            self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
+        self.progress = self._exact = progress
+        self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
+        self._next_check = self.steps + self._steps_ahead()
+
+    def _steps_ahead(self) -> int:
+        if self._per_step <= 0.0:
+            return 1
+        ahead = [0.01 / self._per_step, (self._stop - self.progress) / self._per_step]
+        if self._s_per_step > 0.0:
+            ahead.append(0.5 / self._s_per_step)
+        return max(1, math.floor(min(ahead)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and images so far."""
+        return {"steps": self.steps, "images": self.images}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint; seconds come from the clock."""
+        self.steps, self.images = state["steps"], state["images"]
+        self._read_at = self._next_check = self.steps
+
+
+class _Segment:
+    """Throughput since the last evaluation."""
+
+    def __init__(self, clock: Clock, pace: Pace) -> None:
+        self._clock, self._pace = clock, pace
+        self._seconds, self._images = dict(clock.seconds), pace.images
+        self._cpu_s, self._wall = time.process_time(), time.monotonic()
+
+    def measure(self) -> dict[str, Any]:
+        """Training seconds, images and rates as of now. The load average says who else was busy."""
+        waited = self._clock.seconds["data_wait"] - self._seconds["data_wait"]
+        trained = self._clock.seconds["train"] - self._seconds["train"] + waited
+        images = self._pace.images - self._images
+        return {
+            "train_s": self._pace.train_s,
+            "images": self._pace.images,
+            "steps": self._pace.steps,
+            "images_per_s": images / trained if trained > 0 else 0.0,
+            "data_wait_share": waited / trained if trained > 0 else 0.0,
+            "cpu_share": (time.process_time() - self._cpu_s) / max(1e-9, time.monotonic() - self._wall),
+            "load_average": os.getloadavg()[0],
+        }
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+def build_optimizer(config: Config, network: nn.Module) -> torch.optim.Optimizer:
+    """AdamW as configured (Loshchilov & Hutter 2019); with no weight decay it is DDPM's Adam."""
+    kind = config.optimizer.implementation
+    return torch.optim.AdamW(
+        network.parameters(),
+        lr=peak_learning_rate(config),
+        betas=(0.9, config.optimizer.beta2),
+        weight_decay=config.optimizer.weight_decay,
+        foreach=kind == "foreach",
+        fused=kind == "fused",
+    )
+
+
+def peak_learning_rate(config: Config) -> float:
+    """The learning rate after warm-up: scaled by batch/128, by its root, or not."""
+    ratio = config.loader.batch_size / 128
+    return config.optimizer.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.optimizer.lr_scaling]
+
+
+def learning_rate(config: Config, progress: float) -> float:
+    """The learning rate at a fraction of the budget, 0 to 1: linear warm-up, then constant or falling to zero."""
+    warmup = config.optimizer.warmup
+    peak = peak_learning_rate(config)
+    if progress < warmup:
+        return peak * progress / warmup
+    rest = (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    return (
+        peak
+        * {
+            "constant": 1.0,
+            "linear": 1 - rest,
+            "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
+        }[config.optimizer.decay]
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: Config, progress: float) -> None:
+    """Set the learning rate of the next step."""
+    rate = learning_rate(config, progress)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+class _Noise:
+    """Batches of noise, for the warm-up."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self._shape, self._device = shape, device
+
+    def __next__(self) -> Tensor:
+        return torch.zeros(self._shape, device=self._device).uniform_(-1, 1)
+
+
+def warm_up(
+    step: Callable[[Any], Tensor],
+    config: Config,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    amp: Amp,
+    sampler: timesteps.TimestepSampler,
+    generator: torch.Generator,
+    local: int,
+    device: torch.device,
+) -> None:
+    """One step at learning rate 0 on noise, after which weights, optimizer, scaler, sampler and RNG are as before."""
+    rng, drawn, scale = rng_state(device), generator.get_state(), amp.scaler.state_dict()
+    learned = sampler.state_dict()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    step(_Noise((local, config.data.channels, config.data.image_size, config.data.image_size), device))
+    optimizer.state.clear()
+    sampler.load_state_dict(learned)
+    amp.scaler.load_state_dict(scale)
+    generator.set_state(drawn)
+    set_rng_state(rng, device)
+    if not all(bool(parameter.isfinite().all()) for parameter in network.parameters()):
+        raise NotFiniteError("the weights are not finite after a step at learning rate 0")
+
+
+def rng_state(device: torch.device) -> list[Tensor]:
+    """The global generators' states, as dropout uses them."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def set_rng_state(states: list[Tensor], device: torch.device) -> None:
+    """Set the global generators."""
+    torch.set_rng_state(states[0].cpu())
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1].cpu(), device)
+
+
+def restore(
+    state: dict[str, Any],
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    amp: Amp,
+    ema: Ema,
+    sampler: timesteps.TimestepSampler,
+    generator: torch.Generator,
+    world: World,
+) -> None:
+    """Put everything that learns back to where the checkpoint was written."""
+    network.load_state_dict(state["network"])
+    optimizer.load_state_dict(state["optimizer"])
+    amp.scaler.load_state_dict(state["scaler"])
+    ema.load_state_dict(state["ema"])
+    sampler.load_state_dict(state["sampler"])
+    generator.set_state(state["generator"].cpu())
+    set_rng_state(state["rng"][world.rank], world.device)

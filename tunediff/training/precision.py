@@ -1,0 +1,44 @@
+"""Number formats: autocast, loss scaling, and what a loss that is not finite means."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from tunediff.config import Precision
+
+
+class NotFiniteError(RuntimeError):
+    """The training diverged: its loss is NaN or infinite."""
+
+
+class Amp:
+    """Autocast and gradient scaling of one training."""
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self.device = device
+        self.dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision.amp]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision.amp == "fp16")
+        # One bad loss is the end without scaling: the weights are NaN by the next step. With scaling, bad losses are
+        # how the scale is found; only a long streak of them means that no scale helps.
+        self._patience = 25 if self.scaler.is_enabled() else 1
+        self._streak = torch.zeros((), dtype=torch.int32, device=device)
+        torch.set_float32_matmul_precision(precision.matmul)
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = precision.matmul != "highest"
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context of forward passes."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Count losses that are not finite, on the device: no wait for it in every step."""
+        self._streak = torch.where(torch.isfinite(loss.detach()), 0, self._streak + 1)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training is beyond help; waits for the device."""
+        return bool(self._streak >= self._patience)

@@ -1,0 +1,93 @@
+"""What one trial gets of the machine, and how many trials run at once. Imports no ray: used before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+from typing import Any
+
+from tunediff.config import ConfigError, flat
+from tunediff.space import SearchSpace
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """CPU cores and GPUs that a search may use."""
+
+    cores: int
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.cores} CPU cores, {self.gpus} GPUs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How trials are placed."""
+
+    slots: int
+    """Trials at once. One on a machine without GPUs: two would disturb each other's clocks."""
+    gpu: bool
+    per_worker: dict[str, dict[str, float]]
+    """Ray resources of each worker, by world size."""
+    threads: dict[str, int]
+    """torch threads of each worker, by world size."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def local() -> Machine:
+    """This machine: the cores this process may use and the GPUs it may see."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    else:
+        gpus = len(glob.glob("/dev/nvidia[0-9]*"))
+    return Machine(cores, gpus)
+
+
+def world_sizes(space: SearchSpace) -> list[int]:
+    """Every world size that a trial of this space may have."""
+    sizes = {space.baseline.parallel.workers}
+    for dimension in space.dimensions:
+        if dimension.name == "parallel.workers":
+            step = int(dimension.step or 1)
+            sizes |= set(dimension.choices or range(int(dimension.low), int(dimension.high) + 1, step))
+    return sorted(sizes)
+
+
+def share(space: SearchSpace, machine: Machine) -> Share:
+    """Refuse what can never be placed (Ray would retry for ever), else divide the machine."""
+    sizes = world_sizes(space)
+    limit, unit = (machine.gpus, "GPU") if machine.gpus else (machine.cores, "CPU core")
+    if sizes[-1] > limit:
+        raise ConfigError(
+            f"{space.source}: parallel.workers: {sizes[-1]} is not allowed on this machine; each worker needs one "
+            f"{unit} and there are {machine}; allowed: at most {limit}"
+        )
+    _refuse_devices(space, machine)
+    slots = machine.gpus // sizes[-1] if machine.gpus else 1
+    cores = machine.cores / slots
+    per_worker: dict[str, dict[str, float]] = {}
+    threads: dict[str, int] = {}
+    for size in sizes:
+        # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
+        cpus = int(100 * (cores - 0.1) / size) / 100
+        per_worker[str(size)] = {"CPU": cpus} | ({"GPU": 1.0} if machine.gpus else {})
+        threads[str(size)] = max(1, round(cores / size))
+    return Share(slots, bool(machine.gpus), per_worker, threads)
+
+
+def _refuse_devices(space: SearchSpace, machine: Machine) -> None:
+    """Values of knobs that need a GPU, on a machine without one."""
+    if machine.gpus:
+        return
+    drawn = {dimension.name: dimension.choices or () for dimension in space.dimensions}
+    needs = {"compile.mode": ("reduce-overhead",)}
+    for name, values in needs.items():
+        for value in values:
+            if value in drawn.get(name, ()) or flat(space.baseline).get(name) == value:
+                raise ConfigError(f"{space.source}: {name}: {value!r} needs a GPU, and there are {machine}")

@@ -1,0 +1,190 @@
+"""Which point is tried next: Optuna through Ray Tune's `OptunaSearch`, with our journals as its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+from ray.tune.search import Searcher as RaySearcher
+from ray.tune.search.optuna import OptunaSearch
+
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.config import ConfigError
+from tunediff.record import TrialRecord
+from tunediff.space import Draw, SearchSpace, to_params
+
+STUDY = "tunediff"
+REDRAWS = 200
+"""Draws in a row that may be impossible or known before the space counts as used up."""
+
+
+class Searcher(OptunaSearch):  # type: ignore[misc]
+    """Suggests names, slots and knobs; tells Optuna how each trial ended, from its journal.
+
+    A study that is opened again keeps its queue; trials that were running are handed out first, under their old name,
+    so that they continue from their checkpoint.
+    """
+
+    def __init__(self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0) -> None:
+        self.space, self.experiment = space, experiment
+        new = not (experiment / "study.db").exists()
+        records = {known.name: known for known in record.read_trials(experiment)}
+        self._known = {r.fingerprint: r.name for r in records.values()}
+        self._next = 1 + max((r.number for r in records.values()), default=-1)
+        super().__init__(
+            Draw(space.dimensions),
+            metric="objective",
+            mode=space.mode,
+            points_to_evaluate=None,
+            sampler=optuna.samplers.TPESampler(
+                seed=space.seed + self._next,  # a resumed search must not draw its first points again
+                multivariate=True,
+                group=True,
+                constant_liar=True,
+                n_startup_trials=5,
+            ),
+            study_name=STUDY,
+            storage=optuna.storages.RDBStorage(f"sqlite:///{experiment / 'study.db'}"),
+        )
+        self._free = list(range(slots))
+        self._live: dict[str, tuple[str, int]] = {}  # Tune's trial id → (our name, slot)
+        self._started, self._spent_s = time.monotonic(), spent_s
+        self._durations: list[float] = []
+        self._unfinished: list[tuple[str, optuna.trial.Trial]] = []
+        self._replay(records)
+        if new:  # an existing study still has those that were not run in its queue
+            for point in (to_params(point) for point in space.points):
+                if not any(point == to_params(known.drawn) for known in records.values()):
+                    self._study.enqueue_trial(point)
+
+    @property
+    def _study(self) -> optuna.Study:
+        study: optuna.Study = self._ot_study
+        return study
+
+    # ---- resume
+    def _replay(self, records: dict[str, TrialRecord]) -> None:
+        """Bring the study to what the journals say, and find the trials that are to be continued."""
+        told: set[str] = set()
+        for frozen in self._study.get_trials(deepcopy=False):
+            name = frozen.user_attrs.get("trial")
+            if name is None:
+                if frozen.state == TrialState.RUNNING:  # killed between ask and naming
+                    self._study.tell(frozen.number, state=TrialState.FAIL)
+                continue
+            told.add(name)
+            if frozen.state != TrialState.RUNNING:
+                continue
+            trial = optuna.trial.Trial(self._study, frozen._trial_id)
+            known = records.get(name)
+            if known is not None and known.finished:
+                self._tell(trial, known)
+            else:
+                self._unfinished.append((name, trial))
+        for name, known in records.items():  # the study file was lost, or is of an older run
+            if name not in told:
+                self._study.enqueue_trial(to_params(known.drawn))
+                trial = self._study.ask()
+                self._space(trial)
+                trial.set_user_attr("trial", name)
+                if known.finished:
+                    self._tell(trial, known)
+                else:
+                    self._unfinished.append((name, trial))
+
+    # ---- Tune's interface
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial's knobs, name and slot; FINISHED when a limit is reached or nothing new is left."""
+        if not self._free:
+            return None
+        if not self._unfinished and (self._next >= self.space.budget.trials or self._time_is_up()):
+            return str(RaySearcher.FINISHED)
+        drawn = self._draw()
+        if drawn is None:
+            return str(RaySearcher.FINISHED)
+        name, trial, values = drawn
+        slot = self._free.pop(0)
+        self._ot_trials[trial_id], self._live[trial_id] = trial, (name, slot)
+        return {**values, "trial": name, "slot": slot}
+
+    def _draw(self) -> tuple[str, optuna.trial.Trial, dict[str, Any]] | None:
+        if self._unfinished:
+            name, trial = self._unfinished.pop(0)
+            return name, trial, self._space(trial)
+        for _ in range(REDRAWS):
+            trial = self._study.ask()
+            values = self._space(trial)
+            try:
+                config = self.space.config(values)
+            except ConfigError as error:  # knobs that contradict each other
+                trial.set_user_attr("refused", str(error))
+                self._study.tell(trial, state=TrialState.FAIL)
+                continue
+            fingerprint = cfg.fingerprint(config)
+            if (twin := self._known.get(fingerprint)) is not None:  # a run would only repeat a known result
+                trial.set_user_attr("same_as", twin)
+                self._study.tell(trial, state=TrialState.FAIL)
+                continue
+            name = f"t{self._next:04d}"
+            self._next += 1
+            self._known[fingerprint] = name
+            trial.set_user_attr("trial", name)
+            return name, trial, values
+        return None
+
+    def _time_is_up(self) -> bool:
+        total = self.space.budget.total_s
+        if total is None:
+            return False
+        expected = max(self._durations, default=self.space.budget.per_trial_s)
+        return self._spent_s + (time.monotonic() - self._started) + expected > total
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Keep the curve in the study, by evaluation point."""
+        with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):  # a point told again after a restart
+            self._ot_trials[trial_id].report(result["objective"], step=int(result["index"]))
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tell Optuna what the journal says; a trial without an end was stopped early, or lost its driver."""
+        name, slot = self._live.pop(trial_id)
+        self._free.append(slot)
+        folder = self.experiment / "trials" / name
+        known = record.read_trial(folder)
+        if known is None or not known.finished:
+            end = {"status": "error", "reason": "its driver died"} if error else {"status": "pruned", "reason": ""}
+            record.Journal(folder).write("end", **end)
+            known = record.read_trial(folder)
+        trial = self._ot_trials[trial_id]
+        if known is None:  # no start line: the driver died before it began
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        self._durations.append(known.ended - known.started)
+        self._tell(trial, known)
+
+    def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:
+        """A result counts; a known failure counts as bad, never as unknown, or Optuna would draw it again."""
+        trial.set_user_attr("status", known.status)
+        if known.reason:
+            trial.set_user_attr("reason", known.reason)
+        value = known.value(self.space.metric)
+        if value is not None:
+            trial.set_user_attr("train_s", known.points[-1]["train_s"])
+            self._study.tell(trial, value)
+        elif known.status == "pruned":
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif known.status in ("oom", "nan", "timeout"):
+            self._study.tell(trial, self._penalty())
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    def _penalty(self) -> float:
+        """As bad as the worst trial so far, and then some."""
+        if self.space.mode == "max":
+            return 0.0
+        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return 2.0 * max((t.value for t in done if t.value is not None), default=500.0)

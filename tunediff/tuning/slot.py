@@ -1,0 +1,217 @@
+"""A slot runs one trial at a time in a warm group of Ray Train workers.
+
+Starting workers takes longer than a short trial: a controller and every worker start Python and import torch, one after
+the other. So a group stays, and its workers take one job after the other from their slot. A job that needs another
+world size, that compiles, or that follows a fault gets a fresh group. The slot itself is an actor that imports no
+torch; trial drivers (Tune) and workers (Train) both talk to it, and each may die and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import ray
+
+NAMESPACE = "tunediff"
+POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
+
+
+class Slot:
+    """The meeting place of trial drivers and workers. Methods are coroutines of one actor: no locks but `_turn`."""
+
+    def __init__(self, name: str, storage: str, resources: dict[str, Any]) -> None:
+        """`resources`: see `tunediff.tuning.resources.Share`; `storage`: absolute folder of Ray Train's own files."""
+        self._name, self._storage, self._resources = name, storage, resources
+        self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
+        self._job: dict[str, Any] | None = None
+        self._serial = 0
+        self._events: list[dict[str, Any]] = []
+        self._ended = True
+        self._decisions: dict[int, bool] = {}
+        self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
+        self._generation = 0
+        self._group: Any = None  # the task that runs TorchTrainer.fit()
+        self._group_size, self._group_fresh = 0, False
+        self._retired: set[int] = set()
+
+    def __repr__(self) -> str:
+        job = self._job["name"] if self._job is not None and not self._ended else "idle"
+        return f"Slot({self._name}, {job})"
+
+    # ---- for trial drivers
+    async def submit(self, job: dict[str, Any]) -> int:
+        """Hand in a job; returns its serial number. A driver that was restarted is attached to its running job."""
+        async with self._turn:
+            if self._job is not None and not self._ended:
+                if self._job["key"] == job["key"]:
+                    return self._serial
+                await self._abandon()
+            fresh = job["fresh"] or self._group_fresh
+            if self._group is None or self._group_size != job["world_size"] or fresh:
+                await self._retire()
+                self._start(job["world_size"], job["fresh"])
+            async with self._changed:
+                self._serial += 1
+                self._job, self._events, self._decisions, self._ended = job, [], {}, False
+                self._waiting_for = None
+                self._changed.notify_all()
+            return self._serial
+
+    async def event(self, serial: int, cursor: int) -> Any:
+        """Event number `cursor` of the job, as soon as there is one; None after `POLL_S`."""
+        return await self._wait(
+            lambda: (
+                {"kind": "gone"}
+                if serial != self._serial
+                else (self._events[cursor] if cursor < len(self._events) else None)
+            )
+        )
+
+    async def decide(self, serial: int, index: int, go_on: bool) -> None:
+        """Answer the workers that wait after point `index`."""
+        async with self._changed:
+            if serial == self._serial:
+                self._decisions[index] = go_on
+                self._changed.notify_all()
+
+    async def kill(self, reason: str) -> None:
+        """End the group now, whatever it does: its workers may hang."""
+        async with self._turn:
+            await self._kill(reason)
+
+    async def close(self) -> None:
+        """Let the group leave, if it is idle; end it otherwise."""
+        async with self._turn:
+            if self._ended:
+                await self._retire()
+            else:
+                await self._kill("the search ends")
+
+    # ---- for workers
+    async def take(self, generation: int, after: int) -> Any:
+        """The next job with a serial above `after`; {"leave": True} when the group is no longer wanted."""
+
+        def next_job() -> dict[str, Any] | None:
+            if generation in self._retired or generation != self._generation:
+                return {"leave": True}
+            if self._job is not None and not self._ended and self._serial > after:
+                return {"serial": self._serial, "job": self._job}
+            return None
+
+        return await self._wait(next_job)
+
+    async def post(self, serial: int, event: dict[str, Any]) -> None:
+        """Tell the driver: a point (the workers then ask for the `decision`), or the end of the job."""
+        async with self._changed:
+            if serial != self._serial or self._ended:
+                return
+            self._events.append(event)
+            self._ended = event["kind"] != "point"
+            if event.get("status") in ("oom", "error"):
+                self._group_fresh = True  # the workers end with this fault; the next job needs others
+            self._waiting_for = event["index"] if event["kind"] == "point" else None
+            self._changed.notify_all()
+
+    async def decision(self, serial: int, index: int) -> Any:
+        """Whether to train on after point `index`; None: ask again."""
+
+        def decided() -> bool | None:
+            if serial != self._serial or self._ended:
+                return False
+            return self._decisions.get(index)
+
+        answer = await self._wait(decided)
+        if answer is not None and serial == self._serial:
+            self._waiting_for = None
+        return answer
+
+    # ---- the group
+    def _start(self, size: int, fresh: bool) -> None:
+        from tunediff.tuning.worker import run_group
+
+        self._generation += 1
+        self._group_size, self._group_fresh = size, fresh
+        task = ray.remote(run_group).options(
+            num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}"
+        )
+        self._group = task.remote(self._name, self._generation, size, self._storage, self._resources)
+        self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
+
+    async def _watch(self, generation: int, group: Any) -> None:
+        reason = "the worker group ended"
+        try:
+            await group
+        except Exception as error:  # whatever ended it, the trial hears of it
+            reason = str(error)
+        async with self._changed:
+            if generation == self._generation:
+                self._group = None
+                if self._job is not None and not self._ended and generation not in self._retired:
+                    self._events.append({"kind": "died", "reason": reason})
+                    self._ended = True
+            self._changed.notify_all()
+
+    async def _abandon(self) -> None:
+        """The job's driver is gone. If it was stopped early, the workers wait for a decision; else they are busy."""
+        async with self._changed:
+            waiting = self._waiting_for is not None
+            self._ended = True
+            self._changed.notify_all()
+        if not waiting:
+            await self._kill("its trial was given up")
+
+    async def _retire(self) -> None:
+        """Let the group leave when its workers ask for the next job, and wait until its resources are free."""
+        if self._group is None:
+            return
+        async with self._changed:
+            self._retired.add(self._generation)
+            self._changed.notify_all()
+        group = self._group
+        try:
+            await asyncio.wait_for(asyncio.shield(self._gone(group)), timeout=60)
+        except TimeoutError:
+            await self._kill("it did not leave")
+
+    async def _kill(self, reason: str) -> None:
+        group = self._group
+        if group is None:
+            return
+        async with self._changed:
+            self._retired.add(self._generation)
+            if not self._ended:
+                self._events.append({"kind": "died", "reason": reason})
+                self._ended = True
+            self._changed.notify_all()
+        ray.cancel(group, force=True)  # its controller and workers belong to it and end with it
+        await self._gone(group)
+
+    async def _gone(self, group: Any) -> None:
+        while self._group is group:
+            async with self._changed:
+                await self._changed.wait()
+
+    async def _wait(self, ready: Any) -> Any:
+        """The first answer of `ready` that is not None, or None after `POLL_S`."""
+        until = time.monotonic() + POLL_S
+        async with self._changed:
+            while (answer := ready()) is None and (left := until - time.monotonic()) > 0:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), timeout=left)
+                except TimeoutError:
+                    return None
+            return answer
+
+
+def create(index: int, storage: str, resources: dict[str, Any]) -> Any:
+    """Start the actor of one slot."""
+    name = f"slot-{index}"
+    actor = ray.remote(Slot).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000)
+    return actor.remote(name, storage, resources)
+
+
+def get(name: str) -> Any:
+    """The actor of a slot, from any process of the search."""
+    return ray.get_actor(name, namespace=NAMESPACE)

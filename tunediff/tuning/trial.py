@@ -1,0 +1,123 @@
+"""The driver of one trial: what Ray Tune starts. It imports no torch: its slot's workers do the training."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.config import Config
+from tunediff.space import SearchSpace
+
+ATTEMPTS = 2
+"""Worker groups a trial may use up: a killed worker is not the configuration's fault, a second one is suspicious."""
+
+_HIDDEN = ("event", "kind", "seconds", "time")
+
+
+def plan(space: SearchSpace, experiment: Path) -> dict[str, Any]:
+    """What all drivers of a search have in common; plain values, so that it travels."""
+    return {
+        "experiment": str(experiment),
+        "baseline": cfg.to_dict(space.baseline),
+        "source": space.source,
+        "metric": space.metric,
+        "budget": {"seconds": space.budget.per_trial_s, "compile_charged": space.budget.compile_charged},
+        "deadline_s": space.budget.trial_deadline_s,
+    }
+
+
+def configuration(drawn: dict[str, Any], plan: dict[str, Any]) -> Config:
+    """The full configuration of the drawn knobs."""
+    return cfg.override(cfg.from_dict(plan["baseline"], plan["source"]), drawn, plan["source"])
+
+
+def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
+    """Hand the trial to its slot and pass its points on to Tune, until it ended one way or another.
+
+    `params`: the drawn knobs by dotted name, `trial` (its name) and `slot`. A driver that is started again after a
+    kill attaches to the running job, or finds in the journal that all is done.
+    """
+    import ray
+
+    from tunediff.tuning.slot import get
+
+    name, folder = params["trial"], Path(plan["experiment"]) / "trials" / params["trial"]
+    drawn = {knob: value for knob, value in params.items() if knob in cfg.knobs()}
+    config = configuration(drawn, plan)
+    journal = record.Journal(folder)
+    if (known := record.read_trial(folder)) is not None and known.finished:
+        for point in known.points:
+            _tell_tune(point, plan["metric"])
+        return
+
+    slot, started = get(f"slot-{params['slot']}"), time.monotonic()
+    for attempt in range(1, ATTEMPTS + 1):
+        journal.write(
+            "start",
+            name=name,
+            number=int(name.lstrip("t")),
+            config=cfg.flat(config),
+            drawn=drawn,
+            fingerprint=cfg.fingerprint(config),
+            budget_s=plan["budget"]["seconds"],
+            environment=record.environment(),
+        )
+        job = {
+            "name": name,
+            "key": f"{name}/{attempt}",
+            "config": cfg.to_dict(config),
+            "budget": plan["budget"],
+            "folder": str(folder),
+            "world_size": config.parallel.workers,
+            "fresh": config.compile.mode != "none",
+            "evaluate": plan["metric"] == "frechet",
+        }
+        serial, cursor = ray.get(slot.submit.remote(job)), 0
+        while True:
+            event = ray.get(slot.event.remote(serial, cursor))
+            if time.monotonic() - started > plan["deadline_s"]:
+                ray.get(slot.kill.remote("past its deadline"))
+                journal.write(
+                    "end", status="timeout", reason=f"not done after {plan['deadline_s']:.0f} s of wall-clock"
+                )
+                return
+            if event is None:
+                continue
+            cursor += 1
+            if event["kind"] == "point":
+                _tell_tune(event, plan["metric"])
+                ray.get(slot.decide.remote(serial, event["index"], True))
+            elif event["kind"] == "gone":
+                return
+            elif event["kind"] == "end":
+                if (ended := record.read_trial(folder)) is None or not ended.finished:  # the worker could not write it
+                    journal.write("end", **{key: value for key, value in event.items() if key != "kind"})
+                return
+            else:  # the group died
+                reason = _short(event["reason"])
+                if "outofmemory" in reason.lower().replace(" ", ""):
+                    journal.write("end", status="oom", reason=reason)
+                    return
+                if attempt == ATTEMPTS:
+                    journal.write("end", status="error", reason=f"the workers died {ATTEMPTS} times: {reason}")
+                    return
+                break
+
+
+def _tell_tune(point: dict[str, Any], metric: str) -> None:
+    """Report one point. Returns only if the scheduler wants the trial to go on."""
+    from ray import tune
+
+    numbers = {key: value for key, value in point.items() if key not in _HIDDEN and isinstance(value, int | float)}
+    tune.report({**numbers, "objective": numbers[metric] if math.isfinite(numbers[metric]) else math.inf})
+
+
+def _short(reason: str) -> str:
+    """The telling line of a Ray error, which brings pages."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "died" in line.lower() or "killed" in line.lower()]
+    return (telling or lines or ["no reason given"])[-1][:300]

@@ -1,0 +1,179 @@
+"""What runs in the worker processes: a group of Ray Train workers that take one job after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import random
+import traceback
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.clock import Budget, Clock
+from tunediff.config import Config
+
+
+def run_group(slot: str, generation: int, size: int, storage: str, resources: dict[str, Any]) -> None:
+    """Run a group of `size` workers until its slot lets it go. Raises when a worker fails."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    TorchTrainer(
+        serve,
+        train_loop_config={"slot": slot, "generation": generation, "threads": resources["threads"][str(size)]},
+        torch_config=TorchConfig(backend="nccl" if resources["gpu"] else "gloo", timeout_s=1800),
+        scaling_config=ScalingConfig(
+            num_workers=size, use_gpu=resources["gpu"], resources_per_worker=resources["per_worker"][str(size)]
+        ),
+        run_config=RunConfig(
+            name=f"{slot}-group-{generation}",
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
+        ),
+    ).fit()
+
+
+def serve(setup: dict[str, Any]) -> None:
+    """One worker: take jobs from the slot until told to leave. An exception ends the group."""
+    import ray.train
+    import ray.train.torch
+    import torch
+
+    from tunediff.training.parallel import World
+    from tunediff.tuning.slot import get
+
+    context = ray.train.get_context()
+    device = ray.train.torch.get_device()
+    world = World(context.get_world_rank(), context.get_world_size(), device)
+    torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
+    _import_what_trials_need(device)
+    slot, done = get(setup["slot"]), 0
+    while True:
+        order = ray.get(slot.take.remote(setup["generation"], done))
+        if order is None:
+            continue
+        if order.get("leave"):
+            return
+        done = order["serial"]
+        work(order["job"], done, slot, world)
+
+
+def _import_what_trials_need(device: Any) -> None:
+    """Import what torch imports on first use: the first trial, the baseline, must not pay for it."""
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(1, device=device))
+    torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
+    import torchvision  # noqa: F401
+
+    import tunediff.evaluation.evaluator
+    import tunediff.training.loop  # noqa: F401
+
+
+def work(job: dict[str, Any], serial: int, slot: Any, world: Any) -> None:
+    """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it."""
+    import torch
+
+    from tunediff.training import memory
+    from tunediff.training.precision import NotFiniteError
+
+    folder = Path(job["folder"])
+    try:
+        outcome = _train(job, serial, slot, world, folder)
+    except NotFiniteError as error:  # raised on all ranks alike: the group is as good as before
+        if world.main:
+            _end(folder, slot, serial, {"status": "nan", "reason": str(error), "peak": memory.peak_mib(world.device)})
+        return
+    except Exception as error:
+        status = "oom" if memory.is_oom(error) else "error"
+        reason = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):  # a full disk may be what went wrong
+            (folder / f"traceback-rank{world.rank}.txt").write_text(traceback.format_exc())
+        _end(folder, slot, serial, {"status": status, "reason": reason, "peak": memory.peak_mib(world.device)})
+        raise
+    finally:
+        _reset()
+        torch.compiler.reset()
+        memory.reset(world.device)
+    if world.main:
+        end = {"status": "ok" if outcome.finished else "pruned", "reason": "", "peak": outcome.peak}
+        _end(folder, slot, serial, end | {"seconds": outcome.seconds, "steps": outcome.steps})
+
+
+def _end(folder: Path, slot: Any, serial: int, end: dict[str, Any]) -> None:
+    """Write the end of the trial to its journal, then tell its driver."""
+    with contextlib.suppress(OSError):  # the driver still hears of it
+        record.Journal(folder).write("end", **end)
+    ray.get(slot.post.remote(serial, {"kind": "end", **end}))
+
+
+def _reset() -> None:
+    """Undo what a trial may have set for the whole process."""
+    import numpy
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    if torch.cuda.is_available():
+        torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+
+
+def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path) -> Any:
+    from tunediff.data import images as data
+    from tunediff.training import checkpoint
+    from tunediff.training.loop import train
+
+    config = cfg.from_dict(job["config"], where=job["name"])
+    budget = Budget(**job["budget"])
+    clock = Clock(budget, world.synchronize)
+    with clock.part("setup"):
+        images = data.load(config.data)
+        evaluate = evaluator(config, world) if job["evaluate"] else None
+    journal = record.Journal(folder) if world.main else None
+    known = {event["index"] for event in record.events(folder) if event["event"] == "point"}
+
+    def report(point: dict[str, Any]) -> bool:
+        assert journal is not None
+        if point["index"] not in known:
+            journal.write("point", **point)  # on disk before anybody hears of it
+        if evaluate is not None and evaluate.last_images is not None:
+            from tunediff.evaluation.evaluator import image_grid
+
+            image_grid(evaluate.last_images, folder / "samples.png")
+        ray.get(slot.post.remote(serial, {"kind": "point", **point}))
+        if point["index"] == config.evaluation.points:
+            return False  # the curve is complete; nobody needs to be asked
+        while (go_on := ray.get(slot.decision.remote(serial, point["index"]))) is None:
+            pass
+        return bool(go_on)
+
+    outcome = train(config, budget, images, evaluate, world, folder, report, clock=clock)
+    if world.main and outcome.finished:
+        checkpoint.save_weights(
+            outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
+        )
+        (folder / checkpoint.NAME).unlink(missing_ok=True)  # weights stay; optimizer state of a finished trial does not
+    return outcome
+
+
+@functools.lru_cache(maxsize=2)
+def _evaluator(data: Any, evaluation: Any, process_steps: int, rank: int, size: int, device: str) -> Any:
+    import torch
+
+    from tunediff.data import images
+    from tunediff.evaluation.evaluator import Evaluator
+
+    config = dataclasses.replace(Config(), data=data, evaluation=evaluation)
+    return Evaluator(config, images.load(data), torch.device(device), rank, size)
+
+
+def evaluator(config: Config, world: Any) -> Any:
+    """The evaluator of this data and protocol, built once per process: the ruler is the same for every trial."""
+    return _evaluator(config.data, config.evaluation, config.process.steps, world.rank, world.size, str(world.device))
