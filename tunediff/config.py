@@ -54,7 +54,7 @@ class Data:
     image_size: Annotated[Int, Ge(4), Le(1024)] = 32
     """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre crop)."""
     channels: Literal[1, 3] = 3
-    """1: grey, 3: RGB."""
+    """Channels of an image: 1 grey, 3 RGB; files are converted."""
     horizontal_flip: Bool = True
     """Mirror each image left to right with probability ½. Wrong for digits and text."""
     max_images: Annotated[Int, Ge(2)] | None = None
@@ -421,6 +421,15 @@ def to_dict(config: Config) -> dict[str, Any]:
     return typing.cast(dict[str, Any], _ADAPTER.dump_python(config, mode="json"))
 
 
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"loader.workers": 2} → {"loader": {"workers": 2}}."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, leaf = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[leaf] = value
+    return nested
+
+
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"loader": {"workers": 2}} → {"loader.workers": 2}."""
     flat: dict[str, Any] = {}
@@ -473,6 +482,17 @@ def override(config: Config, values: Mapping[str, Any], where: str = "override",
         section, _, leaf = name.rpartition(".")
         (nested[section] if section else nested)[leaf] = value
     return from_dict(nested, where, check)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same files, whatever folder a worker runs in; relative paths are relative to the current one."""
+    data, evaluation = config.data, config.evaluation
+    if data.path is not None:
+        data = dataclasses.replace(data, path=str(Path(data.path).expanduser().absolute()))
+    if evaluation.weights_path is not None:
+        weights = str(Path(evaluation.weights_path).expanduser().absolute())
+        evaluation = dataclasses.replace(evaluation, weights_path=weights)
+    return dataclasses.replace(config, data=data, evaluation=evaluation)
 
 
 def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Config:
@@ -598,9 +618,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def load(path: Path) -> Config:
-    """A configuration file: sections or dotted names; what is missing takes `Config`'s default."""
-    return override(Config(), flatten(read_yaml(path)), where=str(path))
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """A configuration file, sections or dotted names; what is missing takes `Config`'s default. `overrides` on top."""
+    config = override(Config(), flatten(read_yaml(path)), where=str(path), check=not overrides)
+    return with_absolute_paths(override(config, overrides or {}, where="command line"))
 
 
 def dump(config: Config, comments: list[str] | None = None) -> str:

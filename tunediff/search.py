@@ -236,7 +236,7 @@ def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
         **{status: statuses.count(status) for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
-        drawn = cfg.differences(cfg.from_dict(_nested(best.config), best.name), found.space.baseline)
+        drawn = cfg.differences(cfg.from_dict(cfg.nest(best.config), best.name), found.space.baseline)
         block |= {
             "best_trial": best.name,
             "best_configuration": cli.knobs(drawn),
@@ -268,14 +268,6 @@ def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
         block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
         block["export"] = f"python -m tunediff.export {found.folder.name}"
     return block
-
-
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        section, _, leaf = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[leaf] = value
-    return nested
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ def _baseline(content: Mapping[str, Any], source: str, folder: Path, overrides: 
             where = f"{source}: fixed" if name in fixed else "command line"
             raise ConfigError(f"{where}: {name}: is searched in this file as well; take it out of one of the two")
     base = cfg.override(base, fixed, where=f"{source}: fixed", check=not overrides)
-    return cfg.override(base, overrides, where="command line")
+    return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
 
 
 def _objective(value: Any, source: str) -> tuple[str, str]:

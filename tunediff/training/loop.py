@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ Report = Callable[[dict[str, Any]], bool]
 class Evaluate(Protocol):
     """What judges a model: called on all ranks with `predict(x, t) -> output`, returns the same numbers on all."""
 
-    def __call__(self, predict: Callable[[Tensor, Tensor], Tensor], diffusion: Diffusion) -> dict[str, Any]: ...
+    def __call__(self, predict: Callable[[Tensor, Tensor], Tensor], diffusion: Diffusion) -> Mapping[str, Any]: ...
 
 
 @dataclasses.dataclass

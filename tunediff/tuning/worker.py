@@ -79,13 +79,14 @@ def work(job: dict[str, Any], serial: int, slot: Any, world: Any) -> None:
     """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it."""
     import torch
 
+    from tunediff.evaluation.distance import NonFiniteError
     from tunediff.training import memory
     from tunediff.training.precision import NotFiniteError
 
     folder = Path(job["folder"])
     try:
         outcome = _train(job, serial, slot, world, folder)
-    except NotFiniteError as error:  # raised on all ranks alike: the group is as good as before
+    except (NotFiniteError, NonFiniteError) as error:  # raised on all ranks alike: the group is as good as before
         if world.main:
             _end(folder, slot, serial, {"status": "nan", "reason": str(error), "peak": memory.peak_mib(world.device)})
         return

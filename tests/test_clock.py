@@ -1,0 +1,122 @@
+"""The clock pays every second to one part and stands still for the budget outside training."""
+
+import pytest
+
+from tunediff.clock import PARTS, Budget, Clock
+
+
+class Time:
+    """A clock moved by hand."""
+
+    def __init__(self):
+        self.s = 100.0
+        self.synchronized = 0
+
+    def __call__(self):
+        return self.s
+
+    def synchronize(self):
+        self.synchronized += 1
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+def clock(time, **budget):
+    return Clock(Budget(**({"seconds": 10.0} | budget)), time.synchronize, time)
+
+
+def test_only_training_is_charged(time):
+    c = clock(time)
+    for name, seconds in [("setup", 7), ("train", 2), ("evaluation", 5), ("checkpoint", 3)]:
+        with c.part(name):
+            time.s += seconds
+    time.s += 1000  # outside of any part
+    assert c.train_s == 2
+    assert c.seconds == {"setup": 7, "compile": 0, "data_wait": 0, "train": 2, "evaluation": 5, "checkpoint": 3}
+
+
+def test_compile_is_recorded_and_charged_or_free(time):
+    charged, free = clock(time), clock(time, compile_charged=False)
+    for c in (charged, free):
+        with c.part("compile"):
+            time.s += 4
+        assert c.seconds["compile"] == 4
+    assert (charged.train_s, free.train_s) == (4, 0)
+
+
+def test_parts_nest_and_the_inner_one_is_paid(time):
+    c = clock(time)
+    with c.part("train"):
+        time.s += 1
+        with c.part("data_wait", synchronize=False):
+            time.s += 2
+        time.s += 4
+        with c.part("checkpoint"):
+            time.s += 8
+    assert (c.seconds["train"], c.seconds["data_wait"], c.seconds["checkpoint"]) == (5, 2, 8)
+    assert c.train_s == 7
+
+
+def test_reading_inside_a_part_counts_up_to_now_and_waits_for_the_device(time):
+    c = clock(time)
+    with c.part("train"):
+        time.s += 1
+        before = time.synchronized
+        assert c.read() == 1
+        assert time.synchronized == before + 1
+        time.s += 1
+    assert c.train_s == 2
+
+
+def test_edges_wait_for_the_device(time):
+    c = clock(time)
+    with c.part("train"):
+        pass
+    assert time.synchronized == 2
+    with c.part("data_wait", synchronize=False):
+        pass
+    assert time.synchronized == 2
+
+
+def test_a_part_that_fails_is_paid(time):
+    c = clock(time)
+    with pytest.raises(RuntimeError), c.part("train"):
+        time.s += 3
+        raise RuntimeError
+    assert c.train_s == 3
+
+
+def test_progress_is_the_largest_share_and_at_most_one(time):
+    c = clock(time, images=1000)
+    assert c.progress(5.0, 100) == 0.5
+    assert c.progress(1.0, 900) == 0.9
+    assert c.progress(20.0, 0) == 1.0
+
+
+def test_state_goes_on_and_compiling_again_is_not_charged(time):
+    first = clock(time)
+    with first.part("compile"):
+        time.s += 4
+    with first.part("train"):
+        time.s += 3
+    second = clock(time)
+    with second.part("compile"):  # the restarted process compiles once more
+        time.s += 5
+    second.load_state_dict(first.state_dict())
+    assert second.train_s == first.train_s == 7
+    assert second.seconds["setup"] == 5
+
+
+@pytest.mark.parametrize("budget", [{}, {"seconds": 0.0}, {"seconds": -1.0}, {"images": 0}, {"seconds": float("nan")}])
+def test_empty_budgets_are_refused(budget):
+    with pytest.raises(ValueError, match="budget"):
+        Budget(**budget)
+
+
+def test_unknown_part(time):
+    with pytest.raises(ValueError, match="not a part of the clock"), clock(time).part("training"):
+        pass
+    assert "training" not in PARTS

@@ -1,0 +1,269 @@
+"""Search files: shipped ones load, every mistake is refused, what is drawn is what the file says."""
+
+import math
+import pickle
+import re
+
+import optuna
+import pytest
+import yaml
+
+from tunediff import config as cfg
+from tunediff import space
+from tunediff.config import ConfigError
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+SHIPPED = sorted(space.SHIPPED.rglob("*.yaml"))
+
+FILE = """
+workload: digits
+budget: {per_trial: 20s, trials: 8}
+search:
+  loader.batch_size: [64, 128]
+  optimizer.lr: {low: 5.0e-4, high: 8.0e-3, log: true}
+  timesteps.name: [uniform, loss_second_moment]
+  timesteps.history: {choice: [5, 10], when: {timesteps.name: loss_second_moment}}
+  timesteps.uniform_share: {low: 0.001, high: 0.3, log: true, when: {timesteps.name: loss_second_moment}}
+first:
+  - {}
+  - {loader.batch_size: 64, timesteps.name: loss_second_moment}
+"""
+
+
+def parse(text=FILE, **changes):
+    content = yaml.safe_load(text)
+    for key, value in changes.items():
+        if value is None:
+            content.pop(key)
+        else:
+            content[key] = value
+    return space.parse(content, "x.yaml")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.name)
+def test_shipped_files_load_and_their_baseline_lies_inside(path):
+    loaded = space.load(path)
+    assert loaded.points[0] == loaded.expand({}, "here")
+    assert loaded.config(loaded.points[0]) == loaded.baseline
+
+
+def test_flagship_mixes_systems_sampler_and_weighting():
+    names = {dimension.name.split(".")[0] for dimension in space.load(space.find("cifar10")).dimensions}
+    assert {"loader", "precision", "compile", "timesteps", "weighting", "optimizer"} <= names
+
+
+def test_draws_follow_when_and_stay_inside():
+    loaded = parse()
+    draw = pickle.loads(pickle.dumps(space.Draw(loaded.dimensions)))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [draw(study.ask()) for _ in range(60)]
+    for values in drawn:
+        adaptive = values["timesteps.name"] == "loss_second_moment"
+        assert ("timesteps.history" in values) == ("timesteps.uniform_share" in values) == adaptive
+        assert 5e-4 <= values["optimizer.lr"] <= 8e-3
+        loaded.config(values)
+    assert {values["loader.batch_size"] for values in drawn} == {64, 128}
+    # log: half of the draws below the geometric mean, 2e-3
+    below = sum(values["optimizer.lr"] < 2e-3 for values in drawn)
+    assert 18 <= below <= 42
+
+
+def test_first_points_are_completed_from_the_baseline():
+    baseline, second = parse().points
+    assert baseline == {"loader.batch_size": 128, "optimizer.lr": 1e-3, "timesteps.name": "uniform"}
+    assert second == {
+        "loader.batch_size": 64, "optimizer.lr": 1e-3, "timesteps.name": "loss_second_moment",
+        "timesteps.history": 10, "timesteps.uniform_share": 0.001,
+    }  # fmt: skip
+
+
+def test_enqueued_points_come_out_as_written():
+    loaded = parse()
+    study = optuna.create_study()
+    for point in loaded.points:
+        study.enqueue_trial(space.to_params(point))
+    draw = space.Draw(loaded.dimensions)
+    assert [draw(study.ask()) for _ in loaded.points] == list(loaded.points)
+
+
+def test_baseline_is_first_even_if_not_listed():
+    loaded = parse(first=[{"loader.batch_size": 64}])
+    assert [point["loader.batch_size"] for point in loaded.points] == [128, 64]
+
+
+def test_grid_is_every_combination_that_is_possible():
+    grid = {
+        "loader.batch_size": [128, 96],
+        "parallel.workers": [1, 5],
+        "timesteps.name": ["uniform", "loss_second_moment"],
+        "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
+    }
+    loaded = parse(search=None, first=None, grid=grid, budget={"per_trial": "20s"})
+    # 5 workers divide neither batch: 2 batches × 1 world size × (uniform + 2 histories)
+    assert len(loaded.points) == 6 == loaded.budget.trials
+    assert loaded.points[0] == {"loader.batch_size": 128, "parallel.workers": 1, "timesteps.name": "uniform"}
+
+
+def test_trials_run_in_order_with_the_baseline_first():
+    trials = [{"precision.amp": "bf16"}, {"timesteps.name": "loss_second_moment", "timesteps.history": 5}, {}]
+    loaded = parse(search=None, first=None, trials=trials, budget={"per_trial": "20s"})
+    configs = [loaded.config(point) for point in loaded.points]
+    assert configs[0] == loaded.baseline
+    assert [c.precision.amp for c in configs] == ["none", "bf16", "none"]
+    assert configs[2].timesteps == cfg.LossSecondMoment(history=5)
+    assert len(configs) == 3
+
+
+def test_lists_as_choices_survive_optuna(tmp_path):
+    search = {"model.multipliers": [[1, 2], [1, 2, 4]]}
+    loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}])
+    storage = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=storage)
+    study.enqueue_trial(space.to_params(loaded.points[1]))
+    values = space.Draw(loaded.dimensions)(study.ask())
+    assert loaded.config(values).model.multipliers == (1, 2, 4)
+
+
+def test_base_is_a_configuration_file(tmp_path):
+    changed = cfg.override(cfg.workload("digits"), {"optimizer.lr": 2e-3})
+    (tmp_path / "best.yaml").write_text(cfg.dump(changed))
+    content = yaml.safe_load(FILE)
+    del content["workload"]
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content | {"base": "best.yaml"}, sort_keys=False))
+    assert space.load(tmp_path / "s.yaml").baseline == changed
+
+
+def test_overrides_from_the_command_line():
+    loaded = space.parse(yaml.safe_load(FILE), "x.yaml", overrides={"ema.half_life": 0.1}, budget={"trials": 3})
+    assert loaded.baseline.ema.half_life == 0.1
+    assert loaded.budget.trials == 3
+    with pytest.raises(ConfigError, match=r"command line: optimizer.lr: is searched in this file as well"):
+        space.parse(yaml.safe_load(FILE), "x.yaml", overrides={"optimizer.lr": 0.1})
+
+
+def test_size():
+    assert space.size(parse()) == math.inf
+    search = {
+        "loader.batch_size": [64, 128],
+        "loader.workers": {"low": 0, "high": 8, "step": 2},
+        "timesteps.name": ["uniform", "loss_second_moment"],
+        "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
+    }
+    assert space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2h0m5s", 7205)]
+)
+def test_durations(text, expected):
+    assert space.duration_s(text, "x") == expected
+
+
+def changed(**changes):
+    content = yaml.safe_load(FILE)
+    for key, value in changes.items():
+        if value is None:
+            content.pop(key)
+        else:
+            content[key] = value
+    return content
+
+
+def searched(**dimensions):
+    names = {name.replace("__", "."): spec for name, spec in dimensions.items()}
+    return changed(search=names, first=[])
+
+
+REFUSED = [
+    (changed(serch={}), "x.yaml: serch: no such key; allowed: workload"),
+    (changed(search=None), "x.yaml: exactly one of search:, grid: and trials:"),
+    (changed(grid={}), "x.yaml: exactly one of search:, grid: and trials:"),
+    (changed(workload="mnist"), "x.yaml: workload: unknown name 'mnist'; allowed: cifar10"),
+    (changed(workload=None), "x.yaml: exactly one of workload:"),
+    (changed(search={}), "x.yaml: search: names no knob"),
+    (changed(search=[1]), "x.yaml: search: needs `key: value` lines, found [1]"),
+    (changed(seed=-1), "x.yaml: seed: -1 is not allowed"),
+    (changed(early_stopping="asah"), "x.yaml: early_stopping: 'asah' is not allowed; allowed: none, asha"),
+    (changed(objective="fid"), "x.yaml: objective: metric: 'fid' is not allowed; allowed: frechet, images_per_s"),
+    (changed(objective={"metric": "frechet", "mode": "max"}), "x.yaml: objective: mode: 'max' is not allowed"),
+    (changed(objective=["frechet", "images_per_s"]), "x.yaml: objective: several objectives"),
+    (changed(budget={}), "x.yaml: budget: per_trial: is missing"),
+    (changed(budget={"per_trial": "20s"}), "x.yaml: budget: trials: is missing"),
+    (changed(budget={"per_trial": 20, "trials": 8}), "x.yaml: budget: per_trial: 20 is not a duration; allowed: a number"),
+    (changed(budget={"per_trial": "0s", "trials": 8}), "x.yaml: budget: per_trial: '0s' is empty"),
+    (changed(budget={"per_trial": "", "trials": 8}), "x.yaml: budget: per_trial: '' is not a duration"),
+    (changed(budget={"per_trial": "20s", "trials": 0}), "x.yaml: budget: trials: 0 is not allowed"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "compile": True}), "x.yaml: budget: compile: True"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "steps": 5}), "x.yaml: budget: steps: no such key"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "deadline": "10s"}), "x.yaml: budget: deadline: '10s'"),
+    (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
+    (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
+    (changed(fixed={"loader.workers": -1}), "x.yaml: fixed: loader.workers: -1 is not allowed"),
+    (changed(first={}), "x.yaml: first: needs a list of points"),
+    (changed(first=[{"loader.batch_size": 32}]), "x.yaml: first[0]: loader.batch_size: 32 lies outside the space; allowed: [64, 128]"),
+    (changed(first=[{"loader.wrkers": 32}]), "x.yaml: first[0]: loader.wrkers: no such knob"),
+    (changed(first=[{"loader.workers": 2}]), "x.yaml: first[0]: loader.workers: 2 is not searched; put it under fixed:"),
+    (changed(first=[{"timesteps.history": 5}]), "x.yaml: first[0]: timesteps.history"),
+    (searched(loader__batchsize=[1]), "x.yaml: search: loader.batchsize: no such knob; did you mean loader.batch_size"),
+    (searched(evaluation__images=[100, 200]), "x.yaml: search: evaluation.images: cannot be searched"),
+    (searched(seed=[1, 2]), "x.yaml: search: seed: cannot be searched"),
+    (searched(loader__batch_size=128), "x.yaml: search: loader.batch_size: 128 is not a space; allowed: a list"),
+    (searched(loader__batch_size=[]), "x.yaml: search: loader.batch_size: [] is not a list of choices"),
+    (searched(loader__batch_size=[128, 128]), "names a choice twice"),
+    (searched(loader__batch_size=[64, 128, 0]), "x.yaml: search: loader.batch_size: loader.batch_size: 0 is not allowed"),
+    (searched(precision__amp=[False, "none"]), "(YAML 1.1 reads off, no, on and yes as true or false"),
+    (searched(optimizer__lr={"low": "1e-4", "high": 1e-3}), "(YAML 1.1 reads '1e-4' as text; write 1.0e-4)"),
+    (searched(optimizer__lr={"low": 1e-4}), "x.yaml: search: optimizer.lr: high: is missing"),
+    (searched(optimizer__lr={"low": 1e-2, "high": 1e-4}), "x.yaml: search: optimizer.lr: low 0.01 is not below high"),
+    (searched(optimizer__lr={"low": 1e-4, "high": 1e-2, "lgo": True}), "optimizer.lr: lgo: no such key; allowed: choice"),
+    (searched(optimizer__lr={"low": 1e-4, "high": 1e-2, "log": 1}), "optimizer.lr: log: 1 is not allowed"),
+    (searched(optimizer__lr={"choice": [1e-3], "low": 1e-4}), "optimizer.lr: low: belongs to a range, not to a choice"),
+    (searched(loader__workers={"low": 0, "high": 8, "log": True}), "loader.workers: log: needs a low above 0"),
+    (searched(loader__workers={"low": 0, "high": 8, "step": 3}), "loader.workers: step: 3 does not lead from 0 to 8"),
+    (searched(loader__workers={"low": 0, "high": 8, "step": 0.5}), "loader.workers: step: 0.5 is not allowed"),
+    (searched(precision__amp={"low": 0, "high": 1}), "precision.amp: a range needs a number"),
+    (searched(loader__batch_size=[64, 256]), "x.yaml: search (baseline): loader.batch_size: 128, the baseline's value, lies outside"),
+    (searched(timesteps__history=[5, 10]), "timesteps.history: belongs to timesteps.name = loss_second_moment, but timesteps.name is uniform"),
+    (
+        searched(timesteps__name=["uniform", "loss_second_moment"], timesteps__history=[5, 10]),
+        "timesteps.history: belongs to timesteps.name = loss_second_moment; add when: {timesteps.name: [loss_second_moment]}",
+    ),
+    (
+        searched(
+            timesteps__name=["uniform", "loss_second_moment"],
+            timesteps__history={"choice": [5, 10], "when": {"timesteps.name": "uniform"}},
+        ),
+        "timesteps.history: when: timesteps.name: 'uniform' has no such knob",
+    ),
+    (
+        searched(loader__workers={"choice": [0, 1], "when": {"loader.resident": False}}, loader__resident=[True, False]),
+        "loader.workers: when: loader.resident: must be a knob searched further up",
+    ),
+    (
+        searched(loader__resident=[False, True], loader__workers={"choice": [0], "when": {"loader.resident": "no"}}),
+        "loader.workers: when: loader.resident: 'no' is never drawn",
+    ),
+    (changed(fixed={"data.name": "cifar10", "data.split": "all", "loader.workers": 1.0}), "loader.workers: 1.0 is not allowed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=[message[-45:] for _, message in REFUSED])
+def test_mistakes_are_refused(content, message):
+    with pytest.raises(ConfigError) as error:
+        space.parse(content, "x.yaml")
+    assert message in str(error.value)
+
+
+def test_find_lists_what_is_shipped(tmp_path):
+    assert space.find(None).name == "digits.yaml"
+    assert space.find("cifar10_systems") == space.SHIPPED / "cifar10_systems.yaml"
+    with pytest.raises(ConfigError, match=re.escape("nowhere.yaml: no such search file; shipped: cifar10.yaml")):
+        space.find("nowhere.yaml")
+
+
+def test_a_grid_takes_no_range_and_no_first():
+    grid = {"loader.batch_size": {"low": 64, "high": 128}}
+    with pytest.raises(ConfigError, match="a grid needs a list of choices, not a range"):
+        parse(search=None, first=None, grid=grid)
+    with pytest.raises(ConfigError, match="first: belongs to search:"):
+        parse(search=None, grid={"loader.batch_size": [64, 128]})
