@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tunediff.config import ConfigError, Data, workload
+from tunediff.data import images, sources
+
+
+def encoded(mode: str = "RGB", size: tuple[int, int] = (8, 8), value: Any = 90, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size, value).save(file, kind)
+    return file.getvalue()
+
+
+def colour(level: int) -> bytes:
+    return encoded(value=(level, level, level))
+
+
+CLASSES = {f"{name}/{i}.png": colour(10 * i + at) for at, name in enumerate(["cat", "ant"]) for i in range(3)}
+SPLITS = {f"set/{split}/{name}": content for split in ("train", "test") for name, content in CLASSES.items()}
+
+
+def folder(path: Path, files: dict[str, bytes]) -> str:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return str(path)
+
+
+def archive(path: Path, files: dict[str, bytes]) -> str:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return str(path)
+
+
+def data(path: str | None, **changes: Any) -> Data:
+    return Data(**({"name": "images", "path": path, "split": "all", "image_size": 8} | changes))
+
+
+# ------------------------------------------------------------------------------------------------------------- digits
+DIGITS = workload("digits").data
+
+
+def test_digits_are_scaled_to_bytes() -> None:
+    from sklearn.datasets import load_digits
+
+    digits = images.load(DIGITS)
+    assert digits.pixels.shape == (1797, 1, 8, 8)
+    assert digits.pixels.dtype == torch.uint8
+    assert digits.pixels.max() == 255
+    expected = np.rint(load_digits().images * 255 / 16)
+    assert (digits.pixels[:, 0].numpy() == expected).all()
+    assert digits.labels is not None
+    assert digits.labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert digits.class_names == tuple("0123456789")
+    assert digits.skipped == ()
+    assert len(digits) == 1797
+
+
+def test_digits_at_other_sizes_and_fewer() -> None:
+    larger = images.load(Data(**{**vars(DIGITS), "image_size": 16, "max_images": 50}))
+    assert larger.pixels.shape == (50, 1, 16, 16)
+    again = images.load(Data(**{**vars(DIGITS), "max_images": 50}))
+    assert again.labels is not None
+    assert larger.labels is not None
+    assert (again.labels == larger.labels).all()
+    assert len(set(again.labels.tolist())) > 5, "a shuffle, not the first of a sorted list"
+    assert again.digest != larger.digest
+
+
+def test_load_keeps_the_set_in_memory() -> None:
+    assert images.load(DIGITS) is images.load(DIGITS)
+    assert images.load(DIGITS) is images.load(Data(**{**vars(DIGITS), "horizontal_flip": True}))
+
+
+# ---------------------------------------------------------------------------------------------------- folder and zips
+@pytest.mark.parametrize("place", [folder, archive])
+def test_class_folders_become_labels(tmp_path: Path, place: Any) -> None:
+    found = images.load(data(place(tmp_path / "set", CLASSES)))
+    assert found.class_names == ("ant", "cat")
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert found.pixels[:, 0, 0, 0].tolist() == [1, 11, 21, 0, 10, 20], "files in sorted order"
+
+
+def test_folder_and_zip_give_the_same_set(tmp_path: Path) -> None:
+    plain = images.load(data(folder(tmp_path / "set", CLASSES)))
+    packed = images.load(data(archive(tmp_path / "set.zip", {f"wrapped/twice/{n}": c for n, c in CLASSES.items()})))
+    assert plain.digest == packed.digest
+    assert plain.class_names == packed.class_names
+
+
+def test_splits_below_a_top_folder(tmp_path: Path) -> None:
+    path = archive(tmp_path / "set.zip", SPLITS | {"set/test/notes.txt": b"x", "set/cover.png": colour(1)})
+    train = images.load(data(path, split="train"))
+    assert len(train) == 6
+    assert train.labels is not None
+    assert train.skipped == (("set/cover.png", "outside train/ and test/"),), "what belongs to test is not missed"
+    test = images.load(data(path, split="test"))
+    assert ("set/test/notes.txt", "not an image file (.txt)") in test.skipped
+    both = images.load(data(path, split="all"))
+    assert len(both) == 12
+    assert len(both.skipped) == 2
+
+
+def test_only_train_is_a_split_too(tmp_path: Path) -> None:
+    path = folder(tmp_path / "set", {f"train/{name}": content for name, content in CLASSES.items()})
+    assert len(images.load(data(path, split="train"))) == 6
+    with pytest.raises(ConfigError, match=r"data\.path.*split test has 0 image files"):
+        images.load(data(path, split="test"))
+
+
+def test_flat_and_single_class_sets_have_no_labels(tmp_path: Path) -> None:
+    flat = folder(tmp_path / "flat", {"a.png": colour(1), "b.png": colour(2)})
+    single = folder(tmp_path / "single", {"cats/a.png": colour(1), "cats/b.png": colour(2)})
+    mixed = folder(tmp_path / "mixed", {"cats/a.png": colour(1), "dogs/c.png": colour(1), "b.png": colour(2)})
+    for path in (flat, single, mixed):
+        found = images.load(data(path))
+        assert found.labels is None
+        assert found.class_names == ()
+        assert not images.has_labels(data(path))
+    assert images.has_labels(data(folder(tmp_path / "two", CLASSES)))
+
+
+def test_formats_modes_and_orientation(tmp_path: Path) -> None:
+    upright = Image.new("RGB", (8, 4), (255, 0, 0))
+    upright.paste((0, 0, 255), (4, 0, 8, 4))
+    turned, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 3  # turned by 180°
+    upright.save(turned, "PNG", exif=exif)
+    sixteen = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 200 * 256 + 7, np.uint16)).save(sixteen, "PNG")
+    files = {
+        "a.png": encoded("L", value=77),
+        "b.png": encoded("RGBA", value=(1, 2, 3, 0)),
+        "c.jpg": encoded("RGB", value=(50, 50, 50), kind="JPEG"),
+        "d.jpeg": encoded("L", value=60, kind="JPEG"),
+        "e.webp": encoded("RGB", value=(9, 9, 9), kind="WEBP"),
+        "f.BMP": encoded("RGB", value=(5, 6, 7), kind="BMP"),
+        "g.png": encoded("P", value=0),
+        "h.png": sixteen.getvalue(),
+        "i.png": encoded("1", value=1),
+        "j.png": turned.getvalue(),
+    }
+    path = folder(tmp_path / "set", files)
+    rgb = images.load(data(path, image_size=4))
+    assert rgb.skipped == ()
+    corner = rgb.pixels[:, :, 0, 0].tolist()
+    assert corner[:2] == [[77, 77, 77], [1, 2, 3]]
+    assert corner[5] == [5, 6, 7]
+    assert corner[7:9] == [[200, 200, 200], [255, 255, 255]]
+    assert corner[9][2] > 200, "the blue side comes first after turning"
+    grey = images.load(data(path, image_size=4, channels=1))
+    assert grey.pixels.shape == (10, 1, 4, 4)
+    assert grey.pixels[0, 0, 0, 0] == 77
+
+
+@pytest.mark.parametrize("size", [(12, 20), (20, 12), (4, 4), (3, 9), (100, 10)])
+def test_any_shape_is_fitted(tmp_path: Path, size: tuple[int, int]) -> None:
+    found = images.load(
+        data(folder(tmp_path / "set", {"a.png": encoded(size=size, value=(9, 8, 7)), "b.png": colour(1)}))
+    )
+    assert found.pixels.shape == (2, 3, 8, 8)
+    assert (found.pixels[0] == torch.tensor([9, 8, 7], dtype=torch.uint8)[:, None, None]).all()
+
+
+def test_the_centre_is_kept(tmp_path: Path) -> None:
+    wide = np.zeros((8, 24), np.uint8)
+    wide[:, 8:16] = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(wide).save(file, "PNG")
+    found = images.load(
+        data(folder(tmp_path / "set", {"a.png": file.getvalue(), "b.png": colour(0)}), channels=1, image_size=8)
+    )
+    assert (found.pixels[0, 0].numpy() == wide[:, 8:16]).all()
+
+
+def test_unreadable_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = CLASSES | {
+        "cat/broken.png": b"\x89PNG\r\n\x1a\nrubbish",
+        "cat/cut.png": encoded(size=(64, 64))[:60],
+        "cat/empty.jpg": b"",
+        "cat/.hidden.png": colour(3),
+        ".DS_Store": b"x",
+        "__MACOSX/cat/1.png": b"x",
+        "README": b"x",
+        "labels.csv": b"x",
+    }
+    plain = images.load(data(folder(tmp_path / "set", files)))
+    with caplog.at_level(logging.WARNING):
+        packed = images.load(data(archive(tmp_path / "set.zip", files)))
+    assert len(plain) == len(packed) == 6
+    for found in (plain, packed):
+        reasons = dict(found.skipped)
+        assert len(reasons) == 8
+        assert "cannot be read" in reasons["cat/broken.png"]
+        assert "cannot be read" in reasons["cat/cut.png"]
+        assert "cannot be read" in reasons["cat/empty.jpg"]
+        assert reasons["cat/.hidden.png"] == reasons[".DS_Store"] == reasons["__MACOSX/cat/1.png"] == "hidden file"
+        assert reasons["README"] == "not an image file (no suffix)"
+        assert reasons["labels.csv"] == "not an image file (.csv)"
+        assert found.labels is not None
+        assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert "8 files skipped" in caplog.text
+
+
+def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
+    path = Path(archive(tmp_path / "set.zip", CLASSES))
+    content = bytearray(path.read_bytes())
+    at = content.index(CLASSES["cat/1.png"])
+    content[at + 20] ^= 255
+    path.write_bytes(content)
+    found = images.load(data(str(path)))
+    assert [name for name, _ in found.skipped] == ["cat/1.png"]
+    assert "CRC" in found.skipped[0][1]
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    folder(tmp_path / "elsewhere", CLASSES)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    found = images.load(data(str(tmp_path / "set")))
+    assert len(found) == 6
+    assert [name for name, _ in found.skipped] == ["gone.png"]
+
+
+def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
+    path = folder(tmp_path / "set", {f"{i:03}.png": colour(i) for i in range(100)})
+    few, more = (images.load(data(path, max_images=n)).pixels[:, 0, 0, 0].tolist() for n in (10, 20))
+    assert len(few) == 10
+    assert set(few) < set(more)
+    assert few == sorted(few)
+    assert few[-1] > 20
+    assert images.load(data(path, max_images=1000)).digest == images.load(data(path)).digest
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+def forget() -> None:
+    images._load.cache_clear()
+    sources._zip_listing.cache_clear()
+
+
+@pytest.mark.parametrize("place", [folder, archive])
+def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    asked = data(place(tmp_path / "set", CLASSES | {"cat/broken.png": b"", "x.txt": b""}))
+    first = images.load(asked)
+    assert len(list(cache.glob("images-*.npz"))) == 1
+    forget()
+    monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded again"))
+    second = images.load(asked)
+    assert second is not first
+    assert (second.digest, second.class_names, second.skipped) == (first.digest, first.class_names, first.skipped)
+    assert second.labels is not None
+    assert first.labels is not None
+    assert (second.labels == first.labels).all()
+
+
+@pytest.mark.parametrize("place", [folder, archive])
+def test_changed_files_are_read_again(tmp_path: Path, place: Any) -> None:
+    first = images.load(data(place(tmp_path / "set", CLASSES)))
+    path = place(tmp_path / "set", CLASSES | {"cat/1.png": colour(200)})
+    later = time.time_ns() + 10**9
+    os.utime(path, ns=(later, later))
+    second = images.load(data(path))
+    assert second.digest != first.digest
+    assert second.pixels[4, 0, 0, 0] == 200
+
+
+def test_every_setting_has_its_own_cache(tmp_path: Path, cache: Path) -> None:
+    path = archive(tmp_path / "set.zip", SPLITS)
+    changes = (
+        {},
+        {"split": "train"},
+        {"image_size": 4},
+        {"channels": 1},
+        {"max_images": 5},
+        {"horizontal_flip": False},
+    )
+    digests = {images.load(data(path, **change)).digest for change in changes}
+    assert len(digests) == 5, "mirroring is done later"
+    assert len(list(cache.glob("*.npz"))) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK rubbish", None])
+def test_damaged_cache_is_made_again(tmp_path: Path, cache: Path, damage: bytes | None) -> None:
+    asked = data(folder(tmp_path / "set", CLASSES))
+    first = images.load(asked)
+    (file,) = cache.glob("*.npz")
+    file.write_bytes(file.read_bytes()[:-30] if damage is None else damage)
+    forget()
+    assert images.load(asked).digest == first.digest
+    forget()
+    assert images._read_cache(file) is not None
+
+
+def test_unusable_cache_folder_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "file" / "cache"))
+    assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
+    assert "not cached" in caplog.text
+
+
+def test_full_disk_leaves_nothing_behind(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
+    assert "No space left" in caplog.text
+    assert [file.suffix for file in cache.iterdir()] == [".lock"]
+
+
+def test_cache_dir_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TUNEDIFF_CACHE")
+    assert images.cache_dir() == Path.home() / ".cache" / "tunediff"
+
+
+# ------------------------------------------------------------------------------------------------------ refused input
+def refused(asked: Data, *words: str) -> None:
+    for ask in (images.check, images.load):
+        with pytest.raises(ConfigError) as error:
+            ask(asked)
+        for word in ("data.", "allowed:", *words):
+            assert word in str(error.value)
+
+
+def test_refused_paths(tmp_path: Path) -> None:
+    text = tmp_path / "set.zip"
+    text.write_text("no zip")
+    (tmp_path / "empty").mkdir()
+    refused(data(None), "data.path", "None")
+    refused(data(str(tmp_path / "nowhere")), "data.path", "nowhere", "no such file or folder")
+    refused(data(str(tmp_path / "nowhere.zip")), "nowhere.zip", "no such file or folder")
+    refused(data(str(text)), "set.zip", "cannot be opened as a zip")
+    refused(data(str(tmp_path / "empty")), "has 0 image files", "at least 2")
+    refused(data(archive(tmp_path / "empty.zip", {})), "has 0 image files")
+    refused(data(folder(tmp_path / "one", {"a.png": colour(1), "b.txt": b""})), "has 1 image files", "beside 1 others")
+
+
+def test_refused_splits(tmp_path: Path) -> None:
+    path = folder(tmp_path / "set", CLASSES)
+    refused(data(path, split="train"), "data.split", "'train'", "allowed: all")
+    refused(data(path, split="test"), "data.split", "'test'", "allowed: all")
+    refused(Data(name="digits", split="train", image_size=8, channels=1), "data.split", "allowed: all")
+
+
+def test_too_few_readable_images(tmp_path: Path) -> None:
+    asked = data(folder(tmp_path / "set", {"a.png": colour(1), "b.png": b"", "c.png": b""}))
+    images.check(asked)
+    with pytest.raises(ConfigError, match=r"1 readable images; allowed: at least 2 \(skipped: b\.png"):
+        images.load(asked)
+
+
+def test_check_accepts_what_can_be_loaded(tmp_path: Path) -> None:
+    images.check(DIGITS)
+    images.check(data(folder(tmp_path / "set", CLASSES)))
+    images.check(data(archive(tmp_path / "set.zip", SPLITS), split="test"))
+    images.check(data(archive(tmp_path / "more.zip", SPLITS), name="cifar10", split="train"))
+
+
+# ----------------------------------------------------------------------------------------------------------- CIFAR-10
+def test_cifar10_offline_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    for path in (None, str(tmp_path / "new")):
+        refused(
+            data(path, name="cifar10", split="train"), "data.path", "network", "set data.path to a folder", "no route"
+        )
+
+
+def test_cifar10_from_image_files(tmp_path: Path) -> None:
+    asked = data(archive(tmp_path / "set.zip", SPLITS), name="cifar10", split="test")
+    found = images.load(asked)
+    assert found.name.startswith("cifar10 ")
+    assert found.class_names == ("ant", "cat")
+    assert images.has_labels(asked)
+    unpacked = images.load(data(folder(tmp_path / "set", SPLITS), name="cifar10", split="test"))
+    assert unpacked.digest == found.digest
+    refused(data(str(tmp_path / "nowhere.zip"), name="cifar10"), "no such file or folder")
+
+
+class FakeCifar:
+    classes = ("airplane", "automobile")
+
+    def __init__(self, root: str, train: bool, download: bool) -> None:
+        (Path(root) / sources.CIFAR10_FOLDER).mkdir(parents=True, exist_ok=True)
+        self.data = np.full((5 if train else 3, 32, 32, 3), [10, 20, 30], np.uint8)
+        self.targets = [index % 2 for index in range(len(self.data))]
+
+
+def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", FakeCifar)
+    monkeypatch.setattr(sources, "require_cifar10_server", lambda _: None)
+    assert sources.cifar10_root(Data()) == cache / "cifar10"
+    found = images.load(Data())
+    assert found.pixels.shape == (5, 3, 32, 32)
+    assert found.pixels[0, :, 0, 0].tolist() == [10, 20, 30]
+    assert len(images.load(Data(split="all"))) == 8
+    assert images.load(Data(image_size=16, channels=1)).pixels.shape == (5, 1, 16, 16)
+    inside = Data(path=str(cache / "cifar10" / sources.CIFAR10_FOLDER), split="test")
+    assert sources.cifar10_root(inside) == cache / "cifar10"
+    images.check(inside)
+    assert len(images.load(inside)) == 3
+
+
+@pytest.mark.skipif(
+    "TUNEDIFF_CIFAR_ZIP" not in os.environ, reason="TUNEDIFF_CIFAR_ZIP names no zip of CIFAR-10's images"
+)
+def test_whole_cifar10_zip() -> None:
+    asked = Data(path=os.environ["TUNEDIFF_CIFAR_ZIP"])
+    first = images.load(asked)
+    assert first.pixels.shape == (50000, 3, 32, 32)
+    assert first.labels is not None
+    assert first.labels.bincount().tolist() == [5000] * 10
+    assert first.skipped == ()
+    forget()
+    started = time.perf_counter()
+    assert images.load(asked).digest == first.digest
+    assert time.perf_counter() - started < 2.5

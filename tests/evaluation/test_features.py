@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import pickle
+import random
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tunediff.config import Config, ConfigError, override, workload
+from tunediff.data.images import Images
+from tunediff.evaluation import features, weights
+from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
+
+
+# --------------------------------------------------------------------------------------------------------- classifier
+@pytest.fixture(scope="module")
+def classifier(digits: Images) -> features.Classifier:
+    return features.Classifier(digits, "cpu")
+
+
+def test_classifier_knows_the_digits(digits: Images, classifier: features.Classifier) -> None:
+    assert classifier.accuracy >= 0.95
+    assert (classifier.name, classifier.label, classifier.dim) == ("classifier", "FD (classifier)", 64)
+    found = classifier(digits.pixels[:10])
+    assert found.shape == (10, 64)
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+
+
+def test_features_do_not_depend_on_the_batch_or_the_trial(digits: Images, classifier: features.Classifier) -> None:
+    whole = classifier(digits.pixels[:40])
+    assert torch.allclose(whole[7:9], classifier(digits.pixels[7:9]), atol=1e-5)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(classifier(digits.pixels[:40]), whole)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_classifier_is_reproducible_and_leaves_no_trace(
+    digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    torch.manual_seed(123)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            again = features.Classifier(digits, "cpu")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert again.digest == classifier.digest
+    assert again.accuracy == classifier.accuracy
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # type: ignore[index]
+
+
+def test_second_classifier_comes_from_the_cache(
+    digits: Images, classifier: features.Classifier, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (cache / f"classifier-{digits.digest[:16]}-1.safetensors").is_file()
+    monkeypatch.setattr(features, "_train", lambda _: pytest.fail("trained again"))
+    again = features.Classifier(digits, "cpu")
+    assert (again.digest, again.accuracy) == (classifier.digest, classifier.accuracy)
+    assert torch.equal(again(digits.pixels[:9]), classifier(digits.pixels[:9]))
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 100, None])
+def test_damaged_cache_is_trained_again(
+    digits: Images,
+    classifier: features.Classifier,
+    content: bytes | None,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = f"classifier-{digits.digest[:16]}-1.safetensors"
+    good = (cache / name).read_bytes()
+    other = dataclasses.replace(digits, class_names=("a", "b"))  # the same file would not fit these
+    (tmp_path / name).write_bytes(good if content is None else content)
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    known = features._read(cache / name, digits)
+    assert known is not None
+    monkeypatch.setattr(features, "_train", lambda _: known)
+    if content is None:
+        assert features._read(tmp_path / name, other) is None
+    else:
+        assert features.Classifier(digits, "cpu").digest == classifier.digest
+        assert (tmp_path / name).read_bytes() == good
+    assert "trained again" in caplog.text
+
+
+def test_unusable_cache_folder_is_no_failure(
+    digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = features._Trained({n: t.clone() for n, t in classifier._network.state_dict().items()}, 1.0)
+    monkeypatch.setattr(features, "_train", lambda _: known)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "file" / "cache"))
+    assert features.Classifier(digits, "cpu").digest == classifier.digest
+
+
+@pytest.mark.parametrize(("size", "channels"), [(8, 1), (28, 1), (32, 3), (64, 3)])
+def test_classifier_takes_any_size(size: int, channels: int) -> None:
+    network = features._Network(channels, size, 5)
+    pixels = torch.zeros(2, channels, size, size, dtype=torch.uint8)
+    assert network.features(pixels).shape == (2, 64)
+    assert network(pixels).shape == (2, 5)
+
+
+def test_distance_tells_digits_from_noise(digits: Images, classifier: features.Classifier) -> None:
+    def statistics(pixels: Tensor) -> FeatureStatistics:
+        collected = FeatureStatistics(64)
+        collected.update(classifier(pixels))
+        return collected
+
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(1))
+    reference = Reference.of(statistics(digits.pixels[order[:898]]), torch.zeros(0, 64))
+    other_half = frechet(statistics(digits.pixels[order[898:]]), reference)
+    noise = torch.randint(0, 256, (898, 1, 8, 8), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    blurred = torch.nn.functional.avg_pool2d(digits.pixels.float(), 3, 1, 1).round().to(torch.uint8)
+    assert 0 < other_half < frechet(statistics(blurred), reference) / 10
+    assert other_half < frechet(statistics(noise), reference) / 50
+
+
+def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'.*allowed: inception"):
+        features.Classifier(dataclasses.replace(digits, labels=None), "cpu")
+    for index in range(2):
+        (tmp_path / f"{index}.png").write_bytes(b"")
+    flat = {
+        "data.name": "images",
+        "data.path": str(tmp_path),
+        "data.split": "all",
+        "evaluation.extractor": "classifier",
+    }
+    with pytest.raises(ConfigError, match=r"evaluation\.extractor"):
+        features.check(override(Config(), flat))
+    features.check(workload("digits"))
+
+
+# ---------------------------------------------------------------------------------------------------------- Inception
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty torch hub and no network; returns where the weights would be."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    return tmp_path / "torch" / "hub" / "checkpoints" / weights.FILE_NAME
+
+
+def inception(path: Path | None = None) -> Config:
+    return override(Config(), {"evaluation.weights_path": None if path is None else str(path)})
+
+
+@pytest.fixture(scope="module")
+def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as torch-fidelity publishes it, but with untrained weights."""
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
+        patch.setattr("torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url", lambda *_, **__: None)
+        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda *_, **__: None)
+        network = FeatureExtractorInceptionV3("any", ["2048"])
+    path = tmp_path_factory.mktemp("weights") / "inception.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+def test_the_url_is_that_of_torch_fidelity() -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+
+    assert weights.URL == URL_INCEPTION_V3
+    assert f"-{weights.DIGEST_PREFIX}.pth" in weights.FILE_NAME
+    assert str(weights.hub_dir()) == os.path.abspath(torch.hub.get_dir())
+
+
+def test_offline_names_both_ways(offline: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        features.check(inception())
+    for word in ("evaluation.weights_path", "network", weights.FILE_NAME, str(offline), "no route", "classifier"):
+        assert word in str(error.value)
+
+
+def test_missing_weights_path(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.pth", tmp_path):
+        with pytest.raises(ConfigError, match=r"evaluation\.weights_path: .* cannot be read: .*; allowed: a file of"):
+            features.check(inception(path))
+
+
+def test_download_is_verified_and_put_in_place(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"weights"
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+    with pytest.raises(ConfigError, match="what arrived has sha256"):
+        features.check(inception())
+    assert not offline.exists()
+    monkeypatch.setattr(weights, "DIGEST_PREFIX", hashlib.sha256(content).hexdigest()[:8])
+    features.check(inception())
+    assert offline.read_bytes() == content
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("downloaded again"))
+    assert weights.find(inception()).label == "FID"
+    offline.write_bytes(b"half a downl")
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+    assert weights.find(inception()).label == "FID", "a damaged copy is fetched again"
+
+
+def test_only_the_reference_weights_make_a_fid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.pth"
+    path.write_bytes(b"own weights")
+    found = weights.find(inception(path))
+    assert found.label == "FD (inception, own weights)"
+    assert found.digest == hashlib.sha256(b"own weights").hexdigest()
+    monkeypatch.setattr(weights, "DIGEST_PREFIX", found.digest[:8])
+    assert weights.find(inception(path)).label == "FID"
+
+
+def test_weights_from_a_path_give_2048_features(random_weights: Path, digits: Images) -> None:
+    state = torch.get_rng_state()
+    extractor = features.build(inception(random_weights), digits, "cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (extractor.name, extractor.dim) == ("inception-v3-compat", 2048)
+    assert extractor.label == "FD (inception, own weights)"
+    assert extractor.digest == hashlib.sha256(random_weights.read_bytes()).hexdigest()
+    grey = digits.pixels[:2]
+    found = extractor(grey)
+    assert found.shape == (2, 2048)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, extractor(grey.repeat(1, 3, 1, 1)), atol=1e-5)
+
+
+class Intruder:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (os.environ["INTRUDER"],)
+
+
+@pytest.mark.parametrize("kind", ["code", "tensor", "other network", "text"])
+def test_foreign_weights_are_refused_and_run_no_code(
+    kind: str, tmp_path: Path, digits: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTRUDER", str(tmp_path / "intruder"))
+    path = tmp_path / "weights.pth"
+    if kind == "code":
+        path.write_bytes(pickle.dumps(Intruder(), protocol=2))
+    elif kind == "text":
+        path.write_text("no weights")
+    else:
+        torch.save(torch.zeros(3) if kind == "tensor" else {"layer.weight": torch.zeros(3)}, path)
+    with pytest.raises(ConfigError, match=r"evaluation\.weights_path: .*does not hold the weights"):
+        features.build(inception(path), digits, "cpu")
+    assert not (tmp_path / "intruder").exists()

@@ -1,0 +1,1 @@
+"""Real images: where they come from (`sources`), as one uint8 tensor (`images`), as training batches (`loader`)."""

@@ -1,0 +1,246 @@
+"""The real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of image files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from tunediff.config import Data
+from tunediff.data import sources
+from tunediff.data.cache import cache_dir, keep, locked
+from tunediff.data.sources import check, has_labels
+
+__all__ = ["Images", "cache_dir", "check", "has_labels", "load"]
+
+log = logging.getLogger(__name__)
+
+_CACHE_VERSION = 1  # raise it when the same file would decode to other pixels
+_LARGEST_FILE = 256 * 2**20  # bytes; an entry of a zip may claim any size
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """A set of images in memory. Shared by everything in the process that loads the same set: do not write to it."""
+
+    name: str
+    """`data.name`, and the file or folder where there is one."""
+    pixels: Tensor
+    """uint8 [N, C, H, W], 0…255."""
+    labels: Tensor | None
+    """int64 [N], class numbers from 0; None without classes."""
+    class_names: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """(file, reason) of every file that was found and is not among the images."""
+    digest: str
+    """sha256 of shape and pixels, hex: equal for equal images in equal order."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def load(data: Data) -> Images:
+    """The images that `data` describes; the last two sets stay in memory.
+
+    Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than two images remain.
+    """
+    data = dataclasses.replace(data, horizontal_flip=False)  # mirroring is the loader's: the set is the same
+    if data.name == "digits":
+        return _load(data, "")
+    if (root := sources.cifar10_root(data)) is not None:
+        return _load(data, str(root))
+    return _load(data, sources.listing(data).stamp)
+
+
+@functools.lru_cache(maxsize=2)
+def _load(data: Data, stamp: str) -> Images:
+    """`stamp` is part of the key, so that files changed meanwhile are read again."""
+    if data.name == "digits":
+        images = _digits(data)
+    elif (root := sources.cifar10_root(data)) is not None:
+        images = _cifar10(data, root)
+    else:
+        images = _files(data, sources.listing(data))
+    if images.skipped:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:5])
+        log.warning("%s: %d files skipped: %s", images.name, len(images.skipped), shown)
+    return images
+
+
+def _images(
+    name: str,
+    pixels: Pixels,
+    labels: npt.NDArray[np.int64] | None,
+    class_names: Iterable[str] = (),
+    skipped: Iterable[tuple[str, str]] = (),
+) -> Images:
+    content = hashlib.sha256(repr(pixels.shape).encode())
+    content.update(np.ascontiguousarray(pixels).data)
+    return Images(
+        name=name,
+        pixels=torch.from_numpy(np.ascontiguousarray(pixels)),
+        labels=None if labels is None else torch.from_numpy(labels.astype(np.int64)),
+        class_names=tuple(class_names),
+        skipped=tuple(skipped),
+        digest=content.hexdigest(),
+    )
+
+
+def _chosen(count: int, max_images: int | None) -> npt.NDArray[np.int64]:
+    """Which of `count` images are learned, ascending: all, or the first so many of a shuffle that never changes."""
+    order = np.random.RandomState(0).permutation(count)
+    return np.sort(order[:max_images]).astype(np.int64)
+
+
+# ------------------------------------------------------------------------------------------------------------- digits
+def _digits(data: Data) -> Images:
+    """scikit-learn's digits: grey levels 0…16, scaled to 0…255."""
+    from sklearn.datasets import load_digits
+
+    sources.require_all(data, "the digits have no train and test part")
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    chosen = _chosen(len(pixels), data.max_images)
+    fitted = _fit_all(pixels[chosen], data)
+    return _images("digits", fitted, digits.target[chosen], [str(name) for name in digits.target_names])
+
+
+# ----------------------------------------------------------------------------------------------------------- CIFAR-10
+def _cifar10(data: Data, root: Path) -> Images:
+    """torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies its checksums)."""
+    from torchvision.datasets import CIFAR10
+
+    parts = {"train": [True], "test": [False], "all": [True, False]}[data.split]
+    with locked(root / "cifar10"):
+        if not sources.holds_cifar10(root):
+            sources.require_cifar10_server(data)
+            log.info("downloading CIFAR-10 (163 MiB) into %s", root)
+        try:
+            sets: list[Any] = [CIFAR10(str(root), train=train, download=True) for train in parts]
+        except (OSError, RuntimeError, EOFError, HTTPException) as error:
+            sources.refuse_cifar10(data, error)
+    pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]
+    labels = np.concatenate([np.asarray(part.targets) for part in sets])
+    chosen = _chosen(len(pixels), data.max_images)
+    return _images("cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes)
+
+
+# -------------------------------------------------------------------------------------------------------- image files
+def _files(data: Data, listing: sources.Listing) -> Images:
+    """Decode the files of a listing, or read what an earlier run decoded."""
+    setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
+    setting += [data.image_size, data.channels, data.max_images]
+    key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
+    cache = cache_dir() / f"images-{key}.npz"
+    with locked(cache):
+        stored = _read_cache(cache)
+        if stored is None:
+            stored = _decode(data, listing)
+            pixels, labels, notes = stored
+            note = np.array(json.dumps(notes))
+            keep(cache, lambda file: np.savez(file, pixels=pixels, labels=labels, notes=note))
+    pixels, labels, notes = stored
+    if len(pixels) < 2:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in notes["skipped"][:3])
+        sources.refuse("path", listing.path, f"{len(pixels)} readable images; allowed: at least 2 (skipped: {shown})")
+    skipped = [(name, reason) for name, reason in notes["skipped"]]
+    known = labels if notes["class_names"] else None
+    return _images(f"{data.name} {listing.path}", pixels, known, notes["class_names"], skipped)
+
+
+_Stored = tuple[Pixels, npt.NDArray[np.int64], dict[str, Any]]
+
+
+def _read_cache(path: Path) -> _Stored | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return stored["pixels"], stored["labels"], json.loads(str(stored["notes"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("%s: cannot be read and is made again: %s", path, error)
+        return None
+
+
+def _decode(data: Data, listing: sources.Listing) -> _Stored:
+    """uint8 [N, C, H, W], int64 [N], and the notes that belong to them; what cannot be decoded is noted as skipped."""
+    chosen = [int(index) for index in _chosen(len(listing.names), data.max_images)]
+    names = [listing.names[index] for index in chosen]
+    pixels = np.zeros((len(names), data.channels, data.image_size, data.image_size), np.uint8)
+    failed: dict[int, str] = {}
+    archive = zipfile.ZipFile(listing.path) if listing.path.is_file() else None
+
+    def read(name: str) -> bytes:
+        size = archive.getinfo(name).file_size if archive else (listing.path / name).stat().st_size
+        if size > _LARGEST_FILE:
+            raise ValueError(f"larger than {_LARGEST_FILE >> 20} MiB")
+        return archive.read(name) if archive else (listing.path / name).read_bytes()
+
+    def decode(indices: range) -> None:
+        for index in indices:
+            try:
+                with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
+                    pixels[index] = _fit(image, data)
+            except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
+                failed[index] = f"cannot be read ({type(error).__name__}: {str(error).replace(str(listing.path), '')})"
+
+    # Threads suffice: Pillow and zlib release the interpreter lock, and a span of files costs one task.
+    try:
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            spans = [range(i, min(i + 64, len(names))) for i in range(0, len(names), 64)]
+            for _ in pool.map(decode, spans):
+                pass
+    finally:
+        if archive:
+            archive.close()
+
+    good = [position for position in range(len(names)) if position not in failed]
+    labels = [listing.labels[chosen[position]] for position in good] if listing.labels else []
+    skipped = sorted([*listing.skipped, *((names[index], reason) for index, reason in failed.items())])
+    return (
+        pixels[good] if failed else pixels,
+        np.asarray(labels, np.int64),
+        {"class_names": listing.class_names, "skipped": skipped},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- pixels
+def _fit(image: Image.Image, data: Data) -> Pixels:
+    """uint8 [C, H, W] of one decoded file: upright, in the wanted colours, shorter side resized, centre kept."""
+    if "exif" in image.info:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits per pixel, of which Pillow's own conversion would clip the upper half
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "P":
+        image = image.convert("RGBA")  # a palette may hold transparency, which only this mode can express
+    image = image.convert("RGB" if data.channels == 3 else "L")  # transparency is dropped
+    if image.size != (data.image_size, data.image_size):
+        image = ImageOps.fit(image, (data.image_size, data.image_size), Image.Resampling.BICUBIC)
+    return np.asarray(image, np.uint8).reshape(data.image_size, data.image_size, -1).transpose(2, 0, 1)
+
+
+def _fit_all(pixels: Pixels, data: Data) -> Pixels:
+    """uint8 [N, C, H, W] from [N, h, w] or [N, h, w, 3]."""
+    if pixels.shape[1:] == (data.image_size, data.image_size, 3) and data.channels == 3:
+        return pixels.transpose(0, 3, 1, 2)
+    fit: Callable[[Pixels], Pixels] = lambda array: _fit(Image.fromarray(array), data)  # noqa: E731
+    return np.stack([fit(array) for array in pixels])

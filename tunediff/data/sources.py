@@ -1,0 +1,233 @@
+"""Which files make up a set of images, found without reading one of them.
+
+Nothing here imports torch, so that a wrong path is refused at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from tunediff.config import ConfigError, Data
+from tunediff.data.cache import cache_dir
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CIFAR10_FOLDER = "cifar-10-batches-py"
+NETWORK_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The image files of one split, in sorted order, and every file that was passed over."""
+
+    path: Path
+    """The folder or zip, absolute."""
+    names: tuple[str, ...]
+    """Image files, relative to `path`, with forward slashes."""
+    labels: tuple[int, ...] | None
+    """Class number of each file: its folder; None unless all files lie in at least two class folders."""
+    class_names: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """(file, reason) of files that are no images by their name."""
+    stamp: str
+    """Hex digest that changes when a file is added, removed or rewritten."""
+
+
+def check(data: Data) -> None:
+    """Refuse a set that cannot be loaded, in well under a second and without decoding an image.
+
+    Where CIFAR-10 is still to be downloaded, its server is asked for an answer. Raises `ConfigError` naming the key,
+    the value and what is allowed.
+    """
+    if data.name == "digits":
+        require_all(data, "the digits have no train and test part")
+    elif (root := cifar10_root(data)) is not None:
+        if not holds_cifar10(root):
+            require_cifar10_server(data)
+    else:
+        listing(data)
+
+
+def has_labels(data: Data) -> bool:
+    """Whether every image will have a class. Raises `ConfigError` as `check` does."""
+    if data.name == "digits" or cifar10_root(data) is not None:
+        return True
+    return listing(data).labels is not None
+
+
+def refuse(key: str, value: object, why: str) -> NoReturn:
+    """Raise the `ConfigError` for one key of `data`."""
+    shown = str(value) if isinstance(value, Path) else value
+    raise ConfigError(f"data.{key}: {shown!r} is not allowed: {why}")
+
+
+def require_all(data: Data, because: str) -> None:
+    """Raise `ConfigError` unless the split is `all`."""
+    if data.split != "all":
+        refuse("split", data.split, f"{because}; allowed: all")
+
+
+# ----------------------------------------------------------------------------------------------------------- CIFAR-10
+def cifar10_root(data: Data) -> Path | None:
+    """Folder of torchvision's copy of CIFAR-10, there already or not; None if the set is made of image files."""
+    if data.name != "cifar10":
+        return None
+    if data.path is None:
+        return cache_dir() / "cifar10"
+    path = Path(data.path).expanduser().absolute()
+    if path.name == CIFAR10_FOLDER:
+        return path.parent
+    if os.path.isfile(path) or path.suffix == ".zip":
+        return None
+    if os.path.isdir(path) and not holds_cifar10(path) and any(is_image(name) for name, _ in _folder_files(path)):
+        return None
+    return path
+
+
+def holds_cifar10(root: Path) -> bool:
+    """Whether torchvision's CIFAR-10, unpacked or as its archive, lies in this folder."""
+    return (root / CIFAR10_FOLDER).is_dir() or (root / "cifar-10-python.tar.gz").is_file()
+
+
+def require_cifar10_server(data: Data) -> None:
+    """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would wait for ever."""
+    try:
+        request = urllib.request.Request(CIFAR10_URL, method="HEAD")
+        with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
+            pass
+    except OSError as error:
+        refuse_cifar10(data, error)
+
+
+def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
+    """Raise the `ConfigError` for a CIFAR-10 that is neither here nor to be had."""
+    why = (
+        f"CIFAR-10 is not there and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with a "
+        f"network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images"
+    )
+    raise ConfigError(f"data.path: {data.path!r} is not allowed: {why}") from None
+
+
+# -------------------------------------------------------------------------------------------------------- image files
+def listing(data: Data) -> Listing:
+    """The image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split."""
+    if data.path is None:
+        refuse("path", None, f"data.name = {data.name} needs a folder or .zip of images")
+    path = Path(data.path).expanduser().absolute()
+    if os.path.isfile(path):
+        return _zip_listing(data, path, _stat(path))
+    return _listing(data, path, dict(sorted(_folder_files(path))), None)
+
+
+@functools.lru_cache(maxsize=4)
+def _zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
+    """Remembered, for the directory of a large archive takes a while to read; `status` tells when it has changed."""
+    return _listing(data, path, dict(sorted(_zip_files(path))), status)
+
+
+def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None) -> Listing:
+    """`files`: every file below `path`, in sorted order, with two numbers that change when it is rewritten."""
+    names, skipped = [], []
+    for name in files:
+        if reason := _why_not(name):
+            skipped.append((name, reason))
+        else:
+            names.append(name)
+
+    # An archive often wraps everything into folders of its own: cifar10-images/train/airplane/0001.jpg.
+    depth = 0
+    while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {None, "train", "test"}:
+        depth += 1
+    if tops & {"train", "test"}:
+        wanted = {"train", "test"} if data.split == "all" else {data.split}
+        outside = [name for name in names if _part(name, depth) not in ("train", "test")]
+        skipped += [(name, "outside train/ and test/") for name in outside]
+        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - wanted]
+        names = [name for name in names if _part(name, depth) in wanted]
+        depth += 1
+    elif names:
+        require_all(data, f"{path} has no train/ and test/ folders")
+    if len(names) < 2:
+        kinds = " ".join(SUFFIXES)
+        missing = f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)} others"
+        refuse("path", path, f"{missing}; allowed: at least 2")
+
+    classes = [_part(name, depth) for name in names]
+    class_names = sorted({name for name in classes if name is not None})
+    labels = None
+    if None not in classes and len(class_names) > 1:
+        number = {name: index for index, name in enumerate(class_names)}
+        labels = tuple(number[name] for name in classes if name is not None)
+    return Listing(
+        path=path,
+        names=tuple(names),
+        labels=labels,
+        class_names=tuple(class_names) if labels else (),
+        skipped=tuple(sorted(skipped)),
+        stamp=hashlib.sha256(repr((status, files)).encode()).hexdigest(),
+    )
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name."""
+    return _why_not(name) is None
+
+
+def _why_not(name: str) -> str | None:
+    parts = PurePosixPath(name)
+    if "__MACOSX" in parts.parts or any(part.startswith(".") for part in parts.parts):
+        return "hidden file"
+    if parts.suffix.lower() not in SUFFIXES:
+        return f"not an image file ({parts.suffix or 'no suffix'})"
+    return None
+
+
+def _part(name: str, depth: int) -> str | None:
+    """The folder at this depth on the way to a file; None where the file itself comes first."""
+    folders = name.split("/")[:-1]
+    return folders[depth] if depth < len(folders) else None
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(relative name, (bytes, modified ns)) of every file below a folder. Linked folders are followed once."""
+    if not os.path.isdir(path):
+        refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
+
+    def unreadable(error: OSError) -> None:  # os.walk would pass over it in silence
+        refuse("path", error.filename, f"the folder cannot be read ({error.strerror}); allowed: readable folders")
+
+    seen: set[str] = set()
+    for folder, inner, files in os.walk(path, followlinks=True, onerror=unreadable):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        for file in files:
+            full = Path(folder, file)
+            # A dangling link stays in the list: it will be counted as unreadable.
+            yield full.relative_to(path).as_posix(), _stat(full) if full.exists() else (0, 0)
+
+
+def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (bytes, checksum)) of every file in a zip."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        refuse("path", path, f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images")
+    for name, info in infos.items():
+        yield name, (info.file_size, info.CRC)

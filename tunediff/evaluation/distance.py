@@ -1,0 +1,135 @@
+"""Distances between two sets of feature vectors, in float64: Fréchet distance and kernel distance (KID)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class NonFiniteError(ValueError):
+    """Images or features hold an infinity or a NaN: the model has diverged."""
+
+
+class FeatureStatistics:
+    """Count, mean and covariance of feature vectors that come in batches, on one process or on several."""
+
+    def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
+        # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer products [d, d].
+        self._sums = torch.zeros(1 + dim + dim * dim, dtype=torch.float64, device=device)
+        self._dim = dim
+
+    def update(self, features: Tensor) -> None:
+        """Add features [B, d] of any float type. Raises `NonFiniteError`."""
+        features = features.to(self._sums.device, torch.float64)
+        if not torch.isfinite(features).all():
+            raise NonFiniteError("non-finite features")
+        self._sums[0] += len(features)
+        self._sums[1 : 1 + self._dim] += features.sum(0)
+        self._sums[1 + self._dim :] += (features.T @ features).flatten()
+
+    def merge(self) -> None:
+        """Add up the statistics of all ranks; every rank must call it. Nothing happens without a process group."""
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(self._sums)
+
+    @property
+    def count(self) -> int:
+        """Vectors seen."""
+        return int(self._sums[0].item())
+
+    @property
+    def mean(self) -> Tensor:
+        """float64 [d]."""
+        return self._sums[1 : 1 + self._dim] / self._sums[0]
+
+    @property
+    def cov(self) -> Tensor:
+        """float64 [d, d], unbiased (divided by N − 1). Raises ValueError for fewer than two vectors."""
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 feature vectors, not {self.count}")
+        mean, products = self.mean, self._sums[1 + self._dim :].view(self._dim, self._dim)
+        return (products - self._sums[0] * torch.outer(mean, mean)) / (self._sums[0] - 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """The real images, as far as a distance to them needs it."""
+
+    mean: Tensor
+    """float64 [d]."""
+    cov: Tensor
+    """float64 [d, d]."""
+    root: Tensor
+    """float64 [d, d], the symmetric square root of `cov`: the costly half of a Fréchet distance, computed once."""
+    count: int
+    """Images behind mean and covariance."""
+    features: Tensor
+    """float32 [≤ 2000, d], features of a fixed choice of these images, for the kernel distance."""
+
+    @classmethod
+    def of(cls, statistics: FeatureStatistics, features: Tensor) -> Reference:
+        """From the statistics of all real images and the features of some."""
+        cov = statistics.cov
+        return cls(statistics.mean, cov, symmetric_root(cov), statistics.count, features)
+
+    def to(self, device: torch.device | str) -> Reference:
+        """The same reference on another device."""
+        return Reference(
+            self.mean.to(device), self.cov.to(device), self.root.to(device), self.count, self.features.to(device)
+        )
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    """S with S·S = matrix, for a symmetric positive semidefinite matrix [d, d]; rounding below zero counts as zero."""
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
+    """Squared Fréchet distance between two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½) (Dowson & Landau 1982;
+    Heusel et al. 2017, arXiv 1706.08500).
+
+    C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: that makes the trace of the root faster and
+    more exact than through the product itself. Both covariances may be rank-deficient (N < d).
+    """
+    mean, cov = statistics.mean.to(reference.mean.device), statistics.cov.to(reference.mean.device)
+    inner = reference.root @ cov @ reference.root
+    eigenvalues = torch.linalg.eigvalsh((inner + inner.T) / 2)
+    between = (mean - reference.mean).square().sum()
+    spread = cov.trace() + reference.cov.trace() - 2 * eigenvalues.clamp(min=0).sqrt().sum()
+    return float(between + spread)
+
+
+def kid(a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, seed: int = 2020) -> tuple[float, float]:
+    """(mean, standard deviation) over random subsets of the unbiased squared MMD with kernel (x·y/d + 1)³
+    (Bińkowski et al. 2018, arXiv 1801.01401, §3 and appendix D).
+
+    Features are [n, d] and [m, d]; subsets are drawn as torch-fidelity draws them, so that the same seed gives its
+    number. Takes O(n² + m²) memory. Raises ValueError if a subset is larger than a set, or smaller than 2.
+    """
+    if not 2 <= subset_size <= min(len(a), len(b)):
+        raise ValueError(f"subset_size must lie in 2…{min(len(a), len(b))}, not {subset_size}")
+    a, b = a.double(), b.double().to(a.device)
+    random = np.random.RandomState(seed)
+    chosen_a, chosen_b = a.new_zeros(subsets, len(a)), a.new_zeros(subsets, len(b))
+    for row in range(subsets):
+        chosen_a[row, torch.from_numpy(random.choice(len(a), subset_size, replace=False))] = 1
+        chosen_b[row, torch.from_numpy(random.choice(len(b), subset_size, replace=False))] = 1
+
+    # Every subset's sum over its kernel matrix is a quadratic form in the 0/1 rows above: each matrix is built once.
+    aa, bb, ab = _kernel(a, a), _kernel(b, b), _kernel(a, b)
+    within_a = (chosen_a @ aa * chosen_a).sum(1) - chosen_a @ aa.diagonal()
+    within_b = (chosen_b @ bb * chosen_b).sum(1) - chosen_b @ bb.diagonal()
+    between = (chosen_a @ ab * chosen_b).sum(1)
+    n = subset_size
+    squared = (within_a + within_b) / (n * (n - 1)) - 2 * between / n**2
+    return float(squared.mean()), float(squared.std(correction=0))
+
+
+def _kernel(a: Tensor, b: Tensor) -> Tensor:
+    return (a @ b.T / a.shape[1] + 1).pow(3)

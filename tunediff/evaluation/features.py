@@ -1,0 +1,237 @@
+"""Networks that turn images into the feature vectors whose distribution is compared.
+
+To add one: a class with the members of `Extractor`, its name in `tunediff.config.Evaluation`, and a line in `build`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tunediff.config import Config, ConfigError
+from tunediff.data.cache import cache_dir, keep, locked
+from tunediff.data.images import Images
+from tunediff.evaluation import weights
+from tunediff.evaluation.weights import check
+
+__all__ = ["Classifier", "Extractor", "Inception", "build", "check"]
+
+log = logging.getLogger(__name__)
+
+
+class Extractor(Protocol):
+    """What an evaluation needs of a feature network."""
+
+    name: str
+    """Short name for files: "inception-v3-compat", "classifier"."""
+    label: str
+    """What the Fréchet distance of these features may be called; "FID" only with FID's own network and weights."""
+    digest: str
+    """Hex digest of the weights: features with different digests are not comparable."""
+    dim: int
+    """d, length of a feature vector."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
+        ...
+
+
+def build(config: Config, images: Images, device: torch.device | str) -> Extractor:
+    """The extractor of `evaluation.extractor` on `device`. Raises `ConfigError` if weights or labels are missing."""
+    if config.evaluation.extractor == "inception":
+        return Inception(weights.find(config), device)
+    return Classifier(images, device)
+
+
+@contextlib.contextmanager
+def _one_ruler(device: torch.device) -> Iterator[None]:
+    """Plain float32, whatever number format the trial being judged has switched on for itself."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+# ---------------------------------------------------------------------------------------------------------- Inception
+class Inception:
+    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et al. 2017)."""
+
+    name = "inception-v3-compat"
+    dim = 2048
+    _CHUNK = 64  # images of 299×299 at once: about 1 GiB of activations
+
+    def __init__(self, found: weights.Weights, device: torch.device | str) -> None:
+        """Raises `ConfigError` if the file holds anything but the tensors of this network."""
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        self.label, self.digest, self._device = found.label, found.digest, torch.device(device)
+        # torch-fidelity unpickles its file without restriction, which would run code hidden in a foreign one. So the
+        # file is read here as plain tensors, and torch-fidelity gets those.
+        tensors = io.BytesIO()
+        try:
+            torch.save(torch.load(found.path, map_location="cpu", weights_only=True), tensors)
+            tensors.seek(0)
+            with torch.random.fork_rng(devices=[]):  # building layers draws initial weights
+                self._network: Any = FeatureExtractorInceptionV3(
+                    self.name, [str(self.dim)], feature_extractor_weights_path=tensors
+                )
+        except Exception as error:  # a file of any other kind fails in as many ways
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                f"evaluation.weights_path: {str(found.path)!r} is not allowed: it does not hold the weights of "
+                f"torch-fidelity's Inception network ({reason}); allowed: a copy of {weights.FILE_NAME}"
+            ) from None
+        self._network.to(self._device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
+        with torch.no_grad(), _one_ruler(self._device):
+            return torch.cat([self._network(chunk)[0] for chunk in torch.split(images, self._CHUNK)])
+
+
+# --------------------------------------------------------------------------------------------------------- classifier
+class Classifier:
+    """64 features of a small network trained to tell the classes of the very images that are learned.
+
+    It needs no network and no download. Training is seeded and runs on one CPU thread: the same
+    images give the same weights, bit for bit on the same kind of machine, whatever the state of torch's generators. The
+    weights are kept in the cache folder under the digest of the images.
+    """
+
+    name = "classifier"
+    label = "FD (classifier)"
+    dim = 64
+
+    def __init__(self, images: Images, device: torch.device | str) -> None:
+        """Raises `ConfigError` if the images have no classes."""
+        if images.labels is None:
+            weights.refuse_unlabelled()
+        path = cache_dir() / f"classifier-{images.digest[:16]}-{_VERSION}.safetensors"
+        with locked(path):
+            trained = _read(path, images)
+            if trained is None:
+                trained = _train(images)
+                content = safetensors.torch.save(trained.tensors | {"accuracy": torch.tensor(trained.accuracy)})
+                keep(path, lambda file: file.write(content))
+        self._device = torch.device(device)
+        self._network = _network(images)
+        self._network.load_state_dict(trained.tensors)
+        self._network.requires_grad_(False).eval().to(self._device)
+        self.accuracy = trained.accuracy
+        """Share of a held-out tenth of the images whose class is found."""
+        content_of = hashlib.sha256()
+        for name, tensor in sorted(trained.tensors.items()):
+            content_of.update(name.encode() + tensor.numpy().tobytes())
+        self.digest = content_of.hexdigest()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        with torch.no_grad(), _one_ruler(self._device):
+            features: Tensor = self._network.features(images.to(self._device))
+            return features
+
+
+_VERSION = 1  # raise it when network or training change
+_SEED = 0
+_STEPS, _BATCH, _PEAK_LR = 400, 64, 4e-3
+
+
+class _Trained(NamedTuple):
+    tensors: dict[str, Tensor]
+    accuracy: float
+
+
+class _Network(nn.Module):
+    """Convolutions down to at most 8×8 pixels, three more, an average over the picture, and a linear read-out."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        strides = [1]
+        while size > 8:
+            strides.append(2)
+            size = (size + 1) // 2
+        widths = [channels] + [32] * len(strides) + [64, 64]
+        strides += [1, 2]
+        layers = []
+        for (before, after), stride in zip(itertools.pairwise(widths), strides, strict=True):
+            layers += [nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.SiLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(64, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        pooled: Tensor = self.body(images.float() / 127.5 - 1).mean((2, 3))
+        return pooled
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+
+def _network(images: Images) -> _Network:
+    """The untrained network for these images; torch's generators stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_SEED)
+        return _Network(images.pixels.shape[1], images.pixels.shape[2], len(images.class_names))
+
+
+def _read(path: Path, images: Images) -> _Trained | None:
+    """A trained network from the cache; None if there is none that fits."""
+    if not path.is_file():
+        return None
+    try:
+        tensors = safetensors.torch.load(path.read_bytes())
+        trained = _Trained(tensors, tensors.pop("accuracy").item())
+        _network(images).load_state_dict(trained.tensors)
+    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        log.warning("%s: cannot be read, the classifier is trained again: %s", path, error)
+        return None
+    return trained
+
+
+def _train(images: Images) -> _Trained:
+    """AdamW with a linearly falling learning rate for a fixed number of steps."""
+    assert images.labels is not None
+    started, threads = time.perf_counter(), torch.get_num_threads()
+    generator = torch.Generator().manual_seed(_SEED)
+    order = torch.randperm(len(images), generator=generator)
+    held_out, learned = order.tensor_split([max(1, len(images) // 10)])
+    network = _network(images)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=1e-2)
+    # One thread: more would add up gradients in another order, and on busy cores they wait for each other for minutes.
+    torch.set_num_threads(1)
+    try:
+        with torch.enable_grad(), _one_ruler(torch.device("cpu")):
+            for step in range(_STEPS):
+                for group in optimizer.param_groups:
+                    group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
+                batch = learned[torch.randint(len(learned), (_BATCH,), generator=generator)]
+                loss = F.cross_entropy(network(images.pixels[batch]), images.labels[batch], label_smoothing=0.1)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        network.eval()
+        with torch.no_grad(), _one_ruler(torch.device("cpu")):
+            found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
+    finally:
+        torch.set_num_threads(threads)
+    accuracy = (found == images.labels[held_out]).double().mean().item()
+    seconds = time.perf_counter() - started
+    log.info("classifier for %s: %.1f %% of held-out images right, %.1f s", images.name, 100 * accuracy, seconds)
+    return _Trained({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, accuracy)
