@@ -92,7 +92,7 @@ def test_scores(digits: Images, config: Config, identity: Any) -> None:
     state = torch.get_rng_state()
     scores = evaluator(network, identity)
     assert torch.equal(torch.get_rng_state(), state)
-    assert (scores["images"], scores["label"]) == (130, "FD (classifier)")
+    assert (scores["evaluation_images"], scores["label"]) == (130, "FD (classifier)")
     assert scores["kid"] is not None
     assert scores["kid"] > 0
     made = torch.cat([part for _, part in generate(network, identity, config.evaluation, (1, 8, 8), 130, "cpu")])

@@ -32,7 +32,7 @@ class Scores(TypedDict):
     """Fréchet distance of the generated images to the real ones; lower is better."""
     kid: float | None
     """Kernel distance between up to 2,000 images of each side; None where there are fewer than 64 of either."""
-    images: int
+    evaluation_images: int
     """N, generated images."""
     label: str
     """What the Fréchet distance may be called: FID, or FD and the extractor."""
@@ -112,7 +112,7 @@ class Evaluator:
         return {
             "frechet": self._agreed(frechet(statistics, self.reference)),
             "kid": self._kid(self._sum(raw)),
-            "images": n,
+            "evaluation_images": n,
             "label": self.label,
         }
 

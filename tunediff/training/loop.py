@@ -245,6 +245,8 @@ class Pace:
         self.checked = False
         if self.steps >= self._next_check:
             self._check()
+        elif self._budget.seconds is None:
+            self.progress = self._clock.progress(0.0, self.images)  # images are counted: nothing to extrapolate
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -93,10 +94,12 @@ def from_environment() -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield World(rank, size, device)
-    finally:
-        dist.destroy_process_group()
+    yield World(rank, size, device)
+    # Only after a success: a rank that failed must not wait for the others. Wrapped models are freed first, because
+    # they hold threads of the process group.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
