@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.config import ConfigError
+
+# OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
+# other load on the same cores it stops training almost completely (measured with 2 threads on 2 cores, images/s, alone
+# and beside a second training: default 4,190 and 0; 3,000 rounds 4,050 and 490). Read when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 STORAGE = Path("ray_results")
