@@ -91,6 +91,11 @@ def test_baseline_is_first_even_if_not_listed():
     assert [point["loader.batch_size"] for point in loaded.points] == [128, 64]
 
 
+def test_the_baseline_of_a_searched_knob_can_be_given():
+    loaded = parse(baseline={"loader.batch_size": 64, "optimizer.lr": 2e-3}, first=[])
+    assert (loaded.baseline.loader.batch_size, loaded.points[0]["optimizer.lr"]) == (64, 2e-3)
+
+
 def test_grid_is_every_combination_that_is_possible():
     grid = {
         "loader.batch_size": [128, 96],
@@ -199,6 +204,8 @@ REFUSED = [
     (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
     (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
     (changed(fixed={"loader.workers": -1}), "x.yaml: fixed: loader.workers: -1 is not allowed"),
+    (changed(baseline={"loader.workers": 1}), "x.yaml: baseline: loader.workers: is not searched; put it under fixed:"),
+    (changed(baseline={"optimizer.lr": 0.5}), "x.yaml: search (baseline): optimizer.lr: 0.5, the baseline's value, lies outside"),
     (changed(first={}), "x.yaml: first: needs a list of points"),
     (changed(first=[{"loader.batch_size": 32}]), "x.yaml: first[0]: loader.batch_size: 32 lies outside the space; allowed: [64, 128]"),
     (changed(first=[{"loader.wrkers": 32}]), "x.yaml: first[0]: loader.wrkers: no such knob"),

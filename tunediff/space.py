@@ -24,17 +24,8 @@ SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "searc
 DEFAULT = "digits.yaml"
 
 KEYS = (
-    "workload",
-    "base",
-    "objective",
-    "budget",
-    "early_stopping",
-    "fixed",
-    "search",
-    "grid",
-    "trials",
-    "first",
-    "seed",
+    *("workload", "base", "objective", "budget", "early_stopping", "seed"),
+    *("fixed", "baseline", "search", "grid", "trials", "first"),
 )
 METRICS = {"frechet": "min", "images_per_s": "max"}
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -185,7 +176,7 @@ class SearchSpace:
                 origin = "" if dimension.name in point else ", the baseline's value,"
                 raise ConfigError(
                     f"{where}: {dimension.name}: {value!r}{origin} lies outside the space; allowed: {dimension}"
-                    + ("" if dimension.name in point else " (add it to the space, or change the baseline under fixed:)")
+                    + ("" if dimension.name in point else " (add it to the space, or give another under baseline:)")
                 )
             full[dimension.name] = value
         if outside := [name for name in point if name not in full]:
@@ -298,8 +289,16 @@ def _baseline(content: Mapping[str, Any], source: str, folder: Path, overrides: 
     for name in [*fixed, *overrides]:
         if name in searched:
             where = f"{source}: fixed" if name in fixed else "command line"
-            raise ConfigError(f"{where}: {name}: is searched in this file as well; take it out of one of the two")
-    base = cfg.override(base, fixed, where=f"{source}: fixed", check=not overrides)
+            raise ConfigError(
+                f"{where}: {name}: is searched in this file as well; take it out of one of the two, or give the "
+                "baseline's value of a searched knob under baseline:"
+            )
+    starting = cfg.flatten(_mapping(content.get("baseline", {}), f"{source}: baseline"))
+    for name in starting:
+        if name not in searched:
+            raise ConfigError(f"{source}: baseline: {name}: is not searched; put it under fixed:")
+    base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
+    base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
 
 

@@ -43,7 +43,7 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
         )
     try:
         (folder / "trials").mkdir(parents=True)
-        kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed")}
+        kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
         kept["base"] = "baseline.yaml"
         limits = {"per_trial": f"{space.budget.per_trial_s:g}s", "trials": space.budget.trials}
         limits["compile"] = "charged" if space.budget.compile_charged else "free"
