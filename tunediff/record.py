@@ -2,7 +2,7 @@
 
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
-`start` (once per attempt), `point` (one evaluation), `end`.
+`start` (once per attempt), `worker` (who trains it), `point` (one evaluation), `end`.
 """
 
 from __future__ import annotations
@@ -128,6 +128,8 @@ def read_trial(folder: Path) -> TrialRecord | None:
             record.attempts += 1
         elif record is None:
             continue
+        elif kind == "worker":
+            record.environment |= {"device": event["device"], "threads": event["threads"]}
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = event

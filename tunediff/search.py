@@ -72,7 +72,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
     console = Console(folder, wanted, quiet=args.quiet or args.json)
     try:
-        experiment.run(folder, wanted, console.listen, args.address, console.greet)
+        if not _complete(folder, wanted):
+            experiment.run(folder, wanted, console.listen, args.address, console.greet)
     except KeyboardInterrupt:
         resume = f"python -m tunediff.search --resume {folder.name}"
         resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
@@ -82,6 +83,12 @@ def _main(argv: Sequence[str] | None) -> int:
     block = summary(found, experiment.spent_s(folder))
     print(json.dumps(block, indent=2) if args.json else "\n" + "\n".join(f"{k}: {_word(v)}" for k, v in block.items()))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
+
+
+def _complete(folder: Path, wanted: SearchSpace) -> bool:
+    """Whether a resumed search has nothing left to do."""
+    trials = record.read_trials(folder)
+    return len(trials) >= wanted.budget.trials and all(trial.finished for trial in trials)
 
 
 def _words(words: list[str]) -> tuple[Path, dict[str, Any]]:
@@ -170,7 +177,10 @@ class Console:
     def say(self, text: str) -> None:
         """A line with the seconds since the start, unless quiet."""
         if not self.quiet:
-            print(f"[{cli.seconds(time.monotonic() - self.started):>6}] {text}", flush=True)
+            try:
+                print(f"[{cli.seconds(time.monotonic() - self.started):>6}] {text}", flush=True)
+            except OSError:  # the terminal went away; a night of trials must not
+                self.quiet = True
 
     def greet(self, context: Any) -> None:
         """Where to look while it runs."""
@@ -214,9 +224,12 @@ class Console:
         value = trial.value(found.metric)
         words = [trial.status or "?", trial.reason] if trial.status != "ok" else ["ok"]
         if value is not None:
-            words.append(f"{found.label} {cli.number(value)}")
+            last = trial.points[-1]
+            words += [f"{last['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
             if (ratio := found.versus_baseline(trial)) is not None:
                 words.append(f"{ratio:.2f}× baseline")
+            words.append(f"{last['images'] / last['train_s']:.0f} images/s")
+            words.append(cli.knobs(_versus(self.space, trial.drawn)))
         if found.best is not None:
             words.append(f"best {found.best.name} {cli.number(found.best.value(found.metric))}")
         done = len([t for t in found.trials if t.finished])

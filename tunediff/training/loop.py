@@ -162,7 +162,7 @@ def train(
     try:
         going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
         saved_s, since = clock.read(), _Segment(clock, pace)
-        loss_sum, count = torch.zeros((), device=device), 0
+        losses = _MeanLoss(device)
         for index in range(len(points) + 1, config.evaluation.points + 1):
             if not going_on:
                 break
@@ -173,10 +173,10 @@ def train(
                     set_learning_rate(optimizer, config, pace.progress)
                     loss = step(batches)
                     amp.watch(loss)
+                    losses.add(loss)
                     before = pace.progress
                     pace.step(config.loader.batch_size)
                     ema.update(network, pace.progress, pace.progress - before)
-                    loss_sum, count = loss_sum + loss, count + 1
                     if pace.checked and world.largest(float(amp.diverged)) > 0:
                         raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
                     if pace.checked and pace.train_s - saved_s > checkpoint_every_s and not pace.reached:
@@ -185,8 +185,9 @@ def train(
 
             # ---- evaluate, save, report: the clock of the budget stands still
             point = since.measure() | {"index": index, "fraction": index / config.evaluation.points}
-            point["loss"] = world.mean(float(loss_sum) / max(1, count))
-            loss_sum, count = torch.zeros((), device=device), 0
+            point["loss"] = world.mean(losses.take())
+            if not math.isfinite(point["loss"]):
+                raise NotFiniteError(f"no loss was finite up to step {pace.steps} ({pace.train_s:.1f} s)")
             if evaluate is not None:
                 with clock.part("evaluation"):
                     point |= evaluate(ema.model, diffusion)
@@ -278,6 +279,25 @@ class Pace:
         """Continue from a checkpoint; seconds come from the clock."""
         self.steps, self.images = state["steps"], state["images"]
         self._read_at = self._next_check = self.steps
+
+
+class _MeanLoss:
+    """Mean of the finite losses since the last evaluation, kept on the device. Loss scaling passes over the others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum, self._steps = torch.zeros(2, device=device), 0
+
+    def add(self, loss: Tensor) -> None:
+        finite = torch.isfinite(loss)
+        self._sum += torch.stack((torch.where(finite, loss, 0.0), finite.float()))
+        self._steps += 1
+
+    def take(self) -> float:
+        """The mean, 0 after no step, NaN when no loss was finite; starts anew."""
+        total, finite = self._sum.tolist()
+        steps, self._steps = self._steps, 0
+        self._sum.zero_()
+        return (total / finite if finite else math.nan) if steps else 0.0
 
 
 class _Segment:

@@ -16,7 +16,7 @@ _RAY_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: it must not look like early stopping
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",  # our journal, not Tune's snapshot, is the truth
-    "RAY_DEDUP_LOGS": "0",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed has no objective
 }
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

@@ -148,6 +148,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     import optuna
     import ray
     from ray import tune
+    from ray.tune.progress_reporter import TrialProgressCallback
     from ray.tune.schedulers import ASHAScheduler
 
     from tunediff.tuning import slot as slots
@@ -160,8 +161,8 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     searcher = Searcher(space, folder, share.slots, before_s)
     actors = [slots.create(i, str(folder / "train"), share.to_dict()) for i in range(share.slots)]
 
-    class Lines(tune.Callback):  # type: ignore[misc]
-        """Passes Tune's events on; hooks are called by keyword."""
+    class Lines(TrialProgressCallback):  # type: ignore[misc]
+        """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
 
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             listener("start", trial.config["trial"], trial.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
             fingerprint=cfg.fingerprint(config),
             budget_s=plan["budget"]["seconds"],
             environment=record.environment(),
+            pid=os.getpid(),
         )
         job = {
             "name": name,

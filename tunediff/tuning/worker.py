@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import random
 import traceback
 from pathlib import Path
@@ -127,6 +128,8 @@ def _reset() -> None:
 
 
 def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path) -> Any:
+    import torch
+
     from tunediff.data import images as data
     from tunediff.training import checkpoint
     from tunediff.training.loop import train
@@ -138,6 +141,8 @@ def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path
         images = data.load(config.data)
         evaluate = evaluator(config, world) if job["evaluate"] else None
     journal = record.Journal(folder) if world.main else None
+    if journal is not None:
+        journal.write("worker", pid=os.getpid(), threads=torch.get_num_threads(), device=_device_name(world.device))
     known = {event["index"] for event in record.events(folder) if event["event"] == "point"}
 
     def report(point: dict[str, Any]) -> bool:
@@ -162,6 +167,12 @@ def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path
         )
         (folder / checkpoint.NAME).unlink(missing_ok=True)  # weights stay; optimizer state of a finished trial does not
     return outcome
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @functools.lru_cache(maxsize=2)

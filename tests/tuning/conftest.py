@@ -1,0 +1,114 @@
+"""Searches as a user starts them, in a process of their own, on a model that trains in seconds."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+import yaml
+
+from tunediff import record
+
+FIXED = {
+    "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
+    "evaluation.images": 64, "evaluation.steps": 5, "evaluation.points": 2, "optimizer.warmup": 0.2,
+}  # fmt: skip
+
+
+class Search:
+    """One search of a test: its file, its folder, its process."""
+
+    def __init__(self, folder: Path, name: str, **content):
+        self.storage, self.name = folder / "results", name
+        self.folder = self.storage / name
+        self.file = folder / f"{name}.yaml"
+        fixed = FIXED | content.pop("fixed", {})
+        self.file.write_text(yaml.safe_dump({"workload": "digits", "fixed": fixed, **content}, sort_keys=False))
+        self.process = None
+
+    def start(self, *words):
+        command = [sys.executable, "-m", "tunediff.search", *words, "--storage", str(self.storage)]
+        log = open(self.storage.parent / f"{self.name}.log", "a")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.storage.parent)
+        return self.process
+
+    def run(self, *words, timeout=280):
+        process = self.start(*(words or (str(self.file), "--name", self.name)))
+        code = process.wait(timeout)
+        assert code in (0, 3), self.log
+        return code
+
+    @property
+    def log(self):
+        return (self.storage.parent / f"{self.name}.log").read_text()
+
+    def trial(self, name):
+        return record.read_trial(self.folder / "trials" / name)
+
+    def events(self, name, kind):
+        return [event for event in record.events(self.folder / "trials" / name) if event["event"] == kind]
+
+    def wait_for(self, ready, timeout=120):
+        """The first true answer of `ready`; fails when the search ends or the time is over."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            if answer := ready():
+                return answer
+            assert self.process.poll() is None, self.log
+            time.sleep(0.05)
+        raise AssertionError(f"not ready after {timeout} s\n{self.log}")
+
+    @property
+    def study(self):
+        return optuna.load_study(study_name="tunediff", storage=f"sqlite:///{self.folder / 'study.db'}").trials
+
+    @property
+    def journals(self):
+        return {path.parent.name: path.read_text() for path in sorted(self.folder.glob("trials/*/journal.jsonl"))}
+
+
+def of_search(process):
+    """The search's own processes: Ray's and the workers'."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def all_gone(processes, timeout=30):
+    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def search(tmp_path):
+    made = []
+
+    def make(name, **content):
+        made.append(Search(tmp_path, name, **content))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process is not None and one.process.poll() is None:
+            children = of_search(one.process)
+            os.kill(one.process.pid, signal.SIGKILL)
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+def block(log):
+    """The `key: value` lines at the end of a search's output."""
+    lines = [line.split(": ", 1) for line in log.splitlines() if ": " in line and not line.startswith("[")]
+    return {key: value for key, value in lines}  # noqa: C416
+
+
+def read_json(log):
+    return json.loads(log[log.index("{") :])

@@ -1,0 +1,156 @@
+"""Whole searches, as a user runs them, and the faults they survive."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.tuning.conftest import all_gone, block, of_search
+
+pytestmark = pytest.mark.cluster
+
+TRIALS = {"budget": {"per_trial": "3s"}, "trials": [{}, {"loader.batch_size": 64}, {"loader.batch_size": 32}]}
+
+
+def pids(search, name):
+    """(driver, worker) of the trial's latest attempt."""
+    return search.events(name, "start")[-1]["pid"], search.events(name, "worker")[-1]["pid"]
+
+
+def has(search, name, points):
+    return lambda: (found := search.trial(name)) is not None and len(found.points) >= points
+
+
+def test_failing_trials_become_statuses_and_the_search_goes_on(search):
+    """Out of memory, not finite, and a knob that breaks in the worker; then resume finds nothing to do."""
+    one = search(
+        "failures",
+        budget={"per_trial": "2s"},
+        fixed={"data.image_size": 16},
+        trials=[
+            {},
+            {"loader.batch_size": 65536, "model.channels": 512},  # 32 GiB in one tensor
+            {"precision.amp": "fp16", "model.dropout": 0.99999, "model.channels": 16},  # 1e5 overflows fp16
+            {"loader.batch_size": 64},
+        ],
+    )
+    one.run()
+    statuses = [one.trial(f"t000{i}").status for i in range(4)]
+    assert statuses == ["ok", "oom", "nan", "ok"], one.log
+    assert "allocate memory" in one.trial("t0001").reason
+    assert "finite" in one.trial("t0002").reason
+
+    # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
+    study = one.study
+    assert [t.state.name for t in study] == ["COMPLETE"] * 4
+    assert [t.user_attrs["status"] for t in study] == statuses
+    worst = max(study[0].value, study[3].value)
+    assert study[1].value > worst
+    assert study[2].value > worst
+
+    summary = block(one.log)
+    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("4", "2", "1", "1")
+    best = min((one.trial(name) for name in ("t0000", "t0003")), key=lambda t: t.points[-1]["frechet"])
+    assert summary["best_trial"] == best.name
+    assert float(summary["training_s"]) + float(summary["compile_s"]) >= 4.0
+
+    # What a user browses.
+    assert (one.folder / "trials" / best.name / "samples.png").stat().st_size > 500
+    assert (one.folder / "trials" / best.name / "ema.safetensors").exists()
+    assert not list(one.folder.glob("trials/*/checkpoint.pt"))
+    assert any(path.name.startswith("t0003_batch_size=64") for path in one.folder.glob("tune/*/*"))
+
+    # Resume does nothing twice.
+    before = one.journals
+    one.run("--resume", "failures")
+    assert one.journals == before
+    # A name is never overwritten.
+    assert one.start(str(one.file), "--name", "failures").wait(60) == 2
+    assert "--name: 'failures' exists" in one.log
+
+
+def test_kills_lose_nothing(search):
+    """kill -9 of a worker, of a trial driver, and of the search itself; then resume."""
+    one = search("kills", **TRIALS)
+    process = one.start(str(one.file), "--name", "kills")
+
+    # A worker dies after its first point: a fresh group goes on from the checkpoint.
+    one.wait_for(has(one, "t0000", 1))
+    os.kill(pids(one, "t0000")[1], signal.SIGKILL)
+    one.wait_for(lambda: one.trial("t0000").finished)
+    killed = one.trial("t0000")
+    assert (killed.status, len(killed.points), killed.attempts) == ("ok", 2, 2)
+    assert len(one.events("t0000", "point")) == 2  # the first point was not measured again
+
+    # A driver dies: Tune starts another, which finds the workers still training.
+    one.wait_for(has(one, "t0001", 1))
+    os.kill(pids(one, "t0001")[0], signal.SIGKILL)
+    one.wait_for(lambda: one.trial("t0001").finished)
+    orphaned = one.trial("t0001")
+    assert (orphaned.status, len(orphaned.points)) == ("ok", 2)
+    assert len(one.events("t0001", "worker")) == 1
+
+    # The search dies.
+    one.wait_for(has(one, "t0002", 1))
+    family = of_search(process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert all_gone(family) == []
+    before = one.journals
+    assert not one.trial("t0002").finished
+    assert [t.state.name for t in one.study] == ["COMPLETE", "COMPLETE", "RUNNING"]
+
+    one.run("--resume", "kills")
+    after = one.journals
+    assert {name: after[name] for name in ("t0000", "t0001")} == {name: before[name] for name in ("t0000", "t0001")}
+    assert after["t0002"].startswith(before["t0002"])
+    resumed = one.trial("t0002")
+    assert (resumed.status, len(resumed.points)) == ("ok", 2)
+    assert len(one.events("t0002", "point")) == 2
+    assert [t.state.name for t in one.study] == ["COMPLETE"] * 3
+    assert [t.value for t in one.study] == [one.trial(f"t000{i}").points[-1]["frechet"] for i in range(3)]
+
+
+def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
+    one = search("hang", **(TRIALS | {"budget": {"per_trial": "3s", "deadline": "60s"}}))
+    process = one.start(str(one.file), "--name", "hang")
+    one.wait_for(has(one, "t0000", 2))
+    one.wait_for(lambda: one.events("t0001", "worker"))
+    psutil.Process(pids(one, "t0001")[1]).suspend()
+    one.wait_for(lambda: one.trial("t0001").finished)
+    assert (one.trial("t0001").status, "60 s" in one.trial("t0001").reason) == ("timeout", True)
+
+    # The next trial gets a fresh group; Ctrl-C while it trains.
+    one.wait_for(has(one, "t0002", 1))
+    family = of_search(process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "resume: python -m tunediff.search --resume hang" in one.log
+    assert "Traceback" not in one.log
+    assert all_gone(family) == []
+    assert not one.trial("t0002").finished
+    one.run("--resume", "hang")
+    assert [one.trial(f"t000{i}").status for i in range(3)] == ["ok", "timeout", "ok"]
+    assert [t.user_attrs["status"] for t in one.study] == ["ok", "timeout", "ok"]
+
+
+def test_two_workers_and_early_stopping(search):
+    """World size as a knob changes the group; ASHA stops bad trials, which are recorded as pruned."""
+    one = search(
+        "asha",
+        budget={"per_trial": "2s", "trials": 5},
+        early_stopping="asha",
+        seed=3,
+        search={"parallel.workers": [1, 2], "optimizer.lr": {"low": 1e-6, "high": 1e-2, "log": True}},
+        first=[{"parallel.workers": 2}, {"optimizer.lr": 1.0e-6}, {"optimizer.lr": 2.0e-6}],
+    )
+    one.run()
+    trials = [one.trial(f"t000{i}") for i in range(5)]
+    assert [t.config["parallel.workers"] for t in trials[:2]] == [1, 2]
+    assert all(t.status in ("ok", "pruned") for t in trials), one.log
+    pruned = [t for t in trials if t.status == "pruned"]
+    assert pruned
+    assert all(len(t.points) == 1 for t in pruned)
+    assert {t.user_attrs["status"]: t.state.name for t in one.study} == {"ok": "COMPLETE", "pruned": "PRUNED"}
+    assert block(one.log)["pruned"] == str(len(pruned))
