@@ -82,7 +82,14 @@ def of_search(process):
 
 
 def all_gone(processes, timeout=30):
-    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    """Command lines of those that still run. Ray's two agents look for their dead cluster for a minute, then leave."""
+    leaving = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    waited_for = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] not in [[name] for name in leaving]:
+                waited_for.append(process)
+    _, alive = psutil.wait_procs(waited_for, timeout=timeout)
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 

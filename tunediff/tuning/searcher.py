@@ -154,7 +154,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         name, slot = self._live.pop(trial_id)
         self._free.append(slot)
         folder = self.experiment / "trials" / name
-        known = record.read_trial(folder)
+        known = self._settled(folder)
         if known is None or not known.finished:
             end = {"status": "error", "reason": "its driver died"} if error else {"status": "pruned", "reason": ""}
             record.Journal(folder).write("end", **end)
@@ -165,6 +165,15 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             return
         self._durations.append(known.ended - known.started)
         self._tell(trial, known)
+
+    def _settled(self, folder: Path, patience_s: float = 60.0) -> TrialRecord | None:
+        """The record; a scheduler may end a trial at its last point, a moment before its worker has written the end."""
+        until = time.monotonic() + patience_s
+        while (known := record.read_trial(folder)) is not None and not known.finished:
+            if len(known.points) < self.space.baseline.evaluation.points or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        return known
 
     def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:
         """A result counts; a known failure counts as bad, never as unknown, or Optuna would draw it again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from typing import Any
 
 import ray
@@ -26,23 +27,24 @@ class Slot:
         self._name, self._storage, self._resources = name, storage, resources
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: dict[str, Any] | None = None
-        self._serial = 0
+        self._serial = ""  # names the job in hand; unique, so that a slot that was restarted is not mistaken for itself
         self._events: list[dict[str, Any]] = []
         self._ended = True
         self._decisions: dict[int, bool] = {}
+        self._dropped: set[str] = set()
         self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
-        self._generation = 0
+        self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
         self._group_size, self._group_fresh = 0, False
-        self._retired: set[int] = set()
+        self._retired: set[str] = set()
 
     def __repr__(self) -> str:
         job = self._job["name"] if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
     # ---- for trial drivers
-    async def submit(self, job: dict[str, Any]) -> int:
-        """Hand in a job; returns its serial number. A driver that was restarted is attached to its running job."""
+    async def submit(self, job: dict[str, Any]) -> str:
+        """Hand in a job; returns its serial. A driver that was restarted is attached to its running job."""
         async with self._turn:
             if self._job is not None and not self._ended:
                 if self._job["key"] == job["key"]:
@@ -53,13 +55,13 @@ class Slot:
                 await self._retire()
                 self._start(job["world_size"], job["fresh"])
             async with self._changed:
-                self._serial += 1
+                self._serial = uuid.uuid4().hex
                 self._job, self._events, self._decisions, self._ended = job, [], {}, False
                 self._waiting_for = None
                 self._changed.notify_all()
             return self._serial
 
-    async def event(self, serial: int, cursor: int) -> Any:
+    async def event(self, serial: str, cursor: int) -> Any:
         """Event number `cursor` of the job, as soon as there is one; None after `POLL_S`."""
         return await self._wait(
             lambda: (
@@ -69,11 +71,11 @@ class Slot:
             )
         )
 
-    async def decide(self, serial: int, index: int, go_on: bool) -> None:
-        """Answer the workers that wait after point `index`."""
+    async def let_go_on(self, serial: str, index: int) -> None:
+        """Answer the workers that wait after point `index`. A scheduler that stops a trial ends its driver instead."""
         async with self._changed:
             if serial == self._serial:
-                self._decisions[index] = go_on
+                self._decisions[index] = True
                 self._changed.notify_all()
 
     async def kill(self, reason: str) -> None:
@@ -90,19 +92,19 @@ class Slot:
                 await self._kill("the search ends")
 
     # ---- for workers
-    async def take(self, generation: int, after: int) -> Any:
-        """The next job with a serial above `after`; {"leave": True} when the group is no longer wanted."""
+    async def take(self, generation: str, done: str) -> Any:
+        """The next job, which is not `done`; {"leave": True} when the group is no longer wanted."""
 
         def next_job() -> dict[str, Any] | None:
             if generation in self._retired or generation != self._generation:
                 return {"leave": True}
-            if self._job is not None and not self._ended and self._serial > after:
+            if self._job is not None and not self._ended and self._serial != done:
                 return {"serial": self._serial, "job": self._job}
             return None
 
         return await self._wait(next_job)
 
-    async def post(self, serial: int, event: dict[str, Any]) -> None:
+    async def post(self, serial: str, event: dict[str, Any]) -> None:
         """Tell the driver: a point (the workers then ask for the `decision`), or the end of the job."""
         async with self._changed:
             if serial != self._serial or self._ended:
@@ -114,13 +116,15 @@ class Slot:
             self._waiting_for = event["index"] if event["kind"] == "point" else None
             self._changed.notify_all()
 
-    async def decision(self, serial: int, index: int) -> Any:
-        """Whether to train on after point `index`; None: ask again."""
+    async def decision(self, serial: str, index: int) -> Any:
+        """Whether to train on after point `index`: "go", "stop", "unknown" (no job of mine); None: ask again."""
 
-        def decided() -> bool | None:
-            if serial != self._serial or self._ended:
-                return False
-            return self._decisions.get(index)
+        def decided() -> str | None:
+            if serial in self._dropped:
+                return "stop"
+            if serial != self._serial:
+                return "unknown"
+            return "go" if self._decisions.get(index) else None
 
         answer = await self._wait(decided)
         if answer is not None and serial == self._serial:
@@ -131,7 +135,7 @@ class Slot:
     def _start(self, size: int, fresh: bool) -> None:
         from tunediff.tuning.worker import run_group
 
-        self._generation += 1
+        self._generation = uuid.uuid4().hex[:8]
         self._group_size, self._group_fresh = size, fresh
         task = ray.remote(run_group).options(
             num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}"
@@ -139,7 +143,7 @@ class Slot:
         self._group = task.remote(self._name, self._generation, size, self._storage, self._resources)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
-    async def _watch(self, generation: int, group: Any) -> None:
+    async def _watch(self, generation: str, group: Any) -> None:
         reason = "the worker group ended"
         try:
             await group
@@ -157,6 +161,7 @@ class Slot:
         """The job's driver is gone. If it was stopped early, the workers wait for a decision; else they are busy."""
         async with self._changed:
             waiting = self._waiting_for is not None
+            self._dropped.add(self._serial)
             self._ended = True
             self._changed.notify_all()
         if not waiting:
@@ -208,7 +213,9 @@ class Slot:
 def create(index: int, storage: str, resources: dict[str, Any]) -> Any:
     """Start the actor of one slot."""
     name = f"slot-{index}"
-    actor = ray.remote(Slot).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000)
+    actor = ray.remote(Slot).options(
+        name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
+    )
     return actor.remote(name, storage, resources)
 
 

@@ -92,15 +92,13 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
             cursor += 1
             if event["kind"] == "point":
                 _tell_tune(event, plan["metric"])
-                ray.get(slot.decide.remote(serial, event["index"], True))
-            elif event["kind"] == "gone":
-                return
+                ray.get(slot.let_go_on.remote(serial, event["index"]))
             elif event["kind"] == "end":
                 if (ended := record.read_trial(folder)) is None or not ended.finished:  # the worker could not write it
                     journal.write("end", **{key: value for key, value in event.items() if key != "kind"})
                 return
-            else:  # the group died
-                reason = _short(event["reason"])
+            else:  # the group died, or the slot was restarted and knows nothing of this job
+                reason = _short(event.get("reason", "its slot was restarted"))
                 if "outofmemory" in reason.lower().replace(" ", ""):
                     journal.write("end", status="oom", reason=reason)
                     return

@@ -19,7 +19,11 @@ from tunediff.clock import Budget, Clock
 from tunediff.config import Config
 
 
-def run_group(slot: str, generation: int, size: int, storage: str, resources: dict[str, Any]) -> None:
+class SlotLostError(RuntimeError):
+    """The slot does not know the job any more; its driver will hand it in again."""
+
+
+def run_group(slot: str, generation: str, size: int, storage: str, resources: dict[str, Any]) -> None:
     """Run a group of `size` workers until its slot lets it go. Raises when a worker fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -53,7 +57,7 @@ def serve(setup: dict[str, Any]) -> None:
     world = World(context.get_world_rank(), context.get_world_size(), device)
     torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
     _import_what_trials_need(device)
-    slot, done = get(setup["slot"]), 0
+    slot, done = get(setup["slot"]), ""
     while True:
         order = ray.get(slot.take.remote(setup["generation"], done))
         if order is None:
@@ -76,7 +80,7 @@ def _import_what_trials_need(device: Any) -> None:
     import tunediff.training.loop  # noqa: F401
 
 
-def work(job: dict[str, Any], serial: int, slot: Any, world: Any) -> None:
+def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it."""
     import torch
 
@@ -91,6 +95,11 @@ def work(job: dict[str, Any], serial: int, slot: Any, world: Any) -> None:
         if world.main:
             _end(folder, slot, serial, {"status": "nan", "reason": str(error), "peak": memory.peak_mib(world.device)})
         return
+    except (
+        SlotLostError,
+        ray.exceptions.RayError,
+    ):  # the cluster goes down or the slot is gone: that says nothing about this trial
+        raise
     except Exception as error:
         status = "oom" if memory.is_oom(error) else "error"
         reason = f"{type(error).__name__}: {error}"
@@ -107,7 +116,7 @@ def work(job: dict[str, Any], serial: int, slot: Any, world: Any) -> None:
         _end(folder, slot, serial, end | {"seconds": outcome.seconds, "steps": outcome.steps})
 
 
-def _end(folder: Path, slot: Any, serial: int, end: dict[str, Any]) -> None:
+def _end(folder: Path, slot: Any, serial: str, end: dict[str, Any]) -> None:
     """Write the end of the trial to its journal, then tell its driver."""
     with contextlib.suppress(OSError):  # the driver still hears of it
         record.Journal(folder).write("end", **end)
@@ -127,7 +136,7 @@ def _reset() -> None:
     numpy.random.seed(0)
 
 
-def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path) -> Any:
+def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path) -> Any:
     import torch
 
     from tunediff.data import images as data
@@ -156,9 +165,11 @@ def _train(job: dict[str, Any], serial: int, slot: Any, world: Any, folder: Path
         ray.get(slot.post.remote(serial, {"kind": "point", **point}))
         if point["index"] == config.evaluation.points:
             return False  # the curve is complete; nobody needs to be asked
-        while (go_on := ray.get(slot.decision.remote(serial, point["index"]))) is None:
+        while (answer := ray.get(slot.decision.remote(serial, point["index"]))) is None:
             pass
-        return bool(go_on)
+        if answer == "unknown":
+            raise SlotLostError(f"the slot was restarted and knows nothing of {job['name']}")
+        return bool(answer == "go")
 
     outcome = train(config, budget, images, evaluate, world, folder, report, clock=clock)
     if world.main and outcome.finished:
