@@ -14,7 +14,7 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import results
+from tunediff.reporting import figures, results
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment, resources
 
@@ -80,6 +80,7 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"\ninterrupted; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
         return cli.INTERRUPTED
     found = results.read(folder)
+    figures.write_all(found)
     block = summary(found, experiment.spent_s(folder))
     print(json.dumps(block, indent=2) if args.json else "\n" + "\n".join(f"{k}: {_word(v)}" for k, v in block.items()))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
@@ -275,6 +276,8 @@ def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
         "overhead_s": max(0.0, wall_s - counted),
         "training_share": training / wall_s if wall_s else 0.0,
         "results": str(found.folder),
+        "table": str(found.folder / "trials.csv"),
+        "curves": str(found.folder / "curves.png"),
         "study": f"sqlite:///{found.folder / 'study.db'}",
     }
     if best is not None:

@@ -1,0 +1,294 @@
+"""Commands: what they refuse before anything starts, what they print, what they leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from tunediff import config as cfg
+from tunediff import export, record, search, space, train
+from tunediff.reporting import figures, results
+from tunediff.tuning import experiment, resources
+
+TINY = {
+    "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
+    "evaluation.images": 64, "evaluation.steps": 5, "evaluation.points": 2, "optimizer.warmup": 0.2,
+}  # fmt: skip
+FILE = {
+    "workload": "digits",
+    "budget": {"per_trial": "3s", "trials": 3},
+    "fixed": TINY,
+    "search": {"loader.batch_size": [32, 64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
+}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE))
+    return str(tmp_path / "space.yaml")
+
+
+def refused(capsys, command, *words):
+    assert command(list(words)) == 2
+    return capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- search
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.yaml"], "error: nowhere.yaml: no such search file; shipped:"),
+        (["a.yaml", "b.yaml"], "error: command line: one search file at most"),
+        (["loader.wrkers=2"], "error: command line: loader.wrkers: no such knob; did you mean loader.workers"),
+        (["optimizer.lr=0.1"], "error: command line: optimizer.lr: is searched in this file as well"),
+        (["ema.half_life=7"], "ema.half_life: 7 is not allowed; allowed: a number above 0 and at most 1"),
+        (["--budget", "20"], "budget: per_trial: '20' is not a duration; allowed: a number with its unit"),
+        (["--budget", "0s"], "budget: per_trial: '0s' is empty"),
+        (["--trials", "0"], "budget: trials: 0 is not allowed"),
+        (["--seed", "-1"], "--seed: -1 is not allowed"),
+        (["--name", "../x"], "--name: '../x' is not allowed; allowed: a plain folder name"),
+        (["--name", ""], "--name: '' is not allowed"),
+        (["--resume", "gone"], "gone: no such search in"),
+        (["--resume", "gone", "--name", "x"], "--resume: takes the search file and its knobs from the folder"),
+        (["parallel.workers=64"], "parallel.workers: 64 is not allowed on this machine; each worker needs one"),
+        (["data.name=images", "data.path=nowhere"], "nowhere"),
+    ],
+)
+def test_search_refuses(file, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    if not words[0].endswith(".yaml") and words[0] != "--resume":
+        words = [file, *words]
+    assert message in refused(capsys, search.main, *words)
+    assert not os.path.exists("ray_results"), "a refused search leaves nothing behind"
+
+
+def test_search_needs_inception_weights_or_says_how_to_get_them(tmp_path, capsys, monkeypatch):
+    from tunediff.evaluation import weights
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(weights, "URL", "http://127.0.0.1:9/none.pth")
+    content = FILE | {"fixed": TINY | {"evaluation.extractor": "inception", "data.image_size": 32}}
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump(content))
+    error = refused(capsys, search.main, "i.yaml")
+    assert "evaluation.weights_path" in error
+    assert "network" in error or "download" in error
+
+
+def test_search_refuses_storage_that_is_a_file(file, tmp_path, capsys):
+    (tmp_path / "occupied").write_text("")
+    assert "--storage:" in refused(capsys, search.main, file, "--storage", "occupied", "--name", "x")
+
+
+def test_gpu_only_values_are_refused_without_a_gpu():
+    loaded = space.parse(FILE | {"search": {"compile.mode": ["none", "reduce-overhead"]}}, "x.yaml")
+    with pytest.raises(
+        cfg.ConfigError, match="x.yaml: compile.mode: 'reduce-overhead' needs a GPU, and there are 2 CPU"
+    ):
+        resources.share(loaded, resources.Machine(2, 0))
+    assert resources.share(loaded, resources.Machine(8, 1)).gpu
+
+
+def test_shares_never_fill_the_machine():
+    loaded = space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
+    share = resources.share(loaded, resources.Machine(2, 0))
+    assert (share.slots, share.threads) == (1, {"1": 2, "2": 1})
+    assert share.per_worker["1"]["CPU"] + 0.01 < 2
+    assert 2 * share.per_worker["2"]["CPU"] + 0.01 < 2
+    gpus = resources.share(loaded, resources.Machine(16, 8))
+    assert (gpus.slots, gpus.per_worker["2"]["GPU"]) == (4, 1.0)
+    assert 4 * 2 * gpus.per_worker["2"]["CPU"] < 16
+
+
+def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):
+    assert search.main([file, "--dry-run", "--trials", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "trials: 5 × 3s training, 1 at once" in out or "trials: 5 × 3s training" in out
+    assert "parameters: " in out
+    assert "(fits)" in out
+    assert "first 0: baseline" in out
+    assert not os.path.exists("ray_results")
+
+
+# ----------------------------------------------------------------------------------------------------- results, export
+def finished(folder, loaded):
+    """A search folder as a search leaves it: the baseline, a better, a failed and an unfinished trial."""
+    experiment.create(folder, loaded, FILE)
+    curves = [[9.0, 6.0], [6.0, 3.0], [], [5.0]]
+    drawn = [loaded.points[0]] + [{"loader.batch_size": size, "optimizer.lr": 1e-3} for size in (64, 32, 64)]
+    drawn[3]["optimizer.lr"] = 2e-3
+    for number, (values, knobs) in enumerate(zip(curves, drawn, strict=True)):
+        config = loaded.config(knobs)
+        journal = record.Journal(folder / "trials" / f"t{number:04d}")
+        journal.write(
+            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=knobs,
+            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=record.environment(),
+        )  # fmt: skip
+        for index, value in enumerate(values, 1):
+            journal.write(
+                "point", index=index, train_s=10.0 * index, frechet=value, images=1000 * index, images_per_s=100.0,
+                label="FD (classifier)", seconds={"train": 10.0 * index, "evaluation": 1.0 * index},
+            )  # fmt: skip
+        if number == 2:
+            journal.write("end", status="oom", reason="out of memory")
+        elif number < 2:
+            journal.write("end", status="ok", reason="", seconds={"train": 20.0, "evaluation": 2.0})
+            (journal.path.parent / "ema.safetensors").write_bytes(b"weights of %d" % number)
+    return results.read(folder)
+
+
+@pytest.fixture
+def found(tmp_path):
+    return finished(tmp_path / "results" / "night", space.parse(FILE, "space.yaml"))
+
+
+def test_results(found):
+    assert (found.best.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
+    assert [trial.name for trial in found.ranked] == ["t0001", "t0000"]
+    assert found.versus_baseline(found.best) == 0.5
+    assert found.speedup(found.best) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
+    assert found.seconds()["train"] == 50.0
+    table = found.table().set_index("trial")
+    assert list(table["status"]) == ["ok", "ok", "oom", "running"]
+    assert table.loc["t0001", "loader.batch_size"] == 64
+    assert len(found.curves()) == 5
+
+
+def test_summary_is_key_value(found):
+    block = search.summary(found, 100.0)
+    assert block["best_FD (classifier)"] == 3.0
+    assert block["baseline_FD (classifier)"] == 6.0
+    assert block["speedup"] == 2.0
+    assert (block["training_s"], block["evaluation_s"], block["overhead_s"]) == (50.0, 5.0, 45.0)
+    assert (block["ok"], block["oom"], block["unfinished"]) == (2, 1, 1)
+    assert "loader.batch_size=64" in block["best_configuration"]
+
+
+def test_figures_and_tables_are_written(found):
+    written = figures.write_all(found)
+    assert written["curves.png"].read_bytes().startswith(b"\x89PNG")
+    assert written["trials.csv"].read_text().count("\n") == 5
+    assert written["curves.csv"].read_text().splitlines()[0].startswith("trial,")
+
+
+def test_a_search_without_a_trial_has_results(tmp_path):
+    loaded = space.parse(FILE, "space.yaml")
+    experiment.create(tmp_path / "empty", loaded, FILE)
+    nothing = results.read(tmp_path / "empty")
+    assert (nothing.best, nothing.baseline) == (None, None)
+    figures.write_all(nothing)
+    assert search.summary(nothing, 0.0)["trials"] == 0
+
+
+def test_the_folder_keeps_the_space(found):
+    again = space.load(found.folder / "search.yaml")
+    original = space.parse(FILE, "space.yaml")
+    assert again.baseline == original.baseline
+    assert (again.dimensions, again.points, again.budget) == (original.dimensions, original.points, original.budget)
+
+
+def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):
+    assert export.main(["night", "--storage", str(found.folder.parent)]) == 0
+    best = found.folder / "best.yaml"
+    assert cfg.load(best) == cfg.from_dict(cfg.nest(found.best.config), "x")
+    assert best.with_suffix(".safetensors").read_bytes() == b"weights of 1"
+    text = best.read_text()
+    assert "# trial t0001 of search night" in text
+    assert "# FD (classifier) 3 after 20.0 training seconds; baseline 6" in text
+    assert f"torch {record.environment()['versions']['torch']}" in text
+    assert "train: python -m tunediff.train --config" in capsys.readouterr().out
+    # It is a base for the next search.
+    content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}
+    assert space.parse(content | {"base": str(best)}, "next.yaml").baseline == cfg.load(best)
+
+
+def test_export_of_one_trial_and_refusals(found, capsys):
+    storage = ["--storage", str(found.folder.parent)]
+    assert export.main(["night", "--trial", "t0000", "--to", str(found.folder / "base.yaml"), *storage]) == 0
+    assert cfg.load(found.folder / "base.yaml") == found.space.baseline
+    capsys.readouterr()
+    assert "there are: night" in refused(capsys, export.main, "day", *storage)
+    assert "'t0009' is not in night; there are: t0000" in refused(
+        capsys, export.main, "night", "--trial", "t0009", *storage
+    )
+    assert "ends in .yaml" in refused(capsys, export.main, "night", "--to", "x.txt", *storage)
+
+
+# -------------------------------------------------------------------------------------------------------------- train
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.workload("digits"), TINY)))
+    return "best.yaml"
+
+
+def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path, capsys):
+    command = ["--config", config, "--images", "3840", "--out", "out"]
+    assert train.main(command) == 0
+    first = capsys.readouterr().out
+    assert "FD (classifier): " in first
+    assert "steps: 30" in first
+    assert (tmp_path / "out" / "samples.png").read_bytes().startswith(b"\x89PNG")
+    journal = (tmp_path / "out" / "journal.jsonl").read_text()
+    assert train.main(command) == 0
+    assert (tmp_path / "out" / "journal.jsonl").read_text() == journal
+    assert first.endswith(capsys.readouterr().out)  # the result again, and no training
+    error = refused(capsys, train.main, *command, "optimizer.lr=0.002")
+    assert "holds a training of another configuration (optimizer.lr=0.002)" in error
+    assert "holds a training with a budget of" in refused(
+        capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
+    )
+    # The exported weights are a starting point.
+    assert train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/ema.safetensors"]) == 0
+
+
+def test_train_resumes_after_kill(config, tmp_path):
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--budget", "4s", "--out", "out"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    again = subprocess.run(words, capture_output=True, text=True, check=True)
+    known = record.read_trial(tmp_path / "out")
+    assert (known.status, known.attempts, len(known.points)) == ("ok", 2, 2)
+    assert again.stdout.count("images/s") == 1  # only the second half was trained
+    assert 4.0 <= known.points[-1]["train_s"] < 6.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--budget: is missing"),
+        (["--budget", "5"], "--budget: '5' is not a duration"),
+        (["--images", "0"], "--images: 0 is not allowed"),
+        (["--budget", "5s", "lr=1"], "command line: lr: no such knob; did you mean optimizer.lr"),
+        (["--budget", "5s", "--initial", "none.safetensors"], "--initial: none.safetensors: no such file"),
+        (
+            ["--budget", "5s", "parallel.workers=2"],
+            "parallel.workers: 2 is not allowed with 1 processes; start it as torchrun",
+        ),
+    ],
+)
+def test_train_refuses(config, capsys, words, message):
+    assert message in refused(capsys, train.main, "--config", config, *words)
+
+
+def test_train_refuses_a_missing_configuration(capsys):
+    assert "gone.yaml: cannot be read" in refused(capsys, train.main, "--config", "gone.yaml", "--budget", "5s")
+
+
+def test_train_runs_under_torchrun(config, tmp_path):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tunediff.train"]
+    words += ["--config", config, "--images", "3840", "--out", "two", "parallel.workers=2"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("steps: 30") == 1  # one rank speaks

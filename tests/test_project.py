@@ -1,0 +1,86 @@
+"""The house: floors are kept, what is shipped is packed, the README's commands exist."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
+
+FLOORS = {
+    "tunediff": 0, "tunediff.config": 0, "tunediff.space": 0, "tunediff.clock": 0, "tunediff.record": 0,
+    "tunediff.cli": 0,
+    "tunediff.diffusion": 1, "tunediff.data": 1, "tunediff.evaluation": 2, "tunediff.training": 3,
+    "tunediff.tuning": 4, "tunediff.reporting": 4,
+    "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5,
+}  # fmt: skip
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def floor_of(name):
+    parts = name.split(".")
+    return FLOORS[".".join(parts[:2])]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_file_imports_only_from_its_own_floor_and_below(path):
+    mine = floor_of(name_of(path))
+    for name in imports(path):
+        if name.startswith("tunediff."):
+            known = next((n for n in (name, name.rpartition(".")[0]) if ".".join(n.split(".")[:2]) in FLOORS), None)
+            assert known is not None, name
+            assert floor_of(known) <= mine, f"{name_of(path)} imports {name}"
+        if mine == 0:
+            assert name.split(".")[0] not in ("torch", "ray", "optuna"), f"{name_of(path)} imports {name}"
+        if mine < 4:
+            assert name.split(".")[0] != "ray", f"{name_of(path)} imports {name}"
+
+
+def test_every_package_is_packed():
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {name_of(path) for path in MODULES if path.name == "__init__.py"}
+    assert set(packed) == found | {"tunediff.search_spaces"}
+
+
+def test_every_dependency_says_what_needs_it():
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text[text.index("dependencies = [") : text.index("]\n", text.index("ray[default")) + 2]
+    for line in block.splitlines()[1:-1]:
+        assert re.search(r'",\s+# \S', line), line
+
+
+def readme_commands():
+    return re.findall(r"python -m (tunediff\.\w+)(.*)", (ROOT / "README.md").read_text())
+
+
+def test_commands_in_the_readme_exist_and_take_their_options():
+    commands = readme_commands()
+    assert {"tunediff.search", "tunediff.train", "tunediff.export"} <= {name for name, _ in commands}
+    for name in {name for name, _ in commands}:
+        importlib.import_module(name)
+        text = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout
+        for option in {o for n, rest in commands if n == name for o in re.findall(r"(?<!\S)(--[a-z-]+)", rest)}:
+            assert option in text, f"{name} {option}"
+
+
+def test_files_the_readme_points_to_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
