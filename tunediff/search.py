@@ -48,10 +48,12 @@ def _main(argv: Sequence[str] | None) -> int:
     args = arguments(argv)
     storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     if args.resume is not None:
-        if args.words or args.name:
-            raise ConfigError("--resume: takes the search file and its knobs from the folder; leave out the rest")
+        if args.words or args.name or args.budget or args.seed is not None:
+            raise ConfigError(
+                "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
+            )
         folder = storage / args.resume
-        wanted = experiment.reopen(folder)
+        wanted = experiment.reopen(folder, _limits(args))
     else:
         path, overrides = _words(args.words)
         content = cfg.read_yaml(path)
@@ -174,6 +176,7 @@ class Console:
         self.started = time.monotonic()
         self._before = len([t for t in record.read_trials(folder) if t.finished])
         self._printed: set[tuple[str, int]] = set()
+        self._told_skipped = False
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start, unless quiet."""
@@ -204,11 +207,24 @@ class Console:
         trial = next((t for t in found.trials if t.name == name), None)
         if trial is None:
             return
+        if event == "point":
+            self._tell_skipped(name)
         if event == "point" and (name, content.get("index", 0)) not in self._printed:
             self._printed.add((name, content.get("index", 0)))
             self.say(f"{name} {self._point(found, content)}")
         elif event == "end":
             self.say(f"{name} {self._end(found, trial)}")
+
+    def _tell_skipped(self, name: str) -> None:
+        """Name the files that are no images, once."""
+        if self._told_skipped:
+            return
+        self._told_skipped = True
+        for event in record.events(self.folder / "trials" / name):
+            if event.get("skipped_files"):
+                named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
+                self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
+                return
 
     def _point(self, found: results.Results, point: dict[str, Any]) -> str:
         words = [f"{point['train_s']:6.1f} s"]

@@ -18,13 +18,17 @@ def save(state: dict[str, Any], folder: Path) -> None:
     _replace(folder / NAME, lambda path: torch.save(state, path))
 
 
-def load(folder: Path, device: torch.device) -> dict[str, Any] | None:
-    """The state of the training in `folder`; None without one, or when it is damaged (training then starts anew)."""
+def load(folder: Path) -> dict[str, Any] | None:
+    """The state of the training in `folder`; None without one, or when it is damaged (training then starts anew).
+
+    Its tensors are on the CPU: whoever loads them copies them to the device, and RNG states and the optimizer's step
+    counts must not be on one.
+    """
     path = folder / NAME
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location=device, weights_only=True)  # never runs code from a file
+        state = torch.load(path, map_location="cpu", weights_only=True)  # never runs code from a file
     except Exception as error:  # a damaged archive raises many things; each means the same
         path.rename(path.with_suffix(".damaged"))
         print(f"{path}: damaged ({type(error).__name__}), kept as .damaged; training starts from the beginning")

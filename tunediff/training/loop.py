@@ -133,7 +133,7 @@ def train(
     # ---- continue where an earlier attempt stopped
     pace, points = Pace(budget, clock, world), list[dict[str, Any]]()
     with clock.part("setup"):
-        if (state := checkpoint.load(folder, device)) is not None:
+        if (state := checkpoint.load(folder)) is not None:
             restore(state, network, optimizer, amp, ema, sampler, generator, world)
             clock.load_state_dict(state["clock"])
             pace.load_state_dict(state["pace"])
@@ -162,7 +162,7 @@ def train(
     try:
         going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
         saved_s, since = clock.read(), _Segment(clock, pace)
-        losses = _MeanLoss(device)
+        losses, peak = _MeanLoss(device), dict[str, float]()
         for index in range(len(points) + 1, config.evaluation.points + 1):
             if not going_on:
                 break
@@ -188,10 +188,13 @@ def train(
             point["loss"] = world.mean(losses.take())
             if not math.isfinite(point["loss"]):
                 raise NotFiniteError(f"no loss was finite up to step {pace.steps} ({pace.train_s:.1f} s)")
+            used = memory.peak_mib(device)
+            peak = {name: max(value, peak.get(name, 0.0)) for name, value in used.items()}
+            point |= {name: world.largest(value) for name, value in peak.items()}
             if evaluate is not None:
                 with clock.part("evaluation"):
                     point |= evaluate(ema.model, diffusion)
-            point |= {name: world.largest(value) for name, value in memory.peak_mib(device).items()}
+                memory.restart_peak(device)  # what sampling needs is not what training needs
             point["seconds"] = dict(clock.seconds)
             points.append(point)
             save()
@@ -206,7 +209,7 @@ def train(
         seconds=dict(clock.seconds),
         steps=pace.steps,
         images=pace.images,
-        peak=memory.peak_mib(device),
+        peak={name: value for name, value in points[-1].items() if name.startswith("peak_")} if points else {},
         ema=ema,
     )
 

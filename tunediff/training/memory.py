@@ -16,6 +16,12 @@ def reset(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    restart_peak(device)
+
+
+def restart_peak(device: torch.device) -> None:
+    """Start the peak counters from here."""
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(
         OSError

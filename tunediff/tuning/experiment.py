@@ -11,6 +11,7 @@ ray_results/NAME/
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import shlex
@@ -58,12 +59,17 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
 
 
-def reopen(folder: Path) -> SearchSpace:
-    """The space of an existing search."""
+def reopen(folder: Path, limits: dict[str, Any] | None = None) -> SearchSpace:
+    """The space of an existing search; `limits` (`trials`, `total`) replace its own from now on."""
     if not (folder / "search.yaml").is_file():
         found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
         raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
-    return spaces.load(folder / "search.yaml")
+    space = spaces.load(folder / "search.yaml", budget=limits)
+    if limits:
+        content = cfg.read_yaml(folder / "search.yaml")
+        content["budget"] |= limits
+        (folder / "search.yaml").write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    return space
 
 
 def spent_s(folder: Path) -> float:
@@ -89,7 +95,7 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 
 @contextlib.contextmanager
-def cluster(address: str | None, log: Path) -> Iterator[Any]:
+def cluster(address: str | None) -> Iterator[Any]:
     """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
     import ray
 
@@ -119,15 +125,29 @@ def machine(address: str | None) -> resources.Machine:
 def run(folder: Path, space: SearchSpace, listener: Listener, address: str | None = None, greet: Any = None) -> None:
     """Run the search in `folder` until a limit is reached. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM."""
     share = resources.share(space, machine(None)) if address is None else None
-    before = spent_s(folder)
-    _note(folder, "begin", command=shlex.join(sys.argv), environment=record.environment())
-    try:
-        with _terminable(), cluster(address, folder / "ray.log") as context:
-            if greet is not None:
-                greet(context)
-            _search(folder, space, share or resources.share(space, machine(address)), before, listener)
-    finally:
-        _note(folder, "end")
+    with _alone(folder):
+        before = spent_s(folder)
+        _note(folder, "begin", command=shlex.join(sys.argv), environment=record.environment())
+        try:
+            with _terminable(), cluster(address) as context:
+                if greet is not None:
+                    greet(context)
+                _search(folder, space, share or resources.share(space, machine(address)), before, listener)
+        finally:
+            _note(folder, "end")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two processes must not run one search; the lock ends with the process, however it ends."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"--resume: {folder.name} is running in another process; wait for it, or stop it"
+            ) from None
+        yield
 
 
 @contextlib.contextmanager

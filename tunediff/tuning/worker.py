@@ -151,7 +151,10 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         evaluate = evaluator(config, world) if job["evaluate"] else None
     journal = record.Journal(folder) if world.main else None
     if journal is not None:
-        journal.write("worker", pid=os.getpid(), threads=torch.get_num_threads(), device=_device_name(world.device))
+        journal.write(
+            "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=_device_name(world.device),
+            images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:10],
+        )  # fmt: skip
     known = {event["index"] for event in record.events(folder) if event["event"] == "point"}
 
     def report(point: dict[str, Any]) -> bool:
