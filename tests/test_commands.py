@@ -1,5 +1,6 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -54,7 +55,10 @@ def refused(capsys, command, *words):
         (["--name", "../x"], "--name: '../x' is not allowed; allowed: a plain folder name"),
         (["--name", ""], "--name: '' is not allowed"),
         (["--resume", "gone"], "gone: no such search in"),
-        (["--resume", "gone", "--name", "x"], "--resume: takes the search file and its knobs from the folder"),
+        (
+            ["--resume", "gone", "--seed", "3"],
+            "--resume: takes file, knobs and budget from the folder; only --trials and --total",
+        ),
         (["parallel.workers=64"], "parallel.workers: 64 is not allowed on this machine; each worker needs one"),
         (["data.name=images", "data.path=nowhere"], "nowhere"),
     ],
@@ -190,6 +194,32 @@ def test_the_folder_keeps_the_space(found):
     original = space.parse(FILE, "space.yaml")
     assert again.baseline == original.baseline
     assert (again.dimensions, again.points, again.budget) == (original.dimensions, original.points, original.budget)
+
+
+def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
+    raised = experiment.reopen(found.folder, {"trials": 9, "total": "300h"})
+    again = space.load(found.folder / "search.yaml")
+    assert (
+        (again.budget.trials, again.budget.total_s) == (raised.budget.trials, raised.budget.total_s) == (9, 1_080_000)
+    )
+    experiment.create(found.folder.parent / "long", again, FILE)
+    assert space.load(found.folder.parent / "long" / "search.yaml").budget == again.budget
+
+
+def test_a_running_search_is_locked(found):
+    refusal = pytest.raises(cfg.ConfigError, match="is running in another process")
+    with experiment._alone(found.folder), refusal, experiment._alone(found.folder):
+        pass
+
+
+def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
+    lines = [("begin", 100), ("end", 160), ("begin", 1000)]  # the second was killed; its last sign of life is a point
+    text = "".join(json.dumps({"event": event, "time": time_s}) + "\n" for event, time_s in lines)
+    (tmp_path / "sessions.jsonl").write_text(text)
+    trial = tmp_path / "trials" / "t0000"
+    trial.mkdir(parents=True)
+    (trial / "journal.jsonl").write_text('{"event": "point", "time": 1030, "index": 1}\n')
+    assert experiment.spent_s(tmp_path) == 90
 
 
 def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):

@@ -86,6 +86,11 @@ REFUSED = [
     ({"model.channels": 100}, "model.channels: 100 is not allowed: must be a multiple of model.norm_groups = 32"),
     ({"model.multipliers": []}, "model.multipliers: [] is not allowed"),
     ({"evaluation.steps": 2000}, "evaluation.steps: 2000 is not allowed: at most process.steps = 1000"),
+    (
+        {"model.attention": [7]},
+        "model.attention: [7] is not allowed: no feature map has side 7; sides here: 32, 16, 8, 4",
+    ),
+    ({"loader.accumulation": 2, "compile.mode": "max-autotune"}, "loader.accumulation: 2 is not allowed: compile.mode"),
     ({"data.name": "images"}, "data.path: None is not allowed: data.name = images needs a folder or .zip"),
     ({"data.name": "digits"}, "data.channels: 3 is not allowed"),
 ]

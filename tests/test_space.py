@@ -146,6 +146,11 @@ def test_overrides_from_the_command_line():
         space.parse(yaml.safe_load(FILE), "x.yaml", overrides={"optimizer.lr": 0.1})
 
 
+def test_throughput_searches_do_not_charge_compilation():
+    loaded = parse(objective="images_per_s")
+    assert (loaded.metric, loaded.mode, loaded.budget.compile_charged) == ("images_per_s", "max", False)
+
+
 def test_size():
     assert space.size(parse()) == math.inf
     search = {
@@ -201,6 +206,11 @@ REFUSED = [
     (changed(budget={"per_trial": "20s", "trials": 8, "compile": True}), "x.yaml: budget: compile: True"),
     (changed(budget={"per_trial": "20s", "trials": 8, "steps": 5}), "x.yaml: budget: steps: no such key"),
     (changed(budget={"per_trial": "20s", "trials": 8, "deadline": "10s"}), "x.yaml: budget: deadline: '10s'"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "total": "10s"}), "x.yaml: budget: total: '10s' is less than"),
+    (
+        changed(objective="images_per_s", budget={"per_trial": "20s", "trials": 8, "compile": "charged"}),
+        "x.yaml: budget: compile: 'charged' is not allowed for images_per_s",
+    ),
     (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
     (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
     (changed(fixed={"loader.workers": -1}), "x.yaml: fixed: loader.workers: -1 is not allowed"),

@@ -573,6 +573,11 @@ def check_rules(config: Config, where: str) -> None:
         refuse("data.image_size", f"model.multipliers halves it {halvings} times; use a multiple of {2**halvings}")
     if c.model.channels % c.model.norm_groups:
         refuse("model.channels", f"must be a multiple of model.norm_groups = {c.model.norm_groups}")
+    sides = [c.data.image_size >> level for level in range(halvings + 1)]
+    if unknown := [side for side in c.model.attention if side not in sides]:
+        refuse("model.attention", f"no feature map has side {unknown[0]}; sides here: {', '.join(map(str, sides))}")
+    if c.loader.accumulation > 1 and c.compile.mode in ("reduce-overhead", "max-autotune"):
+        refuse("loader.accumulation", f"compile.mode = {c.compile.mode} uses CUDA graphs, which cannot accumulate")
     passes = c.parallel.workers * c.loader.accumulation
     if c.loader.batch_size % passes:
         refuse("loader.batch_size", f"must be a multiple of parallel.workers × loader.accumulation = {passes}")

@@ -38,7 +38,7 @@ def _main(argv: Sequence[str] | None) -> int:
     print(f"trial: {trial.name}")
     for kind, path in written.items():
         print(f"{kind}: {path}")
-    print(f"train: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:g}s")
+    print(f"train: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s")
     return cli.OK
 
 

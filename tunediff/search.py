@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     args = arguments(argv)
+    args.address = args.address or os.environ.get("RAY_ADDRESS")
     storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     if args.resume is not None:
         if args.words or args.name or args.budget or args.seed is not None:

@@ -257,6 +257,10 @@ def parse(
         if kind != "grid" or i == 0:
             cfg.override(baseline, point, where=f"{source}: {where}")
     valid = [point for point in unique.values() if kind != "grid" or _possible(baseline, point)]
+    if metric == "images_per_s" and limits.setdefault("compile", "free") == "charged":
+        raise ConfigError(
+            f"{source}: budget: compile: 'charged' is not allowed for images_per_s, a rate; allowed: free"
+        )
     checked = _budget(limits, source, len(valid) if kind != "search" else None)
     return dataclasses.replace(space, points=tuple(valid[: checked.trials]), budget=checked)
 
@@ -352,6 +356,8 @@ def _budget(limits: Mapping[str, Any], source: str, points: int | None) -> Searc
     }
     if "deadline" in durations and durations["deadline"] <= durations["per_trial"]:
         raise ConfigError(f"{where}: deadline: {limits['deadline']!r} is not above per_trial = {limits['per_trial']!r}")
+    if durations.get("total", math.inf) < durations["per_trial"]:
+        raise ConfigError(f"{where}: total: {limits['total']!r} is less than per_trial = {limits['per_trial']!r}")
     return SearchBudget(
         per_trial_s=durations["per_trial"],
         trials=min(trials, points) if points is not None else trials,

@@ -81,22 +81,23 @@ class Evaluator:
         raw = torch.zeros(min(n, KID_IMAGES), self.extractor.dim, device=self._device)
         failure = ""
         try:
-            for start, batch in generate(
-                predict,
-                diffusion,
-                self._config,
-                self._shape,
-                n,
-                self._device,
-                rank=self._rank,
-                world=self._world,
-                autocast=autocast,
-                should_stop=should_stop,
-            ):
-                found = self.extractor(batch)
-                statistics.update(found)
-                first[start : start + len(batch)] = batch[: max(0, len(first) - start)]
-                raw[start : start + len(batch)] = found[: max(0, len(raw) - start)]
+            with features.one_ruler(self._device):  # sampling too: a trial's own number format must not judge it
+                for start, batch in generate(
+                    predict,
+                    diffusion,
+                    self._config,
+                    self._shape,
+                    n,
+                    self._device,
+                    rank=self._rank,
+                    world=self._world,
+                    autocast=autocast,
+                    should_stop=should_stop,
+                ):
+                    found = self.extractor(batch)
+                    statistics.update(found)
+                    first[start : start + len(batch)] = batch[: max(0, len(first) - start)]
+                    raw[start : start + len(batch)] = found[: max(0, len(raw) - start)]
         except NonFiniteError as error:
             failure = str(error)
 

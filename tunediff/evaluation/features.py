@@ -57,7 +57,7 @@ def build(config: Config, images: Images, device: torch.device | str) -> Extract
 
 
 @contextlib.contextmanager
-def _one_ruler(device: torch.device) -> Iterator[None]:
+def one_ruler(device: torch.device) -> Iterator[None]:
     """Plain float32, whatever number format the trial being judged has switched on for itself."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
@@ -103,7 +103,7 @@ class Inception:
 
     def __call__(self, images: Tensor) -> Tensor:
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
-        with torch.no_grad(), _one_ruler(self._device):
+        with torch.no_grad(), one_ruler(self._device):
             return torch.cat([self._network(chunk)[0] for chunk in torch.split(images, self._CHUNK)])
 
 
@@ -143,7 +143,7 @@ class Classifier:
         self.digest = content_of.hexdigest()
 
     def __call__(self, images: Tensor) -> Tensor:
-        with torch.no_grad(), _one_ruler(self._device):
+        with torch.no_grad(), one_ruler(self._device):
             features: Tensor = self._network.features(images.to(self._device))
             return features
 
@@ -217,7 +217,7 @@ def _train(images: Images) -> _Trained:
     # One thread: more would add up gradients in another order, and on busy cores they wait for each other for minutes.
     torch.set_num_threads(1)
     try:
-        with torch.enable_grad(), _one_ruler(torch.device("cpu")):
+        with torch.enable_grad(), one_ruler(torch.device("cpu")):
             for step in range(_STEPS):
                 for group in optimizer.param_groups:
                     group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
@@ -227,7 +227,7 @@ def _train(images: Images) -> _Trained:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         network.eval()
-        with torch.no_grad(), _one_ruler(torch.device("cpu")):
+        with torch.no_grad(), one_ruler(torch.device("cpu")):
             found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
     finally:
         torch.set_num_threads(threads)

@@ -57,6 +57,6 @@ def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
         lines.append(result)
     lines += [
         f"measured on {environment.get('cpu', '?')}, {environment.get('cpu_cores', '?')} cores; {versions}",
-        f"train with it: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:g}s",
+        f"train with it: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s",
     ]
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -18,10 +19,10 @@ def curves(found: Results, path: Path) -> None:
     best, base = found.best, found.baseline
     for trial in found.trials:
         seconds = [point["train_s"] for point in trial.points]
-        values = [point.get(found.metric) for point in trial.points]
-        if not seconds or None in values:
+        values = [float(point[found.metric]) for point in trial.points if found.metric in point]
+        if not seconds or len(values) < len(seconds):
             continue
-        style = {"color": "0.75", "linewidth": 1.0, "zorder": 1, "markersize": 3.0}
+        style: dict[str, Any] = {"color": "0.75", "linewidth": 1.0, "zorder": 1, "markersize": 3.0}
         if trial.status != "ok":
             style |= {"linestyle": ":"}
         if base is not None and trial.name == base.name:

@@ -17,6 +17,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget, Clock
 from tunediff.config import Config
 from tunediff.data.images import Images
+from tunediff.data.loader import Batches
 from tunediff.data.loader import build as build_batches
 from tunediff.diffusion import timesteps, weighting
 from tunediff.diffusion.ema import Ema
@@ -126,8 +127,9 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         return total
 
-    # ---- warm up: kernels, autotuning, compilation and the optimizer's own imports, then everything as it was
-    with clock.part("compile"):
+    # ---- warm up: kernels, autotuning, compilation and the optimizer's own imports, then everything as it was.
+    # Without compilation this is setup: only the first trial of a process loads libraries and kernels.
+    with clock.part("setup" if config.compile.mode == "none" else "compile"):
         warm_up(step, config, network, optimizer, amp, sampler, generator, local, device)
 
     # ---- continue where an earlier attempt stopped
@@ -138,10 +140,11 @@ def train(
             clock.load_state_dict(state["clock"])
             pace.load_state_dict(state["pace"])
             points = state["points"]
-        batches = build_batches(
+            del state  # it holds the model, the average and the optimizer once more
+        batches = _Primed(build_batches(
             images, config, rank=world.rank, world=world.size, device=device, seed=config.seed,
             start=pace.steps * config.loader.accumulation,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def save() -> None:
         with clock.part("checkpoint"):
@@ -161,7 +164,7 @@ def train(
 
     try:
         going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
-        saved_s, since = clock.read(), _Segment(clock, pace)
+        (saved_s,), since = world.agree([clock.read()]), _Segment(clock, pace)
         losses, peak = _MeanLoss(device), dict[str, float]()
         for index in range(len(points) + 1, config.evaluation.points + 1):
             if not going_on:
@@ -170,13 +173,13 @@ def train(
             with clock.part("train"):
                 pace.aim(index / config.evaluation.points)
                 while not pace.reached:
-                    set_learning_rate(optimizer, config, pace.progress)
+                    set_learning_rate(optimizer, config, pace.schedule)
                     loss = step(batches)
                     amp.watch(loss)
                     losses.add(loss)
-                    before = pace.progress
+                    before = pace.schedule
                     pace.step(config.loader.batch_size)
-                    ema.update(network, pace.progress, pace.progress - before)
+                    ema.update(network, pace.schedule, pace.schedule - before)
                     if pace.checked and world.largest(float(amp.diverged)) > 0:
                         raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
                     if pace.checked and pace.train_s - saved_s > checkpoint_every_s and not pace.reached:
@@ -228,6 +231,7 @@ class Pace:
         self.steps = self.images = 0
         self.train_s = self._s_per_step = 0.0
         self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
+        self._start: float | None = None  # progress before the first step: what compilation took of the budget
         self._read_at = self._next_check = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
         self.checked = True
@@ -237,6 +241,17 @@ class Pace:
         """Train until this fraction of the budget is spent; reads the clock."""
         self._stop = stop
         self._check()
+        if self._start is None:
+            self._start = self.progress
+
+    @property
+    def schedule(self) -> float:
+        """Fraction of the training there is time for, 0 to 1: what learning rate and EMA follow.
+
+        Charged compile seconds shorten the training; they must not skip its warm-up.
+        """
+        start = self._start or 0.0
+        return (self.progress - start) / (1.0 - start) if start < 1.0 else 1.0
 
     @property
     def reached(self) -> bool:
@@ -275,13 +290,26 @@ class Pace:
         return max(1, math.floor(min(ahead)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and images so far."""
-        return {"steps": self.steps, "images": self.images}
+        """Steps and images so far, and where the schedule began."""
+        return {"steps": self.steps, "images": self.images, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint; seconds come from the clock."""
-        self.steps, self.images = state["steps"], state["images"]
+        self.steps, self.images, self._start = state["steps"], state["images"], state["start"]
         self._read_at = self._next_check = self.steps
+
+
+class _Primed:
+    """Batches whose first one is there already: loader processes start in setup, not in the first step's wait."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches, self._first = batches, [next(batches)]
+
+    def __next__(self) -> Tensor:
+        return self._first.pop() if self._first else next(self._batches)
+
+    def close(self) -> None:
+        self._batches.close()
 
 
 class _MeanLoss:

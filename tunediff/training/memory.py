@@ -52,5 +52,6 @@ def is_oom(error: BaseException) -> bool:
     """Whether an exception means that device or host memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sign in words for sign in ("out of memory", "can't allocate memory", "cannot allocate memory", "outofmemory")
+        sign in words
+        for sign in ("out of memory", "can't allocate memory", "cannot allocate memory", "outofmemory", "alloc_failed")
     )

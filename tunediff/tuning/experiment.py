@@ -18,6 +18,7 @@ import shlex
 import signal
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,12 +47,12 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
         (folder / "trials").mkdir(parents=True)
         kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
         kept["base"] = "baseline.yaml"
-        limits = {"per_trial": f"{space.budget.per_trial_s:g}s", "trials": space.budget.trials}
+        limits = {"per_trial": f"{space.budget.per_trial_s:.10g}s", "trials": space.budget.trials}
         limits["compile"] = "charged" if space.budget.compile_charged else "free"
         if space.budget.total_s is not None:
-            limits["total"] = f"{space.budget.total_s:g}s"
+            limits["total"] = f"{space.budget.total_s:.10g}s"
         if space.budget.deadline_s is not None:
-            limits["deadline"] = f"{space.budget.deadline_s:g}s"
+            limits["deadline"] = f"{space.budget.deadline_s:.10g}s"
         kept["budget"], kept["seed"] = limits, space.seed
         (folder / "baseline.yaml").write_text(cfg.dump(space.baseline, [f"the baseline of {space.source}"]))
         (folder / "search.yaml").write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
@@ -104,7 +105,11 @@ def cluster(address: str | None) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         context = ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            **local,
         )
     try:
         yield context
@@ -179,7 +184,9 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
     searcher = Searcher(space, folder, share.slots, before_s)
-    actors = [slots.create(i, str(folder / "train"), share.to_dict()) for i in range(share.slots)]
+    session = uuid.uuid4().hex[:6]  # several searches may share a cluster
+    names = [f"{folder.name}-{session}-slot-{i}" for i in range(share.slots)]
+    actors = [slots.create(name, str(folder / "train"), share.to_dict()) for name in names]
 
     class Lines(TrialProgressCallback):  # type: ignore[misc]
         """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
@@ -208,7 +215,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
         )
     number = len(list((folder / "tune").glob("*"))) if (folder / "tune").exists() else 0
     tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(run_trial, plan=plan(space, folder)), {"CPU": 0.01}),
+        tune.with_resources(tune.with_parameters(run_trial, plan=plan(space, folder, names)), {"CPU": 0.01}),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits
             max_concurrent_trials=share.slots,

@@ -52,7 +52,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             storage=optuna.storages.RDBStorage(f"sqlite:///{experiment / 'study.db'}"),
         )
         self._free = list(range(slots))
-        self._live: dict[str, tuple[str, int]] = {}  # Tune's trial id → (our name, slot)
+        self._live: dict[str, tuple[str, int, float]] = {}  # Tune's trial id → (our name, slot, when it began)
         self._started, self._spent_s = time.monotonic(), spent_s
         self._durations: list[float] = []
         self._unfinished: list[tuple[str, optuna.trial.Trial]] = []
@@ -78,10 +78,14 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
                     self._study.tell(frozen.number, state=TrialState.FAIL)
                 continue
             told.add(name)
+            self._next = max(
+                self._next, 1 + int(name.lstrip("t") or 0)
+            )  # it may have been killed before its journal began
             if frozen.state != TrialState.RUNNING:
                 continue
             trial = optuna.trial.Trial(self._study, frozen._trial_id)
             known = records.get(name)
+            self._known.setdefault(cfg.fingerprint(self.space.config(self._space(trial))), name)
             if known is not None and known.finished:
                 self._tell(trial, known)
             else:
@@ -109,7 +113,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             return str(RaySearcher.FINISHED)
         name, trial, values = drawn
         slot = self._free.pop(0)
-        self._ot_trials[trial_id], self._live[trial_id] = trial, (name, slot)
+        self._ot_trials[trial_id], self._live[trial_id] = trial, (name, slot, time.monotonic())
         return {**values, "trial": name, "slot": slot}
 
     def _draw(self) -> tuple[str, optuna.trial.Trial, dict[str, Any]] | None:
@@ -151,8 +155,9 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell Optuna what the journal says; a trial without an end was stopped early, or lost its driver."""
-        name, slot = self._live.pop(trial_id)
+        name, slot, began = self._live.pop(trial_id)
         self._free.append(slot)
+        self._durations.append(time.monotonic() - began)
         folder = self.experiment / "trials" / name
         known = self._settled(folder)
         if known is None or not known.finished:
@@ -163,7 +168,6 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         if known is None:  # no start line: the driver died before it began
             self._study.tell(trial, state=TrialState.FAIL)
             return
-        self._durations.append(known.ended - known.started)
         self._tell(trial, known)
 
     def _settled(self, folder: Path, patience_s: float = 60.0) -> TrialRecord | None:
@@ -186,10 +190,10 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             self._study.tell(trial, value)
         elif known.status == "pruned":
             self._study.tell(trial, state=TrialState.PRUNED)
-        elif known.status in ("oom", "nan", "timeout"):
-            self._study.tell(trial, self._penalty())
-        else:
+        elif known.status == "error" and "died" in known.reason:  # the machine's fault, perhaps: nothing was learned
             self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(trial, self._penalty())
 
     def _penalty(self) -> float:
         """As bad as the worst trial so far, and then some."""

@@ -210,9 +210,8 @@ class Slot:
             return answer
 
 
-def create(index: int, storage: str, resources: dict[str, Any]) -> Any:
-    """Start the actor of one slot."""
-    name = f"slot-{index}"
+def create(name: str, storage: str, resources: dict[str, Any]) -> Any:
+    """Start the actor of one slot; its name must be its own in the whole cluster."""
     actor = ray.remote(Slot).options(
         name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
     )

@@ -19,9 +19,10 @@ ATTEMPTS = 2
 _HIDDEN = ("event", "kind", "seconds", "time")
 
 
-def plan(space: SearchSpace, experiment: Path) -> dict[str, Any]:
-    """What all drivers of a search have in common; plain values, so that it travels."""
+def plan(space: SearchSpace, experiment: Path, slots: list[str]) -> dict[str, Any]:
+    """What all drivers of a search have in common; plain values, so that it travels. `slots`: their actors' names."""
     return {
+        "slots": slots,
         "experiment": str(experiment),
         "baseline": cfg.to_dict(space.baseline),
         "source": space.source,
@@ -55,7 +56,7 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
             _tell_tune(point, plan["metric"])
         return
 
-    slot, started = get(f"slot-{params['slot']}"), time.monotonic()
+    slot, started = get(plan["slots"][params["slot"]]), time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         journal.write(
             "start",
@@ -81,11 +82,11 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
         serial, cursor = ray.get(slot.submit.remote(job)), 0
         while True:
             event = ray.get(slot.event.remote(serial, cursor))
-            if time.monotonic() - started > plan["deadline_s"]:
+            late = time.monotonic() - started > plan["deadline_s"]
+            if late and (event is None or event["kind"] == "point"):  # an end that came late is an end all the same
                 ray.get(slot.kill.remote("past its deadline"))
-                journal.write(
-                    "end", status="timeout", reason=f"not done after {plan['deadline_s']:.0f} s of wall-clock"
-                )
+                reason = f"not done after {plan['deadline_s']:.0f} s of wall-clock"
+                journal.write("end", status="timeout", reason=reason)
                 return
             if event is None:
                 continue

@@ -101,6 +101,8 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     ):  # the cluster goes down or the slot is gone: that says nothing about this trial
         raise
     except Exception as error:
+        if world.size > 1 and _lost_a_peer(error):
+            raise  # another rank was killed: the group died, and the driver decides what that means
         status = "oom" if memory.is_oom(error) else "error"
         reason = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # a full disk may be what went wrong
@@ -121,6 +123,12 @@ def _end(folder: Path, slot: Any, serial: str, end: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the driver still hears of it
         record.Journal(folder).write("end", **end)
     ray.get(slot.post.remote(serial, {"kind": "end", **end}))
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    signs = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
 def _reset() -> None:

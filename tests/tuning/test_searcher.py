@@ -1,0 +1,174 @@
+"""What Optuna is told and what it is asked, without a cluster."""
+
+import optuna
+import pytest
+
+from tunediff import config as cfg
+from tunediff import record, space
+
+FILE = {
+    "workload": "digits",
+    "budget": {"per_trial": "3s", "trials": 6},
+    "search": {"loader.batch_size": [32, 64, 128], "loader.resident": [False, True]},
+    "first": [{"loader.batch_size": 64}],
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    from tunediff.tuning.searcher import Searcher
+
+    (tmp_path / "trials").mkdir()
+
+    def make(slots=1, spent_s=0.0, **changes):
+        return Searcher(space.parse(FILE | changes, "x.yaml"), tmp_path, slots, spent_s)
+
+    return make
+
+
+def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
+    """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
+    drawn = {knob: v for knob, v in suggestion.items() if knob not in ("trial", "slot")}
+    config = searcher.space.config(drawn)
+    journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+    if begin:
+        journal.write(
+            "start", name=suggestion["trial"], number=int(suggestion["trial"][1:]), config=cfg.flat(config),
+            drawn=drawn, fingerprint=cfg.fingerprint(config), budget_s=3.0,
+        )  # fmt: skip
+    if status == "ok":
+        for index in range(1, 5):
+            journal.write("point", index=index, train_s=index * 1.0, frechet=value)
+    if status is not None:
+        journal.write("end", status=status, reason="why")
+    if trial_id is not None:
+        searcher.on_trial_complete(trial_id, {})
+
+
+def study(searcher):
+    return searcher._study.trials
+
+
+def test_first_points_come_first_and_every_configuration_once(make):
+    searcher = make()
+    drawn = []
+    for i in range(6):
+        suggestion = searcher.suggest(f"tune{i}")
+        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
+        assert suggestion["trial"] == f"t{i:04d}"
+        end(searcher, suggestion, f"tune{i}", value=float(i))
+    assert drawn[:2] == [(128, False), (64, False)]
+    assert len(set(drawn)) == 6  # the whole space
+    assert searcher.suggest("tune6") == "FINISHED"
+
+
+def test_a_small_space_ends_the_search(make):
+    searcher = make(budget={"per_trial": "3s", "trials": 50})
+    for i in range(6):
+        end(searcher, searcher.suggest(f"tune{i}"), f"tune{i}")
+    assert searcher.suggest("tune6") == "FINISHED"
+
+
+def test_slots_are_not_given_twice(make):
+    searcher = make(slots=2)
+    first, second = searcher.suggest("a"), searcher.suggest("b")
+    assert {first["slot"], second["slot"]} == {0, 1}
+    assert searcher.suggest("c") is None
+    end(searcher, first, "a")
+    assert searcher.suggest("c")["slot"] == first["slot"]
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("oom", "COMPLETE"), ("nan", "COMPLETE"), ("timeout", "COMPLETE"), ("error", "COMPLETE"), ("pruned", "PRUNED")],
+)
+def test_failures_are_bad_and_not_unknown(make, status, state):
+    searcher = make()
+    end(searcher, searcher.suggest("a"), "a", value=7.0)
+    end(searcher, searcher.suggest("b"), "b", status=status)
+    assert study(searcher)[1].state.name == state
+    assert study(searcher)[1].user_attrs["status"] == status
+    if state == "COMPLETE":
+        assert study(searcher)[1].value > 7.0
+
+
+def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    searcher.on_trial_complete("a", {})
+    assert record.read_trial(searcher.experiment / "trials" / "t0000").status == "pruned"
+
+
+def test_a_trial_whose_driver_died_is_no_lesson(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    searcher.on_trial_complete("a", None, error=True)
+    assert study(searcher)[0].state.name == "FAIL"
+
+
+def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
+    first = make()
+    end(first, first.suggest("a"), "a")
+    running = first.suggest("b")
+    end(first, running, None, status=None)  # killed while it trained
+
+    second = make()
+    again = second.suggest("x")
+    assert {k: v for k, v in again.items() if k != "slot"} == {k: v for k, v in running.items() if k != "slot"}
+    end(second, again, "x", begin=False)
+    assert second.suggest("y")["trial"] == "t0002"
+
+
+def test_a_trial_killed_before_its_journal_began_keeps_its_name(make):
+    first = make()
+    end(first, first.suggest("a"), "a")
+    named = first.suggest("b")  # the driver never wrote a line
+
+    second = make(slots=2)
+    again, new = second.suggest("x"), second.suggest("y")
+    assert (again["trial"], new["trial"]) == ("t0001", "t0002")
+    assert again["loader.batch_size"] == named["loader.batch_size"]
+    assert (new["loader.batch_size"], new["loader.resident"]) != (again["loader.batch_size"], again["loader.resident"])
+
+
+def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
+    first = make()
+    suggestion = first.suggest("a")
+    end(first, suggestion, None, value=4.5)  # killed between the journal and the study
+    second = make()
+    assert [(t.state.name, t.value) for t in study(second)][:1] == [("COMPLETE", 4.5)]
+    assert second.suggest("x")["trial"] == "t0001"
+
+
+def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path):
+    first = make()
+    for i in range(3):
+        end(first, first.suggest(f"a{i}"), f"a{i}", value=float(i))
+    values = {t.user_attrs["trial"]: (t.params, t.value) for t in study(first) if "trial" in t.user_attrs}
+    (tmp_path / "study.db").unlink()
+    second = make()
+    assert {t.user_attrs["trial"]: (t.params, t.value) for t in study(second) if "trial" in t.user_attrs} == values
+    assert second.suggest("x")["trial"] == "t0003"
+
+
+def test_no_trial_starts_that_would_not_end_in_time(make):
+    budget = {"per_trial": "3s", "trials": 6, "total": "1m"}
+    assert make(budget=budget, spent_s=56.0).suggest("a")["trial"] == "t0000"
+    assert make(budget=budget, spent_s=58.0).suggest("b")["trial"] == "t0000"  # what was begun is finished
+    fresh = make(budget=budget, spent_s=58.0)
+    end(fresh, fresh.suggest("c"), "c")
+    assert fresh.suggest("d") == "FINISHED"
+
+
+def test_contradicting_knobs_are_drawn_again(make):
+    searcher = make(search={"loader.batch_size": [96, 128], "parallel.workers": [1, 5]}, first=[])
+    sizes = set()
+    for name in ("a", "b"):
+        suggestion = searcher.suggest(name)
+        sizes.add((suggestion["loader.batch_size"], suggestion["parallel.workers"]))
+        end(searcher, suggestion, name)
+    assert sizes == {(96, 1), (128, 1)}  # 5 workers divide neither
+    assert searcher.suggest("c") == "FINISHED"
+    assert optuna.trial.TrialState.RUNNING not in {t.state for t in study(searcher)}
