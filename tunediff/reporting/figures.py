@@ -36,6 +36,7 @@ def curves(found: Results, path: Path) -> None:
     positive = all((point.get(found.metric) or 0.0) > 0 for trial in found.trials for point in trial.points)
     if positive and found.metric == "frechet":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())  # 10, not 10¹
         axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.5)))
     protocol = found.space.baseline.evaluation
     how = f"{protocol.sampler.upper()}" + (f" {protocol.steps} steps" if protocol.sampler == "ddim" else "")

@@ -19,8 +19,10 @@ from tunediff.record import TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 
 STUDY = "tunediff"
-REDRAWS = 200
-"""Draws in a row that may be impossible or known before the space counts as used up."""
+REDRAWS = 20
+"""Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
+RANDOM_REDRAWS = 500
+"""Random draws in a row that may be impossible or known before the space counts as used up."""
 
 
 class Searcher(OptunaSearch):  # type: ignore[misc]
@@ -120,7 +122,16 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         if self._unfinished:
             name, trial = self._unfinished.pop(0)
             return name, trial, self._space(trial)
-        for _ in range(REDRAWS):
+        sampler = self._study.sampler
+        try:
+            return self._draw_new()
+        finally:
+            self._study.sampler = sampler
+
+    def _draw_new(self) -> tuple[str, optuna.trial.Trial, dict[str, Any]] | None:
+        for attempt in range(REDRAWS + RANDOM_REDRAWS):
+            if attempt == REDRAWS:
+                self._study.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
             trial = self._study.ask()
             values = self._space(trial)
             try:
@@ -145,7 +156,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         total = self.space.budget.total_s
         if total is None:
             return False
-        expected = max(self._durations, default=self.space.budget.per_trial_s)
+        expected = max([*self._durations, self.space.budget.per_trial_s])
         return self._spent_s + (time.monotonic() - self._started) + expected > total
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
