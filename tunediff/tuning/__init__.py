@@ -12,6 +12,7 @@ _RAY_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",  # how soon a dead worker is noticed; lower costs CPU while training
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray would start every worker through uv again
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a process without a GPU share leaves CUDA_VISIBLE_DEVICES alone
+    "RAY_worker_niceness": "0",  # at Ray's 15 the training yields to Ray's own housekeeping: 7 % slower on 2 cores
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: it must not look like early stopping
