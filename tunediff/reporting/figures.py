@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # no window, also where there is a screen
 import matplotlib.pyplot as plt
+from matplotlib import ticker
 
 from tunediff.reporting.results import Results
 
@@ -36,8 +37,9 @@ def curves(found: Results, path: Path) -> None:
     positive = all((point.get(found.metric) or 0.0) > 0 for trial in found.trials for point in trial.points)
     if positive and found.metric == "frechet":
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())  # 10, not 10¹
-        axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.5)))
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 4, 6)))
+        axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))  # 0.6 and 10, not 6×10⁻¹ and 10¹
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     protocol = found.space.baseline.evaluation
     how = f"{protocol.sampler.upper()}" + (f" {protocol.steps} steps" if protocol.sampler == "ddim" else "")
     axes.set_title(f"{found.folder.name}: {protocol.images:,} images, {how}; grey: other trials", fontsize=10)
