@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import shutil
 import socket
 
 import pytest
@@ -283,6 +284,17 @@ def test_channels_last_learns_the_same(tmp_path, images):
     plain = weights(run(tmp_path / "a", images))
     last = weights(run(tmp_path / "b", images, config=tiny(model__channels_last=True)))
     assert_equal(plain, last, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_training_learns_the_same_and_its_seconds_are_apart(tmp_path, images):
+    plain = run(tmp_path / "a", images)
+    compiled = run(tmp_path / "b", images, config=tiny(compile__mode="default"))
+    assert_equal(weights(plain), weights(compiled), rtol=1e-3, atol=1e-4)
+    assert plain.seconds["compile"] == 0.0
+    assert compiled.seconds["compile"] > 1.0
+    assert compiled.seconds["train"] < compiled.seconds["compile"]
 
 
 def test_loop_module_knows_no_ray():
