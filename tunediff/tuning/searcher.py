@@ -80,9 +80,8 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
                     self._study.tell(frozen.number, state=TrialState.FAIL)
                 continue
             told.add(name)
-            self._next = max(
-                self._next, 1 + int(name.lstrip("t") or 0)
-            )  # it may have been killed before its journal began
+            # It may have been killed before its journal began: the journals do not know all names.
+            self._next = max(self._next, int(name[1:]) + 1)
             if frozen.state != TrialState.RUNNING:
                 continue
             trial = optuna.trial.Trial(self._study, frozen._trial_id)
