@@ -277,6 +277,20 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/ema.safetensors"]) == 0
 
 
+def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
+    """With its checkpoint damaged, a training starts over: its journal must not mix the two."""
+    command = ["--config", config, "--images", "3840", "--out", "out"]
+    assert train.main(command) == 0
+    journal, out = tmp_path / "out" / "journal.jsonl", tmp_path / "out"
+    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
+    before = record.read_trial(out).points
+    (out / "checkpoint.pt").write_bytes(b"torn")
+    assert train.main(command) == 0
+    after = record.read_trial(out).points
+    assert [point["index"] for point in after] == [1, 2]
+    assert all(new["time"] > old["time"] for new, old in zip(after, before, strict=True))
+
+
 def test_train_resumes_after_kill(config, tmp_path):
     words = [sys.executable, "-m", "tunediff.train", "--config", config, "--budget", "4s", "--out", "out"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

@@ -585,8 +585,6 @@ def check_rules(config: Config, where: str) -> None:
         refuse("compile.dynamic", "it needs a compile.mode other than none")
     if c.evaluation.steps > c.process.steps:
         refuse("evaluation.steps", f"at most process.steps = {c.process.steps}")
-    if c.evaluation.extractor == "classifier" and c.data.name == "cifar10":
-        return
     if c.evaluation.extractor == "inception" and c.data.image_size < 16:
         refuse("evaluation.extractor", "Inception says nothing about images under 16 pixels; use classifier")
 

@@ -114,6 +114,14 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
+def is_recorded(folder: Path, point: dict[str, Any]) -> bool:
+    """Whether the journal holds this very measurement, not merely another one of the same index."""
+    same = ("index", "train_s")
+    return any(
+        event["event"] == "point" and all(event.get(key) == point[key] for key in same) for event in events(folder)
+    )
+
+
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun."""
     record: TrialRecord | None = None

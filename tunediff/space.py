@@ -197,6 +197,14 @@ def find(name: str | None) -> Path:
     raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
 
 
+def of_search(folder: Path) -> Path:
+    """The search file kept in the folder of a search. Raises `ConfigError` if it is none, naming those there are."""
+    if not (folder / "search.yaml").is_file():
+        found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
+        raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
+    return folder / "search.yaml"
+
+
 def load(
     path: Path, overrides: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
 ) -> SearchSpace:

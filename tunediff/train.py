@@ -89,7 +89,6 @@ def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -
             images = data.load(config.data)
             evaluate = Evaluator(config, images, world.device, world.rank, world.size)
             start = checkpoint.load_weights(initial) if initial is not None else None
-        told = {point["index"] for point in known.points} if known is not None else set()
         journal = record.Journal(folder) if world.main else None
         if journal is not None:
             for name, reason in images.skipped[:20]:
@@ -102,7 +101,7 @@ def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -
 
         def report(point: dict[str, Any]) -> bool:
             assert journal is not None
-            if point["index"] not in told:
+            if not record.is_recorded(folder, point):
                 journal.write("point", **point)
                 if evaluate.last_images is not None:
                     image_grid(evaluate.last_images, folder / "samples.png")

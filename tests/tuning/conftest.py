@@ -1,7 +1,6 @@
 """Searches as a user starts them, in a process of their own, on a model that trains in seconds."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -115,7 +114,3 @@ def block(log):
     """The `key: value` lines at the end of a search's output."""
     lines = [line.split(": ", 1) for line in log.splitlines() if ": " in line and not line.startswith("[")]
     return {key: value for key, value in lines}  # noqa: C416
-
-
-def read_json(log):
-    return json.loads(log[log.index("{") :])

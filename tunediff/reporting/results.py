@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from tunediff import record
-from tunediff.config import ConfigError
+from tunediff import record, space
 from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
 
@@ -107,9 +106,4 @@ class Results:
 
 def read(folder: Path) -> Results:
     """The results of a search folder. Raises `ConfigError` if it is none."""
-    from tunediff.space import load
-
-    if not (folder / "search.yaml").is_file():
-        found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
-        raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
-    return Results(folder, load(folder / "search.yaml"), record.read_trials(folder))
+    return Results(folder, space.load(space.of_search(folder)), record.read_trials(folder))

@@ -62,14 +62,12 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
 
 def reopen(folder: Path, limits: dict[str, Any] | None = None) -> SearchSpace:
     """The space of an existing search; `limits` (`trials`, `total`) replace its own from now on."""
-    if not (folder / "search.yaml").is_file():
-        found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
-        raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
-    space = spaces.load(folder / "search.yaml", budget=limits)
+    path = spaces.of_search(folder)
+    space = spaces.load(path, budget=limits)
     if limits:
-        content = cfg.read_yaml(folder / "search.yaml")
+        content = cfg.read_yaml(path)
         content["budget"] |= limits
-        (folder / "search.yaml").write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return space
 
 

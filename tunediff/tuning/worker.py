@@ -95,11 +95,8 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
         if world.main:
             _end(folder, slot, serial, {"status": "nan", "reason": str(error), "peak": memory.peak_mib(world.device)})
         return
-    except (
-        SlotLostError,
-        ray.exceptions.RayError,
-    ):  # the cluster goes down or the slot is gone: that says nothing about this trial
-        raise
+    except (SlotLostError, ray.exceptions.RayError):
+        raise  # the cluster goes down or the slot is gone: that says nothing about this trial
     except Exception as error:
         if world.size > 1 and _lost_a_peer(error):
             raise  # another rank was killed: the group died, and the driver decides what that means
@@ -163,11 +160,10 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=_device_name(world.device),
             images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:10],
         )  # fmt: skip
-    known = {event["index"] for event in record.events(folder) if event["event"] == "point"}
 
     def report(point: dict[str, Any]) -> bool:
         assert journal is not None
-        if point["index"] not in known:
+        if not record.is_recorded(folder, point):
             journal.write("point", **point)  # on disk before anybody hears of it
         if evaluate is not None and evaluate.last_images is not None:
             from tunediff.evaluation.evaluator import image_grid
