@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 
 from tunediff import config as cfg
@@ -311,7 +312,9 @@ def test_train_resumes_after_kill(config, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--budget: is missing"),
+        (["optimizer.decay=cosine"], "optimizer.decay: 'cosine' is not allowed without --budget or --images"),
+        (["--budget", "5s", "--every", "1s"], "--every: 1s goes without --budget"),
+        (["--every", "5"], "--every: '5' is not a duration"),
         (["--budget", "5"], "--budget: '5' is not a duration"),
         (["--images", "0"], "--images: 0 is not allowed"),
         (["--budget", "5s", "lr=1"], "command line: lr: no such knob; did you mean optimizer.lr"),
@@ -324,6 +327,70 @@ def test_train_resumes_after_kill(config, tmp_path):
 )
 def test_train_refuses(config, capsys, words, message):
     assert message in refused(capsys, train.main, "--config", config, *words)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop):
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
+
+    def until_points(count):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 120
+        while not ((known := record.read_trial(tmp_path / "out")) and len(known.points) >= count):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(stop)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        return errors
+
+    errors = until_points(3)  # one more than the two of its virtual budget
+    assert "open-ended: Ctrl-C stops it" in errors
+    assert "the same command again goes on" in errors
+    stopped = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["pace"]["steps"]
+    assert stopped >= record.read_trial(tmp_path / "out").points[-1]["steps"]
+    until_points(5)
+    known = record.read_trial(tmp_path / "out")
+    assert known.status is None
+    assert [point["index"] for point in known.points] == list(range(1, len(known.points) + 1))
+    assert [p["train_s"] for p in known.points] == pytest.approx([1.0 * p["index"] for p in known.points], abs=0.6)
+    assert (tmp_path / "out" / "samples" / "0004.png").exists()
+    assert (tmp_path / "out" / "ema.safetensors").exists()
+
+
+def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_their_training(config, tmp_path):
+    """As Ctrl-C in a terminal, torchrun and batch schedulers send it."""
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
+    words += ["loader.workers=2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command again goes on" in errors
+    assert (tmp_path / "out" / "checkpoint.pt").exists()
+
+
+def test_train_leaves_curves_for_tensorboard(config, tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert train.main(["--config", config, "--images", "3840", "--out", "out"]) == 0
+    found = event_accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    found.Reload()
+    tags = set(found.Tags()["scalars"])
+    assert {"train/loss", "train/learning_rate", "evaluation/frechet", "evaluation/validation_loss"} <= tags
+    assert [event.step for event in found.Scalars("evaluation/frechet")] == [1920, 3840]
+
+
+def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
+    assert train.main(["--config", "digits", "--images", "256", *words]) == 0
+    assert (tmp_path / "ray_results" / "train-digits" / "config.yaml").exists()
 
 
 def test_train_refuses_a_missing_configuration(capsys):

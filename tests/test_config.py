@@ -21,15 +21,22 @@ def test_import_is_light():
 KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
 model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.channels_last
+model.checkpoint_levels
 process.schedule process.steps process.prediction process.variance
-timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction
-weighting.name weighting.gamma
+timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
+timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
+timesteps.interval timesteps.selected timesteps.scan timesteps.queue timesteps.entropy timesteps.policy_lr
+timesteps.temperature timesteps.bins timesteps.half_life timesteps.concentration
+weighting.name weighting.gamma weighting.exponent weighting.offset weighting.cap weighting.contrast weighting.tau
+weighting.channels weighting.bound
 optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimizer.warmup optimizer.decay
 optimizer.clip_norm optimizer.implementation ema.half_life ema.max_decay
-loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor loader.pin_memory
-precision.amp precision.matmul compile.mode compile.dynamic parallel.workers
+loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
+loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
+precision.amp precision.matmul precision.cudnn_benchmark compile.mode compile.dynamic compile.scope
+parallel.workers parallel.bucket_mib parallel.static_graph
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
-evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed
+evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
 seed
 """.split()
 
@@ -175,3 +182,48 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("data: {name: images, path: pictures}")
     assert cfg.load(tmp_path / "c.yaml").data.path == str(tmp_path / "pictures")
+
+
+# ---------------------------------------------------------------------------------------- knobs that change nothing here
+@pytest.mark.parametrize(
+    ("knobs", "device", "name"),
+    [
+        ({}, "cpu", "loader.pin_memory"),
+        ({"loader.workers": 0}, "cuda", "loader.prefetch_factor"),
+        ({"loader.resident": True}, "cuda", "loader.workers"),
+        ({"loader.resident": True}, "cuda", "loader.transfer"),
+        ({"loader.pin_memory": False}, "cuda", "loader.non_blocking"),
+        ({"precision.matmul": "high"}, "cpu", "precision.matmul"),
+        ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
+        ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
+        ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
+        ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
+    ],
+)
+def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
+    found = cfg.not_effective(cfg.override(Config(), knobs), device)
+    assert len(found[name]) > 10
+
+
+def test_what_has_an_effect_is_not_said_to_have_none():
+    assert cfg.not_effective(Config(), "cuda") == {}
+    effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
+    effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
+    assert cfg.not_effective(cfg.override(Config(), effective), "cuda") == {}
+    assert cfg.not_effective(cfg.override(Config(), {"precision.matmul": "medium"}), "cpu").keys() == {
+        "loader.pin_memory", "loader.non_blocking",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"model.checkpoint_levels": [4]}, "there is no level 4; levels here: 0 … 3"),
+        ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
+        ({"parallel.static_graph": True, "loader.accumulation": 2}, "another graph"),
+        ({"parallel.bucket_mib": 0.0}, "above 0"),
+    ],
+)
+def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
+    with pytest.raises(ConfigError, match=reason):
+        cfg.override(Config(), knobs)

@@ -18,7 +18,7 @@ FLOORS = {
     "tunediff.cli": 0,
     "tunediff.diffusion": 1, "tunediff.data": 1, "tunediff.evaluation": 2, "tunediff.training": 3,
     "tunediff.tuning": 4, "tunediff.reporting": 4,
-    "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5,
+    "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5, "tunediff.evaluate": 5, "tunediff.sample": 5,
 }  # fmt: skip
 
 
@@ -73,7 +73,9 @@ def readme_commands():
 
 def test_commands_in_the_readme_exist_and_take_their_options():
     commands = readme_commands()
-    assert {"tunediff.search", "tunediff.train", "tunediff.export"} <= {name for name, _ in commands}
+    assert {"tunediff.search", "tunediff.train", "tunediff.evaluate", "tunediff.sample", "tunediff.export"} <= {
+        name for name, _ in commands
+    }
     for name in {name for name, _ in commands}:
         importlib.import_module(name)
         text = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout

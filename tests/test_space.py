@@ -1,5 +1,6 @@
 """Search files: shipped ones load, every mistake is refused, what is drawn is what the file says."""
 
+import contextlib
 import math
 import pickle
 import re
@@ -50,6 +51,25 @@ def test_shipped_files_load_and_their_baseline_lies_inside(path):
 def test_flagship_mixes_systems_sampler_and_weighting():
     names = {dimension.name.split(".")[0] for dimension in space.load(space.find("cifar10")).dimensions}
     assert {"loader", "precision", "compile", "timesteps", "weighting", "optimizer"} <= names
+
+
+@pytest.mark.parametrize("name", ["digits_samplers", "cifar10_samplers", "digits_methods", "cifar10_cpu_methods"])
+def test_files_that_compare_samplers_leave_none_out(name):
+    choices = {dimension.name: set(dimension.choices or ()) for dimension in space.load(space.find(name)).dimensions}
+    assert choices["timesteps.name"] == set(cfg.members()["timesteps.name"])
+    if name.endswith("samplers"):
+        assert choices["weighting.name"] == set(cfg.members()["weighting.name"])
+
+
+def test_most_draws_of_the_samplers_can_run():
+    loaded, possible = space.load(space.find("digits_samplers")), 0
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [space.Draw(loaded.dimensions)(study.ask()) for _ in range(80)]
+    for values in drawn:
+        with contextlib.suppress(ConfigError):
+            possible += loaded.config(values) is not None
+    assert possible > 0.9 * len(drawn)
+    assert {name for values in drawn for name in values} == {dimension.name for dimension in loaded.dimensions}
 
 
 def test_draws_follow_when_and_stay_inside():
@@ -107,6 +127,11 @@ def test_grid_is_every_combination_that_is_possible():
     # 5 workers divide neither batch: 2 batches × 1 world size × (uniform + 2 histories)
     assert len(loaded.points) == 6 == loaded.budget.trials
     assert loaded.points[0] == {"loader.batch_size": 128, "parallel.workers": 1, "timesteps.name": "uniform"}
+    assert len(loaded.skipped) == 6
+    assert (
+        "x.yaml: grid: loader.batch_size: 128 is not allowed: must be a multiple of parallel.workers"
+        in loaded.skipped[0]
+    )
 
 
 def test_trials_run_in_order_with_the_baseline_first():
@@ -117,6 +142,55 @@ def test_trials_run_in_order_with_the_baseline_first():
     assert [c.precision.amp for c in configs] == ["none", "bf16", "none"]
     assert configs[2].timesteps == cfg.LossSecondMoment(history=5)
     assert len(configs) == 3
+
+
+def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
+    """`uniform_share` belongs to several samplers, each with a default of its own."""
+    trials = [
+        {"timesteps.name": "logit_normal", "timesteps.uniform_share": 0.05},
+        {"timesteps.name": "loss_second_moment"},
+        {"timesteps.name": "speed"},
+    ]
+    loaded = parse(search=None, first=None, trials=trials, budget={"per_trial": "20s"})
+    wanted = [cfg.LogitNormal(uniform_share=0.05), cfg.LossSecondMoment(), cfg.Speed()]
+    assert [loaded.config(point).timesteps for point in loaded.points[1:]] == wanted
+
+
+# ---------------------------------------------------------------------------------------------------------- seeds
+def test_points_are_repeated_seed_after_seed():
+    grid = {"timesteps.name": ["uniform", "stratified"]}
+    loaded = parse(search=None, first=None, grid=grid, budget={"per_trial": "20s"}, seeds=3, fixed={"seed": 5})
+    assert [(point["seed"], point["timesteps.name"]) for point in loaded.points] == [
+        (5, "uniform"), (5, "stratified"), (6, "uniform"), (6, "stratified"), (7, "uniform"), (7, "stratified"),
+    ]  # fmt: skip
+    assert (loaded.seeds, loaded.budget.trials, space.size(loaded)) == (3, 6, 6)
+    assert loaded.config(loaded.points[0]) == loaded.baseline
+    assert [loaded.config(point).seed for point in loaded.points] == [5, 5, 6, 6, 7, 7]
+    assert loaded.dimensions[0].name == "seed"
+
+
+def test_repeated_points_come_out_as_written():
+    trials = [{"timesteps.name": "loss_second_moment", "timesteps.history": 2}, {"precision.amp": "bf16"}]
+    loaded = parse(search=None, first=None, trials=trials, budget={"per_trial": "20s"}, seeds=2)
+    assert [point["seed"] for point in loaded.points] == [0, 0, 0, 1, 1, 1], "the baseline takes part in every seed"
+    study = optuna.create_study()
+    for point in loaded.points:
+        study.enqueue_trial(space.to_params(point))
+    draw = space.Draw(loaded.dimensions)
+    assert [draw(study.ask()) for _ in loaded.points] == list(loaded.points)
+
+
+def test_limits_count_all_runs():
+    grid = {"timesteps.name": ["uniform", "stratified"]}
+    budget = {"per_trial": "20s", "trials": 3}
+    loaded = parse(search=None, first=None, grid=grid, budget=budget, seeds=2)
+    assert [point["seed"] for point in loaded.points] == [0, 0, 1]
+    assert loaded.budget.trials == 3
+
+
+def test_without_seeds_the_seed_is_no_dimension():
+    loaded = parse(search=None, first=None, grid={"timesteps.name": ["uniform"]}, budget={"per_trial": "20s"})
+    assert (loaded.seeds, [d.name for d in loaded.dimensions]) == (1, ["timesteps.name"])
 
 
 def test_lists_as_choices_survive_optuna(tmp_path):
@@ -182,6 +256,11 @@ def changed(**changes):
 def searched(**dimensions):
     names = {name.replace("__", "."): spec for name, spec in dimensions.items()}
     return changed(search=names, first=[])
+
+
+def gridded(**changes):
+    grid = {"loader.batch_size": [64, 128]}
+    return changed(search=None, first=None, grid=grid, budget={"per_trial": "20s"}, **changes)
 
 
 REFUSED = [
@@ -261,6 +340,15 @@ REFUSED = [
         "loader.workers: when: loader.resident: 'no' is never drawn",
     ),
     (changed(fixed={"data.name": "cifar10", "data.split": "all", "loader.workers": 1.0}), "loader.workers: 1.0 is not allowed"),
+    (changed(seeds=3), "x.yaml: seeds: belongs to grid: and trials:, which repeat each of their points"),
+    (gridded(seeds=1), "x.yaml: seeds: 1 is not allowed; allowed: a whole number of at least 2 and at most 100"),
+    (gridded(seeds=101), "x.yaml: seeds: 101 is not allowed"),
+    (gridded(seeds=True), "x.yaml: seeds: True is not allowed"),
+    (gridded(seeds=[0, 1]), "x.yaml: seeds: [0, 1] is not allowed"),
+    (gridded(seeds=3, early_stopping="asha"), "x.yaml: seeds: early_stopping: 'asha' is not allowed"),
+    (gridded(seeds=3, fixed={"seed": 2**31 - 2}), "x.yaml: seeds: seed: 2147483648 is not allowed"),
+    (searched(seed={"low": 0, "high": 9}), "to run every point with several seeds, write seeds: 3"),
+    (changed(search=None, first=None, trials=[{"seed": 1}]), "x.yaml: trials[0]: seed: must be the same in every trial"),
 ]  # fmt: skip
 
 

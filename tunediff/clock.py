@@ -27,6 +27,9 @@ class Budget:
     """Training images, above 0; makes a run exactly repeatable, whatever the speed of the machine."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
+    open_ended: bool = False
+    """Train on when the budget is spent, until asked to stop. Schedules and evaluations follow fractions of the budget
+    as ever: warm-up ends where it would, evaluations go on at the same distance."""
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.images is None:
@@ -84,13 +87,13 @@ class Clock:
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
     def progress(self, train_s: float, images: int) -> float:
-        """Fraction of the budget that is spent, 0 to 1."""
+        """Fraction of the budget that is spent, 0 to 1; above 1 in an open-ended training."""
         spent = [0.0]
         if self.budget.seconds is not None:
             spent.append(train_s / self.budget.seconds)
         if self.budget.images is not None:
             spent.append(images / self.budget.images)
-        return min(1.0, max(spent))
+        return max(spent) if self.budget.open_ended else min(1.0, max(spent))
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds per part, for the checkpoint."""

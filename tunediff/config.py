@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -80,6 +81,10 @@ class Model:
     """Groups of every GroupNorm."""
     channels_last: Bool = False
     """Keep activations in NHWC memory order; faster convolutions on tensor cores."""
+    checkpoint_levels: tuple[Annotated[Int, Ge(0), Le(15)], ...] = ()
+    """Activation checkpointing: resolution levels (0 is full resolution) whose residual blocks keep no activations but
+    compute them again in the backward pass. Less memory, more time, the same result; level 0 holds most of the memory.
+    All levels: every block."""
 
 
 # ------------------------------------------------------------------------------------------------------------ process
@@ -119,13 +124,159 @@ class LossSecondMoment:
     name: Literal["loss_second_moment"] = "loss_second_moment"
     history: Annotated[Int, Ge(1), Le(100)] = 10
     """Losses remembered per timestep; sampling stays uniform until every timestep has that many."""
-    uniform_share: Annotated[Float, Gt(0.0), Le(1.0)] = 0.001
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.001
     """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
     importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 1.0
-    """α in the loss factor (1/(T·p))^α: 1 keeps the objective unbiased, 0 makes p(t) itself the weighting."""
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = False
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
 
 
-Timesteps = Annotated[Uniform | Stratified | LossSecondMoment, Field(discriminator="name")]
+@dataclass(frozen=True, config=_FORBID)
+class Speed:
+    """SpeeD (arXiv 2405.17403): the noisiest timesteps, where little is left to learn, are drawn k times less often."""
+
+    name: Literal["speed"] = "speed"
+    suppression: Annotated[Float, Ge(1.0), Le(100.0)] = 5.0
+    """k: how many times likelier a timestep below τ is than one above."""
+    tau: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.7
+    """τ, the border, as a fraction of the chain."""
+    dual: Bool = False
+    """Draw the second half of the batch as mirror images of the first: t' = m−t below m, t−m above, with m the first
+    timestep whose noise √(1−ᾱ) grows by less than 1e-4. The public code does so; it favours small t once more."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = False
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class LogitNormal:
+    """t/T is the logistic function of a normal variable (Stable Diffusion 3, arXiv 2403.03206): mostly mid noise."""
+
+    name: Literal["logit_normal"] = "logit_normal"
+    mean: Annotated[Float, Ge(-5.0), Le(5.0)] = 0.0
+    """m of the normal variable; above 0 draws noisier timesteps."""
+    std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.0
+    """s of the normal variable."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = False
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class LogSnrLaplace:
+    """Log signal-to-noise ratio drawn from a Laplace distribution (Hang et al. 2024, arXiv 2407.03297)."""
+
+    name: Literal["log_snr_laplace"] = "log_snr_laplace"
+    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
+    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
+    scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
+    """b, the width of the Laplace distribution in log-SNR."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = False
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class LogSnrCosine:
+    """Log-SNR drawn as the cosine schedule spreads it, sech((λ−μ)/2)/2π, shifted by μ (arXiv 2301.11093)."""
+
+    name: Literal["log_snr_cosine"] = "log_snr_cosine"
+    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
+    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = False
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class BetaPolicy:
+    """A small network draws t for each image from a Beta distribution and is rewarded by how much the training step
+    lowers the loss (Kim et al. 2024, arXiv 2411.09998): adapts during training, at a cost."""
+
+    name: Literal["beta_policy"] = "beta_policy"
+    interval: Annotated[Int, Ge(1), Le(10000)] = 40
+    """f_S: optimizer steps from one update of the policy to the next."""
+    selected: Annotated[Int, Ge(1), Le(100)] = 3
+    """|S|: timesteps at which the reward is measured, chosen for how well they tell the whole chain's progress."""
+    scan: Annotated[Int, Ge(2), Le(10000)] = 100
+    """Timesteps, evenly spaced, among which S is chosen: each costs two forward passes of one image per update. The
+    paper scans the whole chain."""
+    queue: Annotated[Int, Ge(3), Le(1000)] = 20
+    """|Q|: scans remembered for that choice."""
+    entropy: Annotated[Float, Ge(0.0), Le(10.0)] = 0.01
+    """Weight of the policy's entropy: more keeps it closer to uniform."""
+    policy_lr: Annotated[Float, Gt(0.0), Le(1.0)] = 0.01
+    """Learning rate of the policy (Adam, gradient clipped to norm 1)."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class JointError:
+    """Our own: draws the noise levels at which image and noise are both uncertain to the model, as the batches that are
+    trained anyway show it; adapts during training at next to no cost."""
+
+    name: Literal["joint_error"] = "joint_error"
+    concentration: Annotated[Float, Ge(0.0), Le(32.0)] = 8.0
+    """Exponent of the joint error: 0 is uniform in log-SNR, larger is more concentrated."""
+    bins: Annotated[Int, Ge(2), Le(1000)] = 40
+    """Bins of equal width in log-SNR, each with its own running mean of the error."""
+    half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.1
+    """Half-life of the running means, as a fraction of the images seen so far."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.1
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = True
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class GradientNorm:
+    """Our own: importance sampling by the gradient norm at the network's output, w(t)·√error, learned per log-SNR bin
+    from the batches that are trained anyway; adapts during training at next to no cost."""
+
+    name: Literal["gradient_norm"] = "gradient_norm"
+    temperature: Annotated[Float, Ge(0.0), Le(4.0)] = 1.0
+    """Exponent of the gradient norm: 0 is uniform, 1 has the least variance of an unbiased estimate."""
+    bins: Annotated[Int, Ge(2), Le(1000)] = 20
+    """Bins of equal width in log-SNR, each with its own running mean of the error."""
+    half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.1
+    """Half-life of the running means, as a fraction of the images seen so far."""
+    uniform_share: Annotated[Float, Ge(0.0), Le(1.0)] = 0.2
+    """Share of the probability that stays uniform; bounds the importance weight by its inverse."""
+    importance_correction: Annotated[Float, Ge(0.0), Le(1.0)] = 1.0
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    stratified: Bool = True
+    """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+
+
+Timesteps = Annotated[
+    Uniform
+    | Stratified
+    | LossSecondMoment
+    | Speed
+    | LogitNormal
+    | LogSnrLaplace
+    | LogSnrCosine
+    | BetaPolicy
+    | GradientNorm
+    | JointError,
+    Field(discriminator="name"),
+]
 
 
 # --------------------------------------------------------------------------------------------------------- weightings
@@ -145,7 +296,52 @@ class MinSnr:
     """γ, the cap on the signal-to-noise ratio."""
 
 
-Weighting = Annotated[Constant | MinSnr, Field(discriminator="name")]
+@dataclass(frozen=True, config=_FORBID)
+class P2:
+    """1/(k + SNR)^γ on the ε-loss (Choi et al. 2022, arXiv 2204.00227): less weight where the noise is low."""
+
+    name: Literal["p2"] = "p2"
+    exponent: Annotated[Float, Ge(0.0), Le(5.0)] = 1.0
+    """γ: 0 is constant weighting; the paper uses ½ and 1."""
+    offset: Annotated[Float, Gt(0.0), Le(100.0)] = 1.0
+    """k: bounds the weight of the noisiest timesteps."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Debiased:
+    """1/√SNR on the ε-loss, capped (Yu et al. 2023, arXiv 2310.08442): more weight where the noise is high."""
+
+    name: Literal["debiased"] = "debiased"
+    cap: Annotated[Float, Gt(0.0), Le(1000.0)] = 20.0
+    """Largest weight; without it the last timesteps of the cosine schedule would weigh 20,000 times the middle."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class ChangeAware:
+    """SpeeD's weighting on the ε-loss (arXiv 2405.17403): more where the noise level changes fast, 1 beyond τ."""
+
+    name: Literal["change_aware"] = "change_aware"
+    contrast: Annotated[Float, Ge(0.5), Le(1.0)] = 0.6
+    """λ: weights below τ lie in [1−λ, λ]; 0.5 is flat there."""
+    tau: Annotated[Float, Gt(0.0), Le(1.0)] = 0.7
+    """τ, the border, as a fraction of the chain."""
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Uncertainty:
+    """1/e^u(t) with u learned beside the model (EDM2, arXiv 2312.02696, eq. 21): all noise levels contribute alike."""
+
+    name: Literal["uncertainty"] = "uncertainty"
+    channels: Annotated[Int, Ge(2), Le(4096)] = 128
+    """Fourier features of the noise level that u is a linear function of."""
+    bound: Annotated[Float, Gt(0.0), Le(50.0)] = 10.0
+    """|u| is limited to this."""
+
+
+Weighting = Annotated[
+    Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty,
+    Field(discriminator="name"),
+]
 
 
 # ----------------------------------------------------------------------------------------------------------- training
@@ -196,8 +392,14 @@ class Loader:
     """Loader processes per training worker; 0 loads in the training process."""
     prefetch_factor: Annotated[Int, Ge(1), Le(64)] = 2
     """Batches each loader process prepares ahead."""
+    persistent_workers: Bool = True
+    """Keep the loader processes from one pass over the images to the next; false starts new ones every time."""
     pin_memory: Bool = True
-    """Page-locked host memory and asynchronous copies to a GPU; no effect on a CPU."""
+    """Page-locked host memory, from which a GPU can copy by itself; no effect on a CPU."""
+    non_blocking: Bool = True
+    """Go on while a batch is copied from page-locked memory to the GPU; no effect on a CPU."""
+    transfer: Literal["uint8", "float32"] = "uint8"
+    """What is copied to the device: bytes that are converted there, or numbers four times as large."""
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -209,6 +411,8 @@ class Precision:
     matmul: Literal["highest", "high", "medium"] = "highest"
     """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision);
     on a GPU `high` and `medium` also allow TF32 convolutions."""
+    cudnn_benchmark: Bool = False
+    """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -219,6 +423,9 @@ class Compile:
     """`none` runs eagerly; the others are torch.compile's modes."""
     dynamic: Bool = False
     """Compile once for every batch size instead of once for each; only with a mode other than `none`."""
+    scope: Literal["model", "blocks"] = "model"
+    """What is compiled: the whole network, or each residual block for itself, which compiles faster since equal blocks
+    share the result; only with a mode other than `none`."""
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -227,6 +434,11 @@ class Parallel:
 
     workers: Annotated[Int, Ge(1), Le(1024)] = 1
     """World size: training processes, one per GPU, or sharing the CPU cores."""
+    bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
+    """Gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
+    static_graph: Bool = False
+    """Tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
+    parameters and lets it order the buckets by the first step."""
 
 
 # --------------------------------------------------------------------------------------------------------- evaluation
@@ -256,6 +468,9 @@ class Evaluation:
     """Images sampled and extracted at once on each worker."""
     seed: Annotated[Int, Ge(0)] = 0
     """Seed of the initial noise, the same for every trial."""
+    validation_images: Annotated[Int, Ge(0), Le(100000)] = 256
+    """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
+    timesteps and noise: what no sampler and no weighting changes. 0: none."""
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -396,6 +611,7 @@ def _knobs_of(cls: type, prefix: str, member: tuple[str, str] | None) -> typing.
             yield Knob(name, kind.__name__, default, description, **common)
 
 
+@functools.cache
 def knobs() -> dict[str, Knob]:
     """Every knob by its dotted name, in declaration order. A name shared by several union members appears once."""
     found: dict[str, Knob] = {}
@@ -404,6 +620,7 @@ def knobs() -> dict[str, Knob]:
     return found
 
 
+@functools.cache
 def members() -> dict[str, dict[str, frozenset[str]]]:
     """For each union (`timesteps.name`): which knobs each of its members has."""
     found: dict[str, dict[str, set[str]]] = {}
@@ -583,10 +800,76 @@ def check_rules(config: Config, where: str) -> None:
         refuse("loader.batch_size", f"must be a multiple of parallel.workers × loader.accumulation = {passes}")
     if c.compile.dynamic and c.compile.mode == "none":
         refuse("compile.dynamic", "it needs a compile.mode other than none")
+    if c.compile.scope != "model" and c.compile.mode == "none":
+        refuse("compile.scope", "it needs a compile.mode other than none")
+    if beyond := [level for level in c.model.checkpoint_levels if level > halvings]:
+        refuse("model.checkpoint_levels", f"there is no level {beyond[0]}; levels here: 0 … {halvings}")
+    if c.parallel.static_graph and c.loader.accumulation > 1:
+        refuse("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
+    sampler, weighting = c.timesteps, c.weighting
+    bounded = LossSecondMoment | LogitNormal | LogSnrLaplace | LogSnrCosine | BetaPolicy | GradientNorm | JointError
+    if isinstance(sampler, bounded) and sampler.importance_correction > 0 and sampler.uniform_share < 0.001:
+        refuse(
+            "timesteps.importance_correction",
+            f"some probabilities of {sampler.name} vanish, and 1/(T·p) with them explodes; "
+            "set timesteps.uniform_share to at least 0.001, which bounds it",
+        )
+    if isinstance(sampler, Speed) and sampler.dual:
+        if sampler.stratified:
+            refuse("timesteps.dual", "mirrored draws are not stratified; choose one of the two")
+        if c.loader.batch_size // c.loader.accumulation % 2:
+            refuse("timesteps.dual", "it mirrors half of the images, so loader.batch_size / accumulation must be even")
+    if isinstance(sampler, BetaPolicy) and sampler.selected > sampler.scan:
+        refuse("timesteps.selected", f"S is chosen among timesteps.scan = {sampler.scan}")
+    if isinstance(sampler, BetaPolicy) and sampler.uniform_share == 1.0:
+        refuse("timesteps.uniform_share", "the policy would never be asked; use a value below 1")
+    if isinstance(sampler, BetaPolicy) and c.compile.mode in ("reduce-overhead", "max-autotune"):
+        refuse(
+            "compile.mode",
+            "timesteps.name = beta_policy looks ahead between backward pass and optimizer step, where CUDA graphs hold "
+            "the gradients in memory that a further forward pass overwrites; use default",
+        )
+    if isinstance(sampler, BetaPolicy) and sampler.scan > c.process.steps:
+        refuse("timesteps.scan", f"at most process.steps = {c.process.steps}")
+    if isinstance(weighting, Uncertainty) and isinstance(sampler, LossSecondMoment):
+        refuse(
+            "weighting.name",
+            "it makes every timestep's loss alike, so that timesteps.name = loss_second_moment has nothing to go by",
+        )
     if c.evaluation.steps > c.process.steps:
         refuse("evaluation.steps", f"at most process.steps = {c.process.steps}")
     if c.evaluation.extractor == "inception" and c.data.image_size < 16:
         refuse("evaluation.extractor", "Inception says nothing about images under 16 pixels; use classifier")
+
+
+def not_effective(config: Config, device: str) -> dict[str, str]:
+    """Knobs that are set to something and change nothing on `device` ("cpu" or "cuda"), with the reason."""
+    c, found = config, dict[str, str]()
+    if c.loader.resident:
+        names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
+        found |= {f"loader.{name}": "loader.resident keeps all images on the device" for name in names}
+    else:
+        if c.loader.workers == 0:
+            without = "there are no loader processes (loader.workers = 0)"
+            found |= {f"loader.{name}": without for name in ("prefetch_factor", "persistent_workers")}
+        if c.loader.non_blocking and not c.loader.pin_memory:
+            found["loader.non_blocking"] = "only copies from page-locked memory go on by themselves (loader.pin_memory)"
+        if device != "cuda":
+            copied = {"loader.pin_memory": c.loader.pin_memory, "loader.non_blocking": c.loader.non_blocking}
+            found |= {name: "nothing is copied to a GPU" for name, on in copied.items() if on}
+    if device != "cuda":
+        if c.precision.matmul == "high":
+            found["precision.matmul"] = "TF32 is a format of NVIDIA GPUs"
+        if c.precision.cudnn_benchmark:
+            found["precision.cudnn_benchmark"] = "cuDNN is for NVIDIA GPUs"
+        if c.compile.mode == "reduce-overhead":
+            found["compile.mode"] = "CUDA graphs need a GPU; it compiles as default does"
+    if c.parallel.workers == 1:
+        if c.parallel.bucket_mib != Parallel().bucket_mib:
+            found["parallel.bucket_mib"] = "one worker has nobody to average with"
+        if c.parallel.static_graph:
+            found["parallel.static_graph"] = "one worker has nobody to average with"
+    return found
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

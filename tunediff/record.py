@@ -51,6 +51,8 @@ class TrialRecord:
     end: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Seconds per part, wall seconds, peak memory, steps, as of the end."""
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    not_effective: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Knobs that change nothing on this hardware or beside the others, with the reason."""
     started: float = 0.0
     """Unix time of the first attempt."""
     ended: float = 0.0
@@ -138,6 +140,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
             continue
         elif kind == "worker":
             record.environment |= {"device": event["device"], "threads": event["threads"]}
+            record.not_effective = event.get("not_effective", {})
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = event

@@ -15,7 +15,8 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import figures, results
+from tunediff.reporting import comparison, figures, results
+from tunediff.reporting.comparison import Comparison
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment, resources
 
@@ -85,8 +86,14 @@ def _main(argv: Sequence[str] | None) -> int:
         return cli.INTERRUPTED
     found = results.read(folder)
     figures.write_all(found)
-    block = summary(found, experiment.spent_s(folder))
-    print(json.dumps(block, indent=2) if args.json else "\n" + "\n".join(f"{k}: {_word(v)}" for k, v in block.items()))
+    compared = comparison.compare(found) if found.space.seeds > 1 else None
+    block = summary(found, experiment.spent_s(folder), compared)
+    if args.json:
+        print(json.dumps(block | _records(compared), indent=2))
+    else:
+        print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
+        if compared is not None:
+            print("\n".join(["", compared.text(), "", *compared.conclusions()]))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
 
 
@@ -144,10 +151,11 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     kept, working = 4 * parameters * trials / 2**20, 20 * parameters * share.slots / 2**20
     above = next(path for path in [folder, *folder.parents] if path.exists())
     free = shutil.disk_usage(above).free / 2**20
+    repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
     points = "unlimited" if (n := space.size(wanted)) == float("inf") else f"{n:.0f}"
     lines = [
         f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
-        f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once",
+        f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once{repeats}",
         f"training_hours: {train_h:.2f} (evaluation, start-up and compilation come on top)",
         f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
         f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",
@@ -157,7 +165,12 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     ]
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
     lines += [f"  first {i}: {cli.knobs(_versus(wanted, point))}" for i, point in enumerate(wanted.points)]
-    return lines
+    return lines + _skipped(wanted)
+
+
+def _skipped(wanted: SearchSpace) -> list[str]:
+    """Which combinations of a grid are not run, and why."""
+    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]
 
 
 def _versus(wanted: SearchSpace, drawn: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +208,8 @@ class Console:
             self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
         self.say(f"results {self.folder}")
         budget = self.space.budget
+        for line in _skipped(self.space):
+            self.say(line)
         self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
 
     def listen(self, event: str, name: str, content: dict[str, Any]) -> None:
@@ -213,7 +228,7 @@ class Console:
             self._tell_skipped(name)
         if event == "point" and (name, content.get("index", 0)) not in self._printed:
             self._printed.add((name, content.get("index", 0)))
-            self.say(f"{name} {self._point(found, content)}")
+            self.say(f"{name} {self._point(found, trial, content)}")
         elif event == "end":
             self.say(f"{name} {self._end(found, trial)}")
 
@@ -228,11 +243,12 @@ class Console:
                 self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
                 return
 
-    def _point(self, found: results.Results, point: dict[str, Any]) -> str:
+    def _point(self, found: results.Results, trial: TrialRecord, point: dict[str, Any]) -> str:
         words = [f"{point['train_s']:6.1f} s"]
         if "frechet" in point:
             words.append(f"{found.label} {cli.number(point['frechet'])}")
-            base = found.baseline.points if found.baseline is not None else []
+            baseline = found.baseline_of(trial)
+            base = baseline.points if baseline is not None else []
             same = next((p for p in base if p["index"] == point["index"]), None)
             if same is not None and same["frechet"]:
                 words.append(f"{point['frechet'] / same['frechet']:.2f}× baseline")
@@ -258,9 +274,9 @@ class Console:
         return "  ".join(word for word in words if word)
 
 
-def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
-    """The result of a search, for people (`key: value`) and for `--json`."""
-    parts, best, base = found.seconds(), found.best, found.baseline
+def summary(found: results.Results, wall_s: float, compared: Comparison | None = None) -> dict[str, Any]:
+    """The result of a search, for people (`key: value`) and for `--json`; `compared`: of one with several seeds."""
+    parts, best = found.seconds(), found.best
     statuses = [trial.status or "unfinished" for trial in found.trials]
     block: dict[str, Any] = {
         "search": found.folder.name,
@@ -268,16 +284,8 @@ def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
         **{status: statuses.count(status) for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
-        drawn = cfg.differences(cfg.from_dict(cfg.nest(best.config), best.name), found.space.baseline)
-        block |= {
-            "best_trial": best.name,
-            "best_configuration": cli.knobs(drawn),
-            f"best_{found.label}": best.value(found.metric),
-            f"baseline_{found.label}": base.value(found.metric) if base is not None else None,
-            "speedup": found.speedup(best),
-        }
-        if found.metric == "frechet" and base is not None and base.points:
-            block["seconds_to_baseline"] = record.seconds_to(best.points, "frechet", base.points[-1]["frechet"])
+        block |= _best(found, best) if compared is None else _best_of_seeds(compared, best)
+        if "seconds_to_baseline" in block:
             block["speedup_means"] = (
                 "baseline's training seconds / those of the best until equal (linear between points)"
             )
@@ -296,12 +304,57 @@ def summary(found: results.Results, wall_s: float) -> dict[str, Any]:
         "results": str(found.folder),
         "table": str(found.folder / "trials.csv"),
         "curves": str(found.folder / "curves.png"),
+        **({"comparison": str(found.folder / "comparison.png")} if compared is not None else {}),
         "study": f"sqlite:///{found.folder / 'study.db'}",
     }
     if best is not None:
         block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
         block["export"] = f"python -m tunediff.export {found.folder.name}"
     return block
+
+
+def _best(found: results.Results, best: TrialRecord) -> dict[str, Any]:
+    """The best trial of a search with one seed, beside the baseline."""
+    drawn, base = cfg.differences(cfg.from_dict(cfg.nest(best.config), best.name), found.space.baseline), found.baseline
+    block: dict[str, Any] = {
+        "best_trial": best.name,
+        "best_configuration": cli.knobs(drawn),
+        f"best_{found.label}": best.value(found.metric),
+        f"baseline_{found.label}": base.value(found.metric) if base is not None else None,
+        "speedup": found.speedup(best),
+    }
+    if found.metric == "frechet" and base is not None and base.points:
+        block["seconds_to_baseline"] = record.seconds_to(best.points, "frechet", base.points[-1]["frechet"])
+    return block
+
+
+def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
+    """The configuration with the best mean over the seeds, beside the baseline; `best` is its best run."""
+    rows = _records(compared)["configurations"]
+    row = next(
+        r for r, group in zip(rows, compared.groups, strict=True) if any(t.name == best.name for t in group.runs)
+    )
+    base = rows[0] if compared.baseline is not None else {}
+    block: dict[str, Any] = {
+        "best_trial": best.name,
+        "best_configuration": row["configuration"],
+        "best_verdict": row["verdict"],
+        f"best_{compared.label}": row[f"{compared.metric}_mean"],
+        f"baseline_{compared.label}": base.get(f"{compared.metric}_mean"),
+        "means_over": f"{row['finished']} seeds",
+        "speedup": row["speedup"],
+    }
+    if compared.metric == "frechet":
+        block["seconds_to_baseline"] = row["seconds_to_baseline"]
+    return block
+
+
+def _records(compared: Comparison | None) -> dict[str, Any]:
+    """The comparison as JSON has it."""
+    if compared is None:
+        return {}
+    rows = json.loads(compared.table().to_json(orient="records"))
+    return {"configurations": rows, "conclusions": compared.conclusions()}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A search file, checked against `Config` before anything starts.
 
 One of three forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order.
-All three become the same thing: ordered `Dimension`s and points to evaluate first.
+All three become the same thing: ordered `Dimension`s and points to evaluate first. `seeds: N` repeats the points of a
+grid or a list with N seeds.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "searc
 DEFAULT = "digits.yaml"
 
 KEYS = (
-    *("workload", "base", "objective", "budget", "early_stopping", "seed"),
+    *("workload", "base", "objective", "budget", "early_stopping", "seed", "seeds"),
     *("fixed", "baseline", "search", "grid", "trials", "first"),
 )
 METRICS = {"frechet": "min", "images_per_s": "max"}
+MAX_SEEDS = 100
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -152,6 +154,10 @@ class SearchSpace:
     mode: str = "min"
     early_stopping: str = "none"
     seed: int = 0
+    seeds: int = 1
+    """Runs of every point, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
+    skipped: tuple[str, ...] = ()
+    """Why combinations of a grid are left out: one message for each that contradicts itself."""
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration of one drawn point; raises `ConfigError` when its knobs contradict each other."""
@@ -235,6 +241,7 @@ def parse(
     seed = content.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"{source}: seed: {seed!r} is not allowed; allowed: a whole number of at least 0")
+    repeats = _repeats(content, source, kind, baseline, early_stopping)
 
     limits = {**_mapping(content.get("budget", {}), f"{source}: budget"), **(budget or {})}
     if kind == "trials":
@@ -254,23 +261,39 @@ def parse(
     if kind != "search" and "first" in content:
         raise ConfigError(f"{source}: first: belongs to search:; {kind}: runs its points in order")
 
-    space = SearchSpace(source, baseline, dimensions, (), kind, SearchBudget(1, 1), metric, mode, early_stopping, seed)
+    budget_ = SearchBudget(1, 1)
+    space = SearchSpace(source, baseline, dimensions, (), kind, budget_, metric, mode, early_stopping, seed)
     where = "first" if kind == "search" else kind
     full = [space.expand({}, f"{source}: {kind} (baseline)")]
     full += [space.expand(point, f"{source}: {where}[{i}]") for i, point in enumerate(points)]
     if kind == "grid":
         full += _combinations(dimensions)
     unique = {json.dumps(point, sort_keys=True, default=list): point for point in full}
-    for i, point in enumerate(unique.values()):  # a hand-written point must run; a grid may hold impossible corners
-        if kind != "grid" or i == 0:
+    valid, skipped = [], []
+    for i, point in enumerate(unique.values()):
+        try:
             cfg.override(baseline, point, where=f"{source}: {where}")
-    valid = [point for point in unique.values() if kind != "grid" or _possible(baseline, point)]
+            valid.append(point)
+        except ConfigError as error:  # a hand-written point must run; a grid may hold impossible corners
+            if kind != "grid" or i == 0:
+                raise
+            skipped.append(str(error))
+    if len(repeats) > 1:  # seed after seed: what drifts on a shared machine then hits all points alike
+        dimensions = (Dimension("seed", choices=repeats), *dimensions)
+        valid = [{"seed": repeat, **point} for repeat in repeats for point in valid]
     if metric == "images_per_s" and limits.setdefault("compile", "free") == "charged":
         raise ConfigError(
             f"{source}: budget: compile: 'charged' is not allowed for images_per_s, a rate; allowed: free"
         )
     checked = _budget(limits, source, len(valid) if kind != "search" else None)
-    return dataclasses.replace(space, points=tuple(valid[: checked.trials]), budget=checked)
+    return dataclasses.replace(
+        space,
+        dimensions=dimensions,
+        points=tuple(valid[: checked.trials]),
+        budget=checked,
+        seeds=len(repeats),
+        skipped=tuple(skipped),
+    )
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -312,6 +335,28 @@ def _baseline(content: Mapping[str, Any], source: str, folder: Path, overrides: 
     base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
     base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
+
+
+def _repeats(
+    content: Mapping[str, Any], source: str, kind: str, baseline: Config, early_stopping: str
+) -> tuple[int, ...]:
+    """The seeds that every point is run with."""
+    if "seeds" not in content:
+        return (baseline.seed,)
+    where, number = f"{source}: seeds", content["seeds"]
+    if kind == "search":
+        raise ConfigError(f"{where}: belongs to grid: and trials:, which repeat each of their points; search: does not")
+    if isinstance(number, bool) or not isinstance(number, int) or not 2 <= number <= MAX_SEEDS:
+        raise ConfigError(
+            f"{where}: {number!r} is not allowed; allowed: a whole number of at least 2 and at most {MAX_SEEDS}"
+        )
+    if early_stopping != "none":
+        raise ConfigError(
+            f"{where}: early_stopping: {early_stopping!r} is not allowed: only whole runs can be compared"
+        )
+    repeats = tuple(range(baseline.seed, baseline.seed + number))
+    cfg.override(baseline, {"seed": repeats[-1]}, where=where, check=False)
+    return repeats
 
 
 def _objective(value: Any, source: str) -> tuple[str, str]:
@@ -393,7 +438,7 @@ def _dimension(
         raise ConfigError(cfg.unknown_knob(name, where.rpartition(":")[0]))
     knob = known[name]
     if not knob.searchable:
-        raise ConfigError(f"{where}: cannot be searched: it must be the same in every trial; put it under fixed:")
+        raise ConfigError(f"{where}: cannot be searched: it {_not_searchable(name)}")
     if isinstance(spec, list):
         spec = {"choice": spec}
     if not isinstance(spec, dict):
@@ -439,6 +484,11 @@ def _dimension(
     if log and not low > 0:
         raise ConfigError(f"{where}: log: needs a low above 0, not {low}")
     return Dimension(name, low=low, high=high, step=step, log=log, whole=knob.kind == "int", when=when)
+
+
+def _not_searchable(name: str) -> str:
+    hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
+    return f"must be the same in every trial; put it under fixed:{hint}"
 
 
 def _when(spec: Any, where: str, earlier: Mapping[str, Dimension]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
@@ -490,22 +540,20 @@ def _checked(knob: Knob, value: Any, when: Mapping[str, tuple[Any, ...]], baseli
 
 def _dimensions_of_points(points: list[dict[str, Any]], baseline: Config, source: str) -> tuple[Dimension, ...]:
     """The smallest space that holds a list of trials: for every knob they name, the values they name."""
-    seen: dict[str, list[Any]] = {}
+    configs = [cfg.flat(baseline)]
     for i, point in enumerate(points):
         where = f"{source}: trials[{i}]"
         for name in point:
             if not cfg.knobs()[name].searchable:
-                raise ConfigError(f"{where}: {name}: must be the same in every trial; put it under fixed:")
-        config = cfg.flat(cfg.override(baseline, point, where=where))
-        for name in sorted(point, key=lambda name: name not in cfg.members()):  # unions before their members' knobs
-            seen.setdefault(name, []).append(config[name])
-    ours, dimensions = cfg.flat(baseline), []
-    for name in sorted(seen, key=lambda name: name not in cfg.members()):
-        values = [ours[name]] if name in ours else [cfg.knobs()[name].default]
-        values += [value for value in seen[name] if value not in values]
-        choices = tuple({_label(value): value for value in values}.values())
+                raise ConfigError(f"{where}: {name}: {_not_searchable(name)}")
+        configs.append(cfg.flat(cfg.override(baseline, point, where=where)))
+    named, unions = dict.fromkeys(name for point in points for name in point), cfg.members()
+    dimensions = []
+    for name in sorted(named, key=lambda name: name not in unions):  # unions before their members' knobs
+        # A point that does not name it has the baseline's value, or the default of its own union member.
+        choices = tuple({_label(config[name]): config[name] for config in configs if name in config}.values())
         having = _having(cfg.knobs()[name])
-        when = ((having[0], tuple(having[1])),) if having is not None and having[0] in seen else ()
+        when = ((having[0], tuple(having[1])),) if having is not None and having[0] in named else ()
         dimensions.append(Dimension(name, choices=choices, when=when))
     return tuple(dimensions)
 
@@ -525,14 +573,6 @@ def _combinations(dimensions: tuple[Dimension, ...]) -> Iterator[dict[str, Any]]
             yield from extend({**point, head.name: choice}, tuple(tail))
 
     yield from extend({}, dimensions)
-
-
-def _possible(baseline: Config, point: Mapping[str, Any]) -> bool:
-    try:
-        cfg.override(baseline, point)
-    except ConfigError:
-        return False
-    return True
 
 
 def size(space: SearchSpace) -> float:

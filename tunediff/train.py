@@ -1,13 +1,16 @@
 """Train one configuration outside any search: `python -m tunediff.train --config best.yaml --budget 5m`.
 
-The same command again resumes an interrupted training, and does nothing to a finished one. Runs alone, or as
-`torchrun --nproc-per-node N -m tunediff.train …` with parallel.workers = N.
+Without --budget and --images it trains until it is stopped. The same command again resumes an interrupted training and
+does nothing to a finished one. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.train …` with
+parallel.workers = N. TensorBoard curves lie in the folder of the run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from tunediff import config as cfg
 from tunediff.clock import Budget, Clock
 from tunediff.config import Config, ConfigError
 from tunediff.space import duration_s
+
+CHECKPOINT_EVERY_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,21 +31,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("train", __doc__ or "")
     parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    parser.add_argument("--config", type=Path, required=True, help="configuration file, such as an exported best.yaml")
+    parser.add_argument(
+        "--config", type=Path, required=True,
+        help="configuration file, such as an exported best.yaml; or digits or cifar10 for that workload's baseline",
+    )  # fmt: skip
     parser.add_argument("--budget", help="training seconds, e.g. 90s, 10m, 8h")
     parser.add_argument("--images", type=int, help="training images, instead of or besides --budget")
+    parser.add_argument(
+        "--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)"
+    )
     parser.add_argument("--out", type=Path, help="folder of the run (default: ray_results/train-CONFIG)")
-    parser.add_argument("--initial", type=Path, help="safetensors weights to start from")
+    parser.add_argument(
+        "--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline"
+    )
     args = parser.parse_args(argv)
-    if args.budget is None and args.images is None:
-        raise ConfigError("--budget: is missing; training seconds such as 5m, or --images")
-    if args.images is not None and args.images < 1:
-        raise ConfigError(f"--images: {args.images} is not allowed; allowed: a whole number of at least 1")
-    budget = Budget(duration_s(args.budget, "--budget") if args.budget else None, args.images)
-    config = cfg.load(args.config, cfg.parse_overrides(args.words))
+    config = _config(args.config, cfg.parse_overrides(args.words))
+    budget = _budget(args.budget, args.images, args.every, config)
     folder = args.out or cli.STORAGE / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
-    return _train(config, budget, folder.absolute(), args.initial)
+    try:
+        return _train(config, budget, folder.absolute(), args.initial)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command again resumes from the last checkpoint", file=sys.stderr)
+        return cli.INTERRUPTED
+
+
+def _config(path: Path, overrides: dict[str, Any]) -> Config:
+    if str(path) in cfg.WORKLOADS and not path.is_file():
+        return cfg.with_absolute_paths(cfg.override(cfg.workload(str(path)), overrides, where="command line"))
+    return cfg.load(path, overrides)
+
+
+def _budget(seconds: str | None, images: int | None, every: str | None, config: Config) -> Budget:
+    if images is not None and images < 1:
+        raise ConfigError(f"--images: {images} is not allowed; allowed: a whole number of at least 1")
+    if seconds is not None or images is not None:
+        if every is not None:
+            raise ConfigError(f"--every: {every} goes without --budget and --images; set evaluation.points instead")
+        return Budget(duration_s(seconds, "--budget") if seconds else None, images)
+    if config.optimizer.decay != "constant":
+        raise ConfigError(
+            f"optimizer.decay: {config.optimizer.decay!r} is not allowed without --budget or --images: a learning rate "
+            "that falls to zero needs an end to fall towards; allowed: constant"
+        )
+    # Schedules follow fractions of a budget: an open-ended training has that of its first `evaluation.points` rounds.
+    return Budget(duration_s(every or "10m", "--every") * config.evaluation.points, open_ended=True)
 
 
 def _check(config: Config, budget: Budget, folder: Path, initial: Path | None) -> None:
@@ -50,29 +85,40 @@ def _check(config: Config, budget: Budget, folder: Path, initial: Path | None) -
 
     sources.check(config.data)
     weights.check(config)
-    if initial is not None and not initial.is_file():
-        raise ConfigError(f"--initial: {initial}: no such file; allowed: weights in a .safetensors file")
+    if initial is not None and not initial.exists():
+        raise ConfigError(
+            f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
+        )
     if (known := record.read_trial(folder)) is not None:
         if known.fingerprint != cfg.fingerprint(config):
-            theirs = cfg.from_dict(cfg.nest(known.config), str(folder))
-            changed = cli.knobs(cfg.differences(config, theirs))
+            before = cfg.from_dict(cfg.nest(known.config), str(folder))
+            changed = cli.knobs(cfg.differences(config, before))
             raise ConfigError(f"--out: {folder} holds a training of another configuration ({changed}); choose another")
-        if (known.budget_s, known.drawn.get("images")) != (budget.seconds, budget.images):
+        if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
+            theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('images')} images"
+            if known.drawn.get("open_ended"):
+                every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
+                theirs = f"without --budget and with --every {every:.10g}s"
             raise ConfigError(
-                f"--budget: {folder} holds a training with a budget of {known.budget_s} s and "
-                f"{known.drawn.get('images')} images; repeat it to resume, or choose another --out"
+                f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
             )
+
+
+def _identity(budget: Budget) -> dict[str, Any]:
+    """What of a budget, besides its seconds, must be the same for a training to go on."""
+    return {"images": budget.images} | ({"open_ended": True} if budget.open_ended else {})
 
 
 def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -> int:
     from tunediff.data import images as data
+    from tunediff.diffusion.handoff import initial_weights
     from tunediff.evaluation.distance import NonFiniteError
     from tunediff.evaluation.evaluator import Evaluator, image_grid
     from tunediff.training import checkpoint, loop
     from tunediff.training.parallel import from_environment
     from tunediff.training.precision import NotFiniteError
 
-    with from_environment() as world:
+    with from_environment() as world, _asked_to_stop() as asked:
         if world.size != config.parallel.workers:
             raise ConfigError(
                 f"parallel.workers: {config.parallel.workers} is not allowed with {world.size} processes; start it as "
@@ -84,27 +130,37 @@ def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -
                 _conclude(folder)
             return cli.OK
 
+        # ---- data, ruler, journal
         clock = Clock(budget, world.synchronize)
         with clock.part("setup"):
+            start = initial_weights(initial, config) if initial is not None else None
             images = data.load(config.data)
             evaluate = Evaluator(config, images, world.device, world.rank, world.size)
-            start = checkpoint.load_weights(initial) if initial is not None else None
         journal = record.Journal(folder) if world.main else None
         if journal is not None:
             for name, reason in images.skipped[:20]:
                 print(f"skipped {name}: {reason}", file=sys.stderr)
             journal.write(
-                "start", name=folder.name, number=0, config=cfg.flat(config), drawn={"images": budget.images},
+                "start", name=folder.name, number=0, config=cfg.flat(config), drawn=_identity(budget),
                 fingerprint=cfg.fingerprint(config), budget_s=budget.seconds, environment=record.environment(),
             )  # fmt: skip
             (folder / "config.yaml").write_text(cfg.dump(config), encoding="utf-8")
+            (folder / checkpoint.WEIGHTS).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
+            if budget.open_ended:
+                print("open-ended: Ctrl-C stops it, the same command goes on", file=sys.stderr)
+        done = known.points[-1]["images"] if known is not None and known.points else None
+        curves = _Curves(folder, done) if world.main else None
 
+        # ---- what happens at every evaluation
         def report(point: dict[str, Any]) -> bool:
             assert journal is not None
+            assert curves is not None
             if not record.is_recorded(folder, point):
                 journal.write("point", **point)
+                curves.point(point)
                 if evaluate.last_images is not None:
                     image_grid(evaluate.last_images, folder / "samples.png")
+                    image_grid(evaluate.last_images, folder / "samples" / f"{point['index']:04d}.png")
                 print(
                     f"{point['train_s']:8.1f} s  {evaluate.label} {cli.number(point['frechet'])}  "
                     f"loss {cli.number(point['loss'])}  {point['images_per_s']:.0f} images/s",
@@ -112,28 +168,87 @@ def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -
                 )
             return True
 
+        # ---- train
         try:
             outcome = loop.train(
                 config, budget, images, evaluate, world, folder, report,
-                clock=clock, checkpoint_every_s=60.0, initial=start,
+                clock=clock, checkpoint_every_s=CHECKPOINT_EVERY_S, initial=start, should_stop=lambda: bool(asked),
+                trace=curves.scalars if curves is not None else None,
             )  # fmt: skip
         except (NotFiniteError, NonFiniteError) as error:
             if journal is not None:
                 journal.write("end", status="nan", reason=str(error))
                 print(f"error: {error}", file=sys.stderr)
             return cli.FAILED
-        except KeyboardInterrupt:
-            print("\ninterrupted; the same command again resumes", file=sys.stderr)
+        finally:
+            if curves is not None:
+                curves.close()
+
+        # ---- conclude
+        if world.main:
+            metadata = {"fingerprint": cfg.fingerprint(config)}
+            checkpoint.save_weights(outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, metadata)
+        if not outcome.finished:
+            if world.main:
+                print(
+                    f"\nstopped after {outcome.steps:,} steps; the same command again goes on\n"
+                    f"weights: {folder / checkpoint.WEIGHTS}",
+                    file=sys.stderr,
+                )
             return cli.INTERRUPTED
         if journal is not None:
-            checkpoint.save_weights(
-                outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
-            )
             journal.write(
                 "end", status="ok", reason="", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak
             )
             _conclude(folder)
     return cli.OK
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """Signals received: the first SIGINT or SIGTERM lets the loop write a checkpoint, a second SIGINT ends at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone may handle signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Curves:
+    """TensorBoard scalars, over images."""
+
+    def __init__(self, folder: Path, done: int | None) -> None:
+        """`done`: images of the last evaluation of an interrupted training; curves beyond it are drawn anew."""
+        from tensorboardX import SummaryWriter
+
+        purge = None if done is None else done + 1
+        self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
+
+    def scalars(self, values: dict[str, float], group: str = "train") -> None:
+        """Write all numbers of `values` at its number of images."""
+        for name, value in values.items():
+            if name not in ("images", "index", "fraction") and isinstance(value, int | float):
+                self._writer.add_scalar(f"{group}/{name}", value, int(values["images"]))
+
+    def point(self, point: dict[str, Any]) -> None:
+        """Write one evaluation."""
+        self.scalars(point, "evaluation")
+
+    def close(self) -> None:
+        """Put all on disk."""
+        self._writer.close()
 
 
 def _conclude(folder: Path) -> None:

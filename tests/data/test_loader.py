@@ -131,6 +131,31 @@ def test_seeds_differ() -> None:
     assert loader.mix("a", 1) == loader.mix("a", 1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_that_do_not_persist_are_new_in_each_pass_and_give_the_same_batches(workers: int) -> None:
+    conf = config(loader__workers=workers, loader__persistent_workers=False)  # 23 images in batches of 8
+    plain, seen = take(7, config()), []
+    with loader.build(numbered(), conf) as batches:
+        for expected in plain:
+            assert torch.equal(next(batches), expected)
+            seen.append(tuple(worker.pid for worker in getattr(batches._source._batches, "_workers", ())))  # type: ignore[union-attr]
+    assert len(set(seen)) == (4 if workers else 1)  # a pass of two batches each
+    resumed = loader.build(numbered(), conf, start=3)
+    assert torch.equal(next(resumed), plain[3])
+    resumed.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_copied_to_the_device(workers: int) -> None:
+    found = {}
+    for transfer in ("uint8", "float32"):
+        with loader.build(numbered(), config(loader__workers=workers, loader__transfer=transfer)) as batches:
+            found[transfer] = next(batches._source)
+    assert (found["uint8"].dtype, found["float32"].dtype) == (torch.uint8, torch.float32)
+    assert found["float32"].nbytes == 4 * found["uint8"].nbytes
+    assert torch.equal(found["uint8"].float(), found["float32"])
+
+
 def test_close_stops_the_workers_and_may_be_repeated() -> None:
     batches = loader.build(numbered(), config(loader__workers=1))
     next(batches)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tunediff.config import Config, override, workload
 from tunediff.data import images
 from tunediff.data.images import Images
+from tunediff.diffusion.process import Diffusion
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,8 +41,11 @@ def config() -> Config:
     return override(workload("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
 
 
-class Identity:
+class Identity(Diffusion):
     """A diffusion whose images are its noise: one network call, one added noise."""
+
+    def __init__(self) -> None:
+        super().__init__(workload("digits").process)
 
     def sample(self, predict, noise: Tensor, *, step_noise, **how) -> Tensor:  # type: ignore[no-untyped-def]
         t = torch.zeros(len(noise), dtype=torch.int64, device=noise.device)

@@ -7,7 +7,16 @@ from torch import Tensor
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 
-from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid, symmetric_root
+from tunediff.evaluation import distance
+from tunediff.evaluation.distance import (
+    FeatureStatistics,
+    NonFiniteError,
+    Reference,
+    frechet,
+    kernel_distance,
+    kid,
+    symmetric_root,
+)
 
 
 def features(count: int, dim: int, seed: int, shift: float = 0.0) -> Tensor:
@@ -70,7 +79,9 @@ def test_symmetric_root_of_a_singular_matrix() -> None:
 
 
 @pytest.mark.parametrize(("n", "m", "size"), [(150, 90, 50), (60, 60, 60)])
-def test_kid_is_that_of_torch_fidelity(n: int, m: int, size: int) -> None:
+@pytest.mark.parametrize("rows", [2000, 40])
+def test_kid_is_that_of_torch_fidelity(n: int, m: int, size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distance, "_ROWS", rows)
     a, b = features(n, 32, 1), features(m, 32, 2, shift=0.3)
     found = kid_features_to_metric(a, b, kid_subsets=20, kid_subset_size=size, rng_seed=7, verbose=False)
     mean, spread = kid(a, b, subsets=20, subset_size=size, seed=7)
@@ -82,6 +93,12 @@ def test_kid_of_equal_distributions_is_near_zero() -> None:
     same, _ = kid(features(400, 32, 1), features(400, 32, 2), subset_size=100)
     other, _ = kid(features(400, 32, 1), features(400, 32, 2, shift=0.5), subset_size=100)
     assert abs(same) < other / 50
+
+
+def test_kernel_distance_takes_half_of_the_smaller_set_or_nothing() -> None:
+    a, b = features(100, 8, 1), features(71, 8, 2)
+    assert kernel_distance(a, b) == kid(a, b, subset_size=35)
+    assert kernel_distance(a, b[:63]) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 51])
@@ -101,6 +118,14 @@ def test_non_finite_features_are_refused(bad: float) -> None:
 def test_one_vector_has_no_covariance() -> None:
     with pytest.raises(ValueError, match="at least 2 feature vectors, not 1"):
         _ = statistics(torch.ones(1, 3)).cov
+
+
+def test_statistics_of_parts_are_those_of_the_whole() -> None:
+    values = features(50, 4, 1)
+    collected = statistics(values[:20])
+    collected.include(statistics(values[20:]))
+    assert collected.count == 50
+    assert torch.allclose(collected.cov, statistics(values).cov, rtol=1e-12)
 
 
 def test_merge_without_a_process_group_changes_nothing() -> None:

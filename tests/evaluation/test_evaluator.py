@@ -13,13 +13,16 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
 
+from tests.evaluation.conftest import Identity
 from tunediff.config import Config, override, workload
 from tunediff.data import images
 from tunediff.data.images import Images
+from tunediff.diffusion.process import Diffusion
 from tunediff.evaluation import features, reference
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.evaluation.evaluator import Evaluator, Scores, image_grid
 from tunediff.evaluation.sampling import generate
+from tunediff.evaluation.validation import Validation
 
 
 def network(x: Tensor, t: Tensor) -> Tensor:
@@ -86,6 +89,25 @@ def test_kept_features_are_a_fixed_mixture(
     assert torch.equal(kept[0], kept[1])
 
 
+def test_real_features_are_those_of_a_fixed_mixture(
+    digits: Images, config: Config, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reference.real_features(config, digits, extractor, "cpu", 120)
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(first, extractor(digits.pixels[order[:120]]), atol=1e-5)
+    assert reference.real_features(config, digits, extractor, "cpu", 5000).shape == (1797, 64)
+
+    # From the cache; a damaged one is computed again.
+    path = reference.cache_path(digits, extractor, "features120")
+    whole = path.read_bytes()
+    monkeypatch.setattr(features.Classifier, "__call__", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(reference.real_features(config, digits, extractor, "cpu", 120), first)
+    monkeypatch.undo()
+    path.write_bytes(whole[:-40])
+    assert torch.equal(reference.real_features(config, digits, extractor, "cpu", 120), first)
+    assert path.read_bytes() == whole
+
+
 # ---------------------------------------------------------------------------------------------------------- evaluator
 def test_scores(digits: Images, config: Config, identity: Any) -> None:
     evaluator = Evaluator(config, digits, "cpu")
@@ -105,7 +127,7 @@ def test_scores(digits: Images, config: Config, identity: Any) -> None:
 
 
 def test_real_digits_score_better_than_noise(digits: Images, config: Config, identity: Any) -> None:
-    class Copy:
+    class Copy(type(identity)):  # type: ignore[misc]
         def sample(self, predict: Any, noise: Tensor, **_: Any) -> Tensor:
             return digits.pixels[: len(noise)].float() / 127.5 - 1
 
@@ -121,6 +143,16 @@ def test_too_few_images_have_no_kernel_distance(digits: Images, config: Config, 
     scores = Evaluator(override(config, {"evaluation.images": 40}), digits, "cpu")(network, identity)
     assert scores["kid"] is None
     assert math.isfinite(scores["frechet"])
+
+
+def test_validation_is_part_of_the_scores_unless_switched_off(digits: Images, config: Config, identity: Any) -> None:
+    scores = Evaluator(config, digits, "cpu")(network, identity)
+    losses = Validation(config, digits, "cpu")(network, identity)
+    assert set(losses) == {"validation_loss", "validation_mse", "validation_log_snr", "validation_split"}
+    assert {name: scores[name] for name in losses} == losses  # type: ignore[literal-required]
+    without = Evaluator(override(config, {"evaluation.validation_images": 0}), digits, "cpu")(network, identity)
+    assert set(without) == set(scores) - set(losses)
+    assert without["frechet"] == scores["frechet"]
 
 
 def test_diverged_model(digits: Images, config: Config, identity: Any) -> None:
@@ -139,28 +171,21 @@ def _rank(rank: int, folder: Path, queue: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     conf = override(workload("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
     evaluator = Evaluator(conf, images.load(conf.data), "cpu", rank, 2)
-    scores = evaluator(network, _Identity())
-    calls = 0
+    scores = evaluator(network, Identity())
+    validation = Validation(conf, images.load(conf.data), "cpu", rank, 2)
 
     def diverges_on_rank_1(x: Tensor, t: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
         return x * float("nan") if rank == 1 else x
 
-    try:
-        evaluator(diverges_on_rank_1, _Identity())
-        failure = ""
-    except NonFiniteError as error:
-        failure = str(error)
+    failures = []
+    for judge in (evaluator, validation):
+        try:
+            judge(diverges_on_rank_1, Identity())
+        except NonFiniteError as error:
+            failures.append(str(error))
     assert evaluator.last_images is not None
-    queue.put((rank, scores, evaluator.last_images.numpy(), failure))
+    queue.put((rank, scores, evaluator.last_images.numpy(), failures))
     dist.destroy_process_group()
-
-
-class _Identity:
-    def sample(self, predict: Any, noise: Tensor, *, step_noise: Any, **_: Any) -> Tensor:
-        t = torch.zeros(len(noise), dtype=torch.int64)
-        return predict(0.3 * noise, t) + 0.1 * step_noise(0) + 0.1 * step_noise(1)  # type: ignore[no-any-return]
 
 
 def test_two_ranks_agree_with_one(digits: Images, config: Config, identity: Any, tmp_path: Path) -> None:
@@ -175,24 +200,30 @@ def test_two_ranks_agree_with_one(digits: Images, config: Config, identity: Any,
     for process in processes:
         process.join(20)
         assert process.exitcode == 0
-    for _, scores, first, failure in results:
+    for _, scores, first, failures in results:
         assert scores == results[0][1], "every rank has the very same numbers"
         assert scores["frechet"] == pytest.approx(expected["frechet"], rel=1e-4)
         assert scores["kid"] == pytest.approx(expected["kid"], rel=1e-3)
         assert alone.last_images is not None
         assert (first == alone.last_images.numpy()).all()
-        assert "non-finite" in failure, "the healthy rank leaves together with the other"
+        assert scores["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-6)
+        assert scores["validation_mse"] == pytest.approx(expected["validation_mse"], rel=1e-6)
+        assert len(failures) == 2, "the healthy rank leaves together with the other"
+        assert all("non-finite" in failure for failure in failures)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_scores_are_those_of_the_cpu(digits: Images, config: Config) -> None:
-    class Half:
+    class Half(Diffusion):
         def sample(self, predict: Any, noise: Tensor, **_: Any) -> Tensor:
             return noise / 2
 
-    on_cpu, on_gpu = (Evaluator(config, digits, device)(network, Half()) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (
+        Evaluator(config, digits, device)(network, Half(config.process, device)) for device in ("cpu", "cuda")
+    )
     assert on_gpu["frechet"] == pytest.approx(on_cpu["frechet"], rel=1e-3)
+    assert on_gpu["validation_loss"] == pytest.approx(on_cpu["validation_loss"], rel=1e-4)
     assert on_gpu["kid"] == pytest.approx(on_cpu["kid"], rel=1e-2)
 
 

@@ -48,6 +48,14 @@ def test_features_do_not_depend_on_the_batch_or_the_trial(digits: Images, classi
         torch.set_float32_matmul_precision("highest")
 
 
+def test_classifier_gives_features_and_logits_in_one_pass(digits: Images, classifier: features.Classifier) -> None:
+    found, logits = classifier.with_logits(digits.pixels[:200])
+    assert torch.equal(found, classifier(digits.pixels[:200]))
+    assert logits.shape == (200, classifier.classes) == (200, 10)
+    assert digits.labels is not None
+    assert (logits.argmax(1) == digits.labels[:200]).double().mean() > 0.95
+
+
 def test_classifier_is_reproducible_and_leaves_no_trace(
     digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +251,20 @@ def test_weights_from_a_path_give_2048_features(random_weights: Path, digits: Im
     assert found.shape == (2, 2048)
     assert found.dtype == torch.float32
     assert torch.allclose(found, extractor(grey.repeat(1, 3, 1, 1)), atol=1e-5)
+
+
+def test_inception_logits_are_those_of_torch_fidelity(random_weights: Path, digits: Images) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    extractor = features.build(inception(random_weights), digits, "cpu")
+    layer = FeatureExtractorInceptionV3.get_default_feature_layer_for_metric("isc")
+    other = FeatureExtractorInceptionV3("any", [layer], feature_extractor_weights_path=str(random_weights))
+    images = digits.pixels[:2].repeat(1, 3, 1, 1)
+    found, logits = extractor.with_logits(images)
+    assert found.shape == (2, 2048)
+    assert logits.shape == (2, extractor.classes)
+    assert torch.allclose(logits, other(images)[0], atol=1e-5)
+    assert logits.std() > 0
 
 
 class Intruder:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff.config import Config, override, workload
+from tunediff.config import Config, Process, override, workload
+from tunediff.diffusion.process import Diffusion
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.evaluation.sampling import Noise, generate, to_uint8
+from tunediff.evaluation.sampling import Noise, generate, shares, to_uint8
 
 SHAPE = (1, 4, 4)
 
@@ -90,7 +91,22 @@ def test_the_evaluation_settings_reach_the_sampler() -> None:
             return noise
 
     images(Recorder(), 8, 8)
-    assert seen == {"sampler": "ddim", "steps": 20, "skip": "linear", "eta": 0.0}
+    assert seen == {"sampler": "ddim", "steps": 20, "skip": "linear", "eta": 0.0, "progress": None}
+
+
+def test_every_step_of_every_batch_is_told() -> None:
+    diffusion, told = Diffusion(Process(steps=20)), list[tuple[int, int, int]]()
+    images(diffusion, 21, 8, progress=lambda k, steps, x: told.append((k, steps, len(x))))
+    assert told == [(k, 20, 7) for k in range(20)] * 3
+
+
+@pytest.mark.parametrize(("n", "world", "batch"), [(1, 1, 8), (21, 1, 8), (21, 2, 8), (17, 3, 2), (5, 8, 100)])
+def test_shares_are_those_of_the_busiest_rank(identity: Any, n: int, world: int, batch: int) -> None:
+    evaluation = override(workload("digits"), {"evaluation.batch_size": batch}).evaluation
+    turns, size = shares(n, world, batch)
+    starts = [start for start, _ in generate(network, identity, evaluation, SHAPE, n, "cpu", world=world)]
+    assert starts == [turn * world * size for turn in range(turns)]
+    assert size <= batch
 
 
 def test_autocast_covers_the_network_only() -> None:

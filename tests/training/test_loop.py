@@ -84,8 +84,19 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path, images):
         {"timesteps__name": "loss_second_moment", "timesteps__history": 1, "process__steps": 5},
         {"model__dropout": 0.3, "loader__accumulation": 2, "precision__amp": "bf16"},
         {"loader__resident": True, "optimizer__decay": "cosine", "ema__half_life": 0.3},
+        {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+        {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 7, "model__dropout": 0.2},
+        {"timesteps__name": "speed", "timesteps__dual": True, "weighting__name": "change_aware"},
     ],
-    ids=["plain", "adaptive sampler", "dropout, accumulation, bf16", "resident, cosine"],
+    ids=[
+        "plain",
+        "adaptive sampler",
+        "dropout, accumulation, bf16",
+        "resident, cosine",
+        "bins, uncertainty",
+        "policy",
+        "speed",
+    ],
 )
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, images, knobs):
     if knobs.get("process__steps"):
@@ -137,6 +148,87 @@ def test_accumulation_learns_what_the_whole_batch_learns(tmp_path, images):
     parts = run(tmp_path / "2", images, config=tiny(loader__accumulation=4), budget=Budget(images=16 * 6))
     assert (parts.steps, parts.images) == (6, 96)
     assert weights(parts).keys() == whole.keys()
+
+
+def test_the_effective_weight_is_recorded(tmp_path, images):
+    points = []
+    config = tiny(timesteps__name="speed", weighting__name="min_snr", process__steps=1000)
+    run(tmp_path, images, config=config, report=lambda point: points.append(point) or True)
+    weight = torch.tensor(points[-1]["effective_weight"])
+    assert len(weight) == 20
+    assert weight.mean().item() == pytest.approx(1.0, abs=1e-4)
+    assert (weight[13] / weight[14]).item() == pytest.approx(5.0, rel=1e-3)  # k = 5 at τ = 0.7
+    lines = (tmp_path / "timesteps.csv").read_text().splitlines()
+    assert lines[0] == "t,log_snr,probability,weight,effective_weight"
+    row = [float(value) for value in lines[1].split(",")]
+    assert row[:4] == pytest.approx([0, 9.2102, 0.00131579, 0.0005], rel=1e-3)
+    assert len(lines) == 1001
+    assert weight[0] < 0.1 * weight[10]  # min-SNR where the noise is low
+
+
+def test_look_ahead_leaves_the_training_as_it_is(tmp_path, images):
+    """A policy that is rewarded with nothing stays uniform: only its draws and its noise are others."""
+    modes = []
+    config = tiny(timesteps__name="beta_policy", timesteps__interval=1, timesteps__scan=4, model__dropout=0.5)
+    outcome = run(tmp_path, images, config=config, report=lambda point: modes.append(point["loss"]) or True)
+    assert outcome.steps == 20
+    assert modes[-1] < 1.2
+
+
+def test_open_ended_trains_past_its_budget_until_asked_and_goes_on(tmp_path, images):
+    """The schedule of a budget, evaluations at its distance, and no end."""
+    budget, points, traced = Budget(images=16 * 10, open_ended=True), [], []
+
+    def until(steps):
+        return lambda: bool(traced) and traced[-1]["steps"] >= steps
+
+    first = run(
+        tmp_path, images, budget, lambda point: points.append(point) or True, trace=traced.append, should_stop=until(23)
+    )
+    assert not first.finished
+    assert [point["images"] for point in points] == [80, 160, 240, 320]
+    assert 23 <= first.steps <= 24
+    assert {"train_s", "images", "steps", "loss", "learning_rate"} == traced[-1].keys()
+    assert traced[-1]["learning_rate"] == pytest.approx(1e-3)
+    points.clear()
+    whole = run(
+        tmp_path / "whole", images, budget, trace=traced.append, should_stop=until(40), report=lambda point: True
+    )
+    traced.clear()
+    again = run(
+        tmp_path, images, budget, lambda p: points.append(p) or True, trace=traced.append, should_stop=until(40)
+    )
+    assert again.steps == whole.steps
+    assert_equal(weights(whole), weights(again))
+    assert [point["index"] for point in points][:5] == [1, 2, 3, 4, 5]
+
+
+def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path, images):
+    """A batch scheduler waits half a minute; an evaluation may take hours."""
+    asked, judged, points = [], [], []
+
+    def evaluate(predict, diffusion, *, should_stop=None):
+        judged.append(1)
+        if len(judged) == 1:
+            asked.append(1)
+            assert should_stop is not None
+            assert should_stop()
+            raise TimeoutError
+        return {"frechet": 1.0}
+
+    def go(stop):
+        return train(
+            tiny(), Budget(images=16 * 20), images, evaluate, CPU, tmp_path, lambda p: points.append(p) or True,
+            should_stop=stop,
+        )  # fmt: skip
+
+    first = go(lambda: bool(asked))
+    assert (first.finished, first.steps, points) == (False, 10, [])
+    again = go(lambda: False)
+    assert again.finished
+    assert [point["steps"] for point in points] == [10, 20]
+    assert all(point["images_per_s"] > 0 and point["loss"] > 0 for point in points)
+    assert_equal(weights(run(tmp_path / "whole", images)), weights(again))
 
 
 def test_divergence_is_noticed(tmp_path, images):
@@ -210,11 +302,19 @@ def two_ranks(folder, config, budget):
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("sampler", ["stratified", "loss_second_moment"])
-def test_two_ranks_learn_what_one_rank_learns(tmp_path, images, sampler):
-    knobs = {"timesteps__name": sampler, "process__steps": 10, "evaluation__steps": 5}
-    if sampler == "loss_second_moment":
-        knobs["timesteps__history"] = 2
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"timesteps__name": "stratified"},
+        {"timesteps__name": "loss_second_moment", "timesteps__history": 2},
+        {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+        {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
+        {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
+    ],
+    ids=lambda knobs: knobs["timesteps__name"],
+)
+def test_two_ranks_learn_what_one_rank_learns(tmp_path, images, knobs):
+    knobs = {**knobs, "process__steps": 10, "evaluation__steps": 5}
     one = weights(run(tmp_path / "one", images, config=tiny(**knobs)))
     ranks = two_ranks(tmp_path / "two", tiny(**knobs, parallel__workers=2), Budget(images=16 * 20))
     assert [rank["told"] for rank in ranks] == [2, 0]
@@ -286,11 +386,60 @@ def test_channels_last_learns_the_same(tmp_path, images):
     assert_equal(plain, last, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("levels", [[0], [1], [0, 1]])
+def test_checkpointed_activations_learn_exactly_the_same(tmp_path, images, levels):
+    knobs = {"model__dropout": 0.3}  # the same units are dropped when activations are computed again
+    plain = weights(run(tmp_path / "a", images, config=tiny(**knobs)))
+    assert_equal(plain, weights(run(tmp_path / "b", images, config=tiny(**knobs, model__checkpoint_levels=levels))))
+
+
+def test_checkpointed_levels_keep_less():
+    """Bytes that the backward pass holds on to, beyond parameters and buffers."""
+    from tunediff.diffusion.unet import UNet
+
+    def kept(levels):
+        network = UNet(tiny(model__checkpoint_levels=levels).model, 1, 8).train()
+        own = {parameter.data_ptr() for parameter in [*network.parameters(), *network.buffers()]}
+        held = {}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in own:
+                held[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = network(torch.zeros(64, 1, 8, 8), torch.zeros(64, dtype=torch.int64))
+            kept_now = sum(held.values())
+            output.sum().backward()
+        return kept_now
+
+    none, first, second, every = kept([]), kept([0]), kept([1]), kept([0, 1])
+    assert every < first < none
+    assert every < second < none
+    assert first < second  # full resolution holds most
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"loader__workers": 1, "loader__persistent_workers": False, "loader__transfer": "float32"},
+        {"loader__pin_memory": False, "loader__non_blocking": False, "precision__cudnn_benchmark": True},
+    ],
+    ids=["loader processes", "copies"],
+)
+def test_systems_knobs_change_no_weight(tmp_path, images, knobs):
+    plain = weights(run(tmp_path / "a", images))
+    assert_equal(plain, weights(run(tmp_path / "b", images, config=tiny(**knobs))))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_training_learns_the_same_and_its_seconds_are_apart(tmp_path, images):
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+def test_compiled_training_learns_the_same_and_its_seconds_are_apart(tmp_path, images, scope):
     plain = run(tmp_path / "a", images)
-    compiled = run(tmp_path / "b", images, config=tiny(compile__mode="default"))
+    compiled = run(tmp_path / "b", images, config=tiny(compile__mode="default", compile__scope=scope))
+    assert 1 <= compiled.points[-1]["compiled_graphs"] <= 20
+    assert compiled.points[0]["compiled_graphs"] == compiled.points[-1]["compiled_graphs"]  # none after the warm-up
     assert_equal(weights(plain), weights(compiled), rtol=1e-3, atol=1e-4)
     assert plain.seconds["compile"] == 0.0
     assert compiled.seconds["compile"] > 1.0

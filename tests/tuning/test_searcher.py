@@ -21,7 +21,8 @@ def make(tmp_path):
     (tmp_path / "trials").mkdir()
 
     def make(slots=1, spent_s=0.0, **changes):
-        return Searcher(space.parse(FILE | changes, "x.yaml"), tmp_path, slots, spent_s)
+        content = {key: value for key, value in (FILE | changes).items() if value is not None}
+        return Searcher(space.parse(content, "x.yaml"), tmp_path, slots, spent_s)
 
     return make
 
@@ -67,6 +68,21 @@ def test_a_small_space_ends_the_search(make):
     for i in range(6):
         end(searcher, searcher.suggest(f"tune{i}"), f"tune{i}")
     assert searcher.suggest("tune6") == "FINISHED"
+
+
+def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
+    """The points of a grid come in their order, before and after `--trials` was raised, and none that is not in it."""
+    grid = {"grid": {"loader.batch_size": [32, 64, 128], "optimizer.lr": [1e-3, 2e-3]}, "search": None, "first": None}
+    content = {key: value for key, value in (FILE | grid).items() if value is not None}
+    expected = [dict(point) for point in space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").points]
+    seen = []
+    for trials in (2, 5, 6):
+        searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
+        while (suggestion := searcher.suggest(f"tune{len(seen)}")) != "FINISHED":
+            end(searcher, suggestion, f"tune{len(seen)}")
+            seen.append({knob: value for knob, value in suggestion.items() if knob not in ("trial", "slot")})
+        assert len(seen) == trials
+    assert seen == expected
 
 
 def test_slots_are_not_given_twice(make):

@@ -157,7 +157,7 @@ class _Loaded:
     """uint8 batches from a DataLoader, with or without worker processes."""
 
     def __init__(self, images: Images, config: Config, order: Order, device: torch.device, start: int) -> None:
-        loader, self._device = config.loader, device
+        loader, self._device, self._non_blocking = config.loader, device, config.loader.non_blocking
         parallel: dict[str, Any] = {}
         if loader.workers:
             try:
@@ -171,15 +171,18 @@ class _Loaded:
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
             # server has no such threads, and torch is imported there once for all workers to come.
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["torch", __name__])
+            context.set_forkserver_preload(["tunediff.data.isolated", "torch", __name__])
             parallel = {
                 "multiprocessing_context": context,
                 "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": True,
+                "persistent_workers": loader.persistent_workers,
             }
+        # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
+        pass_length = None if loader.persistent_workers else max(1, len(images) // (order.micro * order.world))
+        self._numbers = _Numbers(order, start, pass_length)
         self._loader = DataLoader(
-            _Pixels(images.pixels),
-            batch_sampler=_Numbers(order, start),
+            _Pixels(images.pixels, loader.transfer == "float32"),
+            batch_sampler=self._numbers,
             num_workers=loader.workers,
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory and device.type == "cuda",
@@ -189,8 +192,12 @@ class _Loaded:
         self._batches: Any = iter(self._loader)
 
     def __next__(self) -> Tensor:
-        batch: Tensor = next(self._batches)
-        return batch.to(self._device, non_blocking=True)
+        batch: Tensor | None = next(self._batches, None)
+        if batch is None:
+            self._batches = iter(self._loader)
+            batch = next(self._batches)
+        assert batch is not None
+        return batch.to(self._device, non_blocking=self._non_blocking)
 
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
@@ -200,27 +207,31 @@ class _Loaded:
 class _Pixels(Dataset[Tensor]):
     """Images by a whole batch of indices at once."""
 
-    def __init__(self, pixels: Tensor) -> None:
-        self._pixels = pixels
+    def __init__(self, pixels: Tensor, as_float: bool) -> None:
+        self._pixels, self._as_float = pixels, as_float
 
     def __getitem__(self, index: int) -> Tensor:
         return self._pixels[index]
 
     def __getitems__(self, indices: list[int]) -> Tensor:
-        return self._pixels.index_select(0, torch.tensor(indices))  # several times faster than `[…]` on bytes
+        batch = self._pixels.index_select(0, torch.tensor(indices))  # several times faster than `[…]` on bytes
+        return batch.float() if self._as_float else batch
 
 
 class _Numbers(Sampler[list[int]]):
-    """The indices of one micro-batch after the other, as plain numbers: tensors would cost a file handle each."""
+    """The indices of one micro-batch after the other, as plain numbers: tensors would cost a file handle each.
 
-    def __init__(self, order: Order, start: int) -> None:
-        self._order, self._start = order, start
+    Without end, or `length` at a time, each iteration going on where the one before ended.
+    """
+
+    def __init__(self, order: Order, start: int, length: int | None = None) -> None:
+        self._order, self._next, self._length = order, start, length
 
     def __iter__(self) -> Iterator[list[int]]:
-        number = self._start
-        while True:
-            yield self._order.indices(number).tolist()
-            number += 1
+        first = self._next
+        while self._length is None or self._next < first + self._length:
+            self._next += 1
+            yield self._order.indices(self._next - 1).tolist()
 
 
 def _unchanged(batch: Any) -> Any:

@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tunediff import config
 
@@ -32,8 +33,10 @@ class UNet(nn.Module):
         sides = [image_size // 2**level for level in range(len(widths))]
         embedding_width = 4 * model.channels
 
-        def block(width_in: int, width_out: int, attention: bool) -> Block:
-            return Block(width_in, width_out, embedding_width, model.dropout, model.norm_groups, attention)
+        def block(width_in: int, width_out: int, attention: bool, level: int) -> Block:
+            made = Block(width_in, width_out, embedding_width, model.dropout, model.norm_groups, attention)
+            made.recomputed = level in model.checkpoint_levels
+            return made
 
         self.time = TimeEmbedding(model.channels, embedding_width)
         self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
@@ -42,19 +45,19 @@ class UNet(nn.Module):
         self.down = nn.ModuleList()
         for level, (level_width, side) in enumerate(zip(widths, sides, strict=True)):
             for _ in range(model.blocks):
-                self.down.append(block(width, level_width, side in model.attention))
+                self.down.append(block(width, level_width, side in model.attention, level))
                 width = level_width
                 skips.append(width)
             if level < halvings:
                 self.down.append(Downsample(width))
                 skips.append(width)
 
-        self.middle = nn.ModuleList([block(width, width, attention=True), block(width, width, attention=False)])
+        self.middle = nn.ModuleList([block(width, width, attention, halvings) for attention in (True, False)])
 
         self.up = nn.ModuleList()
         for level, (level_width, side) in reversed(list(enumerate(zip(widths, sides, strict=True)))):
             for _ in range(model.blocks + 1):
-                self.up.append(block(width + skips.pop(), level_width, side in model.attention))
+                self.up.append(block(width + skips.pop(), level_width, side in model.attention, level))
                 width = level_width
             if level > 0:
                 self.up.append(Upsample(width))
@@ -72,16 +75,23 @@ class UNet(nn.Module):
         h = self.input(x.contiguous(memory_format=self.memory_format))
         skips = [h]
         for layer in self.down:
-            h = layer(h, embedding)
+            h = self._run(layer, h, embedding)
             skips.append(h)
         for layer in self.middle:
-            h = layer(h, embedding)
+            h = self._run(layer, h, embedding)
         for layer in self.up:
             if isinstance(layer, Block):
                 h = torch.cat((h, skips.pop()), dim=1)
-            h = layer(h, embedding)
+            h = self._run(layer, h, embedding)
         output: Tensor = self.output(F.silu(self.norm(h)))
         return output.to(x.dtype)
+
+    def _run(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and getattr(layer, "recomputed", False):
+            h = checkpoint(layer, h, embedding, use_reentrant=False)
+            return h
+        h = layer(h, embedding)
+        return h
 
     @torch.no_grad()
     def _initialise(self) -> None:
@@ -127,6 +137,9 @@ class TimeEmbedding(nn.Module):
 
 class Block(nn.Module):
     """Residual block that adds the time embedding between its convolutions, then self-attention where asked for."""
+
+    recomputed: bool = False
+    """Whether the backward pass computes its activations again instead of keeping them."""
 
     def __init__(
         self, width_in: int, width_out: int, embedding_width: int, dropout: float, groups: int, attention: bool

@@ -1,10 +1,9 @@
-"""One number for a model: draw images, extract features, measure the distance to the real ones."""
+"""What every evaluation of a training finds: the distance of drawn images to the real ones, the validation loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -15,18 +14,19 @@ from torch import Tensor
 from tunediff.config import Config
 from tunediff.data.cache import write_atomically
 from tunediff.data.images import Images
+from tunediff.diffusion.process import Diffusion
 from tunediff.evaluation import features
-from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kid
+from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
 from tunediff.evaluation.reference import reference
-from tunediff.evaluation.sampling import Predict, Process, generate
+from tunediff.evaluation.sampling import Predict, generate
+from tunediff.evaluation.validation import Losses, Validation
 
 GRID_IMAGES = 64
 KID_IMAGES = 2000
-_SMALLEST_SUBSET = 32  # a kernel distance of fewer images is noise
 
 
-class Scores(TypedDict):
-    """What an evaluation found."""
+class Scores(Losses):
+    """What an evaluation found; the entries of `Losses` are absent if `evaluation.validation_images` is 0."""
 
     frechet: float
     """Fréchet distance of the generated images to the real ones; lower is better."""
@@ -47,12 +47,18 @@ class Evaluator:
     def __init__(
         self, config: Config, images: Images, device: torch.device | str, rank: int = 0, world: int = 1
     ) -> None:
-        """Builds extractor and reference, or reads them from the cache. Raises `ConfigError`."""
+        """Builds extractor and reference, or reads them from the cache, and loads the images of the validation loss.
+
+        Of `config`, only `data` and `evaluation` matter. Raises `ConfigError`.
+        """
         self._config, self._device, self._rank, self._world = config.evaluation, torch.device(device), rank, world
         _, channels, height, width = images.pixels.shape
         self._shape = (channels, height, width)
         self.extractor = features.build(config, images, device)
         self.reference = reference(config, images, self.extractor, device)
+        self._validation: Validation | None = None
+        if config.evaluation.validation_images:
+            self._validation = Validation(config, images, device, rank, world)
         self.last_images: Tensor | None = None
         """uint8 [≤ 64, C, H, W] on the CPU: the first images of the last evaluation, on every rank."""
 
@@ -64,14 +70,15 @@ class Evaluator:
     def __call__(
         self,
         predict: Predict,
-        diffusion: Process,
+        diffusion: Diffusion,
         *,
         autocast: torch.dtype | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Scores:
-        """Scores of `evaluation.images` images drawn with `predict`, a network in evaluation mode.
+        """Scores of `evaluation.images` images drawn with `predict`, a network in evaluation mode, and its validation
+        loss. `autocast` is for drawing only.
 
-        Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images or features are not finite, and
+        Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
         TimeoutError if `should_stop()` held before all images were drawn.
         """
         n = self._config.images
@@ -110,19 +117,15 @@ class Evaluator:
         if statistics.count < n:
             raise TimeoutError(f"evaluation stopped after {statistics.count} of {n} images")
         self.last_images = self._sum(first).cpu()
+        kid = kernel_distance(self._sum(raw), self.reference.features)
+        losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {
             "frechet": self._agreed(frechet(statistics, self.reference)),
-            "kid": self._kid(self._sum(raw)),
+            "kid": None if kid is None else self._agreed(kid[0]),
             "evaluation_images": n,
             "label": self.label,
+            **losses,
         }
-
-    def _kid(self, raw: Tensor) -> float | None:
-        subset_size = min(1000, len(raw) // 2, len(self.reference.features) // 2)
-        if subset_size < _SMALLEST_SUBSET:
-            return None
-        mean, _ = kid(raw, self.reference.features, subset_size=subset_size)
-        return self._agreed(mean)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         if self._world > 1:

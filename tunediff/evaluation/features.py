@@ -43,9 +43,15 @@ class Extractor(Protocol):
     """Hex digest of the weights: features with different digests are not comparable."""
     dim: int
     """d, length of a feature vector."""
+    classes: int
+    """K, classes the network tells apart."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
+        ...
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B, d] and logits of the classes [B, K], both float32, in one pass."""
         ...
 
 
@@ -72,10 +78,14 @@ def one_ruler(device: torch.device) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------------------------------- Inception
 class Inception:
-    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et al. 2017)."""
+    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et al. 2017).
+
+    Its logits are those without the last layer's bias, which the public Inception Scores are computed from.
+    """
 
     name = "inception-v3-compat"
     dim = 2048
+    classes = 1008
     _CHUNK = 64  # images of 299×299 at once: about 1 GiB of activations
 
     def __init__(self, found: weights.Weights, device: torch.device | str) -> None:
@@ -91,7 +101,7 @@ class Inception:
             tensors.seek(0)
             with torch.random.fork_rng(devices=[]):  # building layers draws initial weights
                 self._network: Any = FeatureExtractorInceptionV3(
-                    self.name, [str(self.dim)], feature_extractor_weights_path=tensors
+                    self.name, [str(self.dim), "logits_unbiased"], feature_extractor_weights_path=tensors
                 )
         except Exception as error:  # a file of any other kind fails in as many ways
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -102,9 +112,13 @@ class Inception:
         self._network.to(self._device)
 
     def __call__(self, images: Tensor) -> Tensor:
+        return self.with_logits(images)[0]
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
         with torch.no_grad(), one_ruler(self._device):
-            return torch.cat([self._network(chunk)[0] for chunk in torch.split(images, self._CHUNK)])
+            found = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
+        return torch.cat([features for features, _ in found]), torch.cat([logits for _, logits in found])
 
 
 # --------------------------------------------------------------------------------------------------------- classifier
@@ -135,6 +149,7 @@ class Classifier:
         self._network = _network(images)
         self._network.load_state_dict(trained.tensors)
         self._network.requires_grad_(False).eval().to(self._device)
+        self.classes = len(images.class_names)
         self.accuracy = trained.accuracy
         """Share of a held-out tenth of the images whose class is found."""
         content_of = hashlib.sha256()
@@ -143,9 +158,13 @@ class Classifier:
         self.digest = content_of.hexdigest()
 
     def __call__(self, images: Tensor) -> Tensor:
+        return self.with_logits(images)[0]
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), one_ruler(self._device):
             features: Tensor = self._network.features(images.to(self._device))
-            return features
+            logits: Tensor = self._network.head(features)
+        return features, logits
 
 
 _VERSION = 1  # raise it when network or training change

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tunediff.config import Config
 from tunediff.data.cache import cache_dir, keep, locked
@@ -34,18 +35,42 @@ def reference(config: Config, images: Images, extractor: Extractor, device: torc
     return found.to(device)
 
 
-def cache_path(images: Images, extractor: Extractor) -> Path:
+def real_features(
+    config: Config, images: Images, extractor: Extractor, device: torch.device | str, count: int
+) -> Tensor:
+    """Features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle.
+
+    Read from the cache folder, or computed and put there.
+    """
+    chosen = _shuffled(len(images))[:count]
+    path = cache_path(images, extractor, f"features{len(chosen)}")
+    with locked(path):
+        found = _read_features(path, len(chosen), extractor.dim)
+        if found is None:
+            log.info("features of %d real images with %s", len(chosen), extractor.name)
+            parts = torch.split(chosen, config.evaluation.batch_size)
+            found = torch.cat([extractor(images.pixels[part].to(device)).float() for part in parts]).cpu()
+            array = found.numpy()
+            keep(path, lambda file: np.savez(file, features=array))
+    return found.to(device)
+
+
+def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
     """The file for this reference: its name holds everything the numbers depend on."""
     parts = [images.digest[:16], str(len(images)), extractor.name, extractor.digest[:16], str(_VERSION)]
-    return cache_dir() / f"reference-{'-'.join(parts)}.npz"
+    return cache_dir() / f"{kind}-{'-'.join(parts)}.npz"
+
+
+def _shuffled(count: int) -> Tensor:
+    """Numbers of all images in an order that never changes: files are sorted by class."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _compute(config: Config, images: Images, extractor: Extractor, device: torch.device | str) -> Reference:
     log.info("features of %d real images with %s", len(images), extractor.name)
     statistics = FeatureStatistics(extractor.dim, device)
-    # A fixed shuffle decides whose features are kept: files are sorted by class.
     kept = torch.zeros(len(images), dtype=torch.bool)
-    kept[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:KID_FEATURES]] = True
+    kept[_shuffled(len(images))[:KID_FEATURES]] = True
     features = []
     size = config.evaluation.batch_size
     for batch, keeps in zip(torch.split(images.pixels, size), torch.split(kept, size), strict=True):
@@ -69,6 +94,20 @@ def _read(path: Path, dim: int) -> Reference | None:
             )
         if found.cov.shape != (dim, dim):
             raise ValueError(f"holds features of another length than {dim}")
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("%s: cannot be read and is computed again: %s", path, error)
+        return None
+    return found
+
+
+def _read_features(path: Path, count: int, dim: int) -> Tensor | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = torch.from_numpy(stored["features"])
+        if found.shape != (count, dim):
+            raise ValueError(f"holds {list(found.shape)} numbers, not {[count, dim]}")
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         log.warning("%s: cannot be read and is computed again: %s", path, error)
         return None

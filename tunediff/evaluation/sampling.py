@@ -15,6 +15,8 @@ from tunediff.evaluation.distance import NonFiniteError
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(x_t [B, C, H, W], t int64 [B]) → the network's output [B, C, H, W]."""
+Progress = Callable[[int, int, Tensor], None]
+"""(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
 
 class Process(Protocol):
@@ -30,6 +32,7 @@ class Process(Protocol):
         skip: Literal["linear", "quadratic"],
         eta: float,
         step_noise: Callable[[int], Tensor],
+        progress: Progress | None,
     ) -> Tensor:
         """x0 [B, C, H, W] in [−1, 1] from initial noise; `step_noise(k)` is the noise added in step k."""
         ...
@@ -74,17 +77,18 @@ def generate(
     world: int = 1,
     autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Images 0…n−1, this rank's share of them: (number of the first, uint8 [b, C, H, W]) per batch.
 
     The ranks take batches in turn. All batches have one size, the largest up to `evaluation.batch_size` that spreads n
     evenly: a compiled network is not compiled again for a smaller last batch. `autocast` is the number format of
-    `predict`; the sampler itself computes in float32. Ends early when `should_stop()` holds. Raises `NonFiniteError`.
+    `predict`; the sampler itself computes in float32. Ends early when `should_stop()` holds. `progress` is called after
+    every sampling step of every batch. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)
-    turns = -(-n // (world * evaluation.batch_size))
-    size = -(-n // (world * turns))
+    _, size = shares(n, world, evaluation.batch_size)
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
         context = contextlib.nullcontext() if autocast is None else torch.autocast(device.type, autocast)
@@ -108,10 +112,17 @@ def generate(
                 skip=evaluation.skip,
                 eta=evaluation.eta,
                 step_noise=step_noise,
+                progress=progress,
             )
         if not torch.isfinite(x0).all():
             raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")
         yield start, to_uint8(x0[: n - start])
+
+
+def shares(n: int, world: int, batch_size: int) -> tuple[int, int]:
+    """(batches of the busiest rank, images in each): the largest batch up to `batch_size` that spreads n evenly."""
+    turns = -(-n // (world * batch_size))
+    return turns, -(-n // (world * turns))
 
 
 def to_uint8(x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def export(found: Results, trial: TrialRecord, to: Path) -> dict[str, str]:
 
 def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
     """Where the configuration comes from and how to use it; the comment lines above it."""
-    value, base = trial.value(found.metric), found.baseline
+    value, base = trial.value(found.metric), found.baseline_of(trial)
     config = cfg.from_dict(cfg.nest(trial.config), trial.name)
     environment = trial.environment
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())

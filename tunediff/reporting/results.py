@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from tunediff import config as cfg
 from tunediff import record, space
 from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
@@ -35,11 +37,24 @@ class Results:
 
     @property
     def baseline(self) -> TrialRecord | None:
-        """The trial of the baseline."""
-        from tunediff import config as cfg
+        """The trial of the baseline; of several seeds, the first."""
+        return self._with_seed(self.space.baseline.seed)
 
-        fingerprint = cfg.fingerprint(self.space.baseline)
+    def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
+        """What a trial is compared with: the baseline's run with the same seed."""
+        return self._with_seed(trial.config["seed"])
+
+    def _with_seed(self, seed: int) -> TrialRecord | None:
+        fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
+
+    @property
+    def groups(self) -> list[list[TrialRecord]]:
+        """Trials that differ in their seed only, together; in order of their first ones."""
+        found: dict[str, list[TrialRecord]] = {}
+        for trial in self.trials:
+            found.setdefault(_configuration(trial), []).append(trial)
+        return list(found.values())
 
     @property
     def ranked(self) -> list[TrialRecord]:
@@ -49,22 +64,33 @@ class Results:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best successful trial."""
-        return self.ranked[0] if self.ranked else None
+        """The best successful trial; with several seeds that of the best mean, so that luck does not choose.
+
+        Only configurations with as many successful runs as any are looked at.
+        """
+        runs: dict[str, list[TrialRecord]] = {}
+        for trial in self.ranked:
+            runs.setdefault(_configuration(trial), []).append(trial)
+        if not runs:
+            return None
+        most = max(map(len, runs.values()))
+        choose = max if self.space.mode == "max" else min
+        full = [trials for trials in runs.values() if len(trials) == most]
+        return choose(full, key=lambda trials: sum(trial.value(self.metric) or 0.0 for trial in trials))[0]
 
     def versus_baseline(self, trial: TrialRecord) -> float | None:
-        """Objective over the baseline's objective."""
-        base = self.baseline.value(self.metric) if self.baseline is not None else None
-        value = trial.value(self.metric)
+        """Objective over the baseline's objective, of the same seed."""
+        baseline = self.baseline_of(trial)
+        base, value = baseline.value(self.metric) if baseline is not None else None, trial.value(self.metric)
         return value / base if value is not None and base else None
 
     def speedup(self, trial: TrialRecord) -> float | None:
         """Training seconds of the baseline over those until this trial is as good, or the ratio of throughputs."""
-        if self.baseline is None:
+        if (baseline := self.baseline_of(trial)) is None:
             return None
         if self.metric == "images_per_s":
             return self.versus_baseline(trial)
-        return record.speedup(trial.points, self.baseline.points)
+        return record.speedup(trial.points, baseline.points)
 
     def seconds(self) -> dict[str, float]:
         """Where the workers' seconds went, over all trials."""
@@ -102,6 +128,11 @@ class Results:
                 hidden = ("event", "time", "seconds")
                 rows.append({"trial": trial.name} | {key: value for key, value in point.items() if key not in hidden})
         return pd.DataFrame(rows)
+
+
+def _configuration(trial: TrialRecord) -> str:
+    """What a trial was drawn with but for its seed, as a key."""
+    return json.dumps({name: value for name, value in trial.drawn.items() if name != "seed"}, sort_keys=True)
 
 
 def read(folder: Path) -> Results:

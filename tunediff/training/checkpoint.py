@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 NAME = "checkpoint.pt"
 WEIGHTS = "ema.safetensors"
@@ -40,11 +40,6 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path, metadata: dict[st
     """Write weights as safetensors, contiguous and on the CPU."""
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
     _replace(path, lambda to: save_file(tensors, to, metadata=metadata))
-
-
-def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Weights from a safetensors file."""
-    return load_file(path)
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,13 +18,15 @@ from torch import Tensor, nn
 from tunediff import config as cfg
 from tunediff.clock import Budget, Clock
 from tunediff.config import Config
+from tunediff.data.cache import write_atomically
 from tunediff.data.images import Images
 from tunediff.data.loader import Batches
 from tunediff.data.loader import build as build_batches
 from tunediff.diffusion import timesteps, weighting
 from tunediff.diffusion.ema import Ema
+from tunediff.diffusion.objective import Objective
 from tunediff.diffusion.process import Diffusion
-from tunediff.diffusion.unet import UNet
+from tunediff.diffusion.unet import Block, UNet
 from tunediff.training import checkpoint, memory
 from tunediff.training.parallel import World, no_gradient_sync
 from tunediff.training.precision import Amp, NotFiniteError
@@ -32,9 +36,18 @@ Report = Callable[[dict[str, Any]], bool]
 
 
 class Evaluate(Protocol):
-    """What judges a model: called on all ranks with `predict(x, t) -> output`, returns the same numbers on all."""
+    """What judges a model: called on all ranks with `predict(x, t) -> output`, returns the same numbers on all.
 
-    def __call__(self, predict: Callable[[Tensor, Tensor], Tensor], diffusion: Diffusion) -> Mapping[str, Any]: ...
+    Raises TimeoutError on all ranks when `should_stop()` held on any; it is given only where a training may be stopped.
+    """
+
+    def __call__(
+        self,
+        predict: Callable[[Tensor, Tensor], Tensor],
+        diffusion: Diffusion,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Mapping[str, Any]: ...
 
 
 @dataclasses.dataclass
@@ -43,7 +56,7 @@ class Outcome:
 
     points: list[dict[str, Any]]
     finished: bool
-    """False: `report` asked to stop before the budget was spent."""
+    """False: asked to stop before the budget was spent, as an open-ended training always is."""
     seconds: dict[str, float]
     steps: int
     images: int
@@ -63,17 +76,21 @@ def train(
     clock: Clock | None = None,
     checkpoint_every_s: float = 300.0,
     initial: dict[str, Tensor] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    trace: Callable[[dict[str, float]], None] | None = None,
 ) -> Outcome:
     """Train until the budget is spent, evaluating at equal fractions of it; continue from a checkpoint in `folder`.
 
     All ranks of `world` call it with equal arguments; rank 0 writes and reports. Without `evaluate` the points carry
-    throughput only. `initial` holds weights to start from. Raises `NotFiniteError` when the loss is NaN or infinite,
-    on all ranks at the same step.
+    throughput only. `initial` holds weights to start from. When `should_stop` holds on any rank, all write a checkpoint
+    and return. `trace` gets loss and learning rate on rank 0 whenever the clock is read. Raises `NotFiniteError` when
+    the loss is NaN or infinite, on all ranks at the same step.
     """
     clock = clock or Clock(budget, world.synchronize)
     device, local = world.device, config.loader.batch_size // (config.loader.accumulation * world.size)
 
     # ---- what is trained, and what goes with it
+    graphs_before = compiled_graphs()
     with clock.part("setup"):
         memory.reset(device)
         torch.manual_seed(config.seed)  # equal initial weights on all ranks
@@ -81,13 +98,12 @@ def train(
         if initial is not None:
             network.load_state_dict(initial)
         diffusion = Diffusion(config.process, device)
-        sampler = timesteps.build(config.timesteps, config.process.steps, device)
+        sampler = timesteps.build(config.timesteps, diffusion, config.data.channels)
         weights = weighting.build(config.weighting, diffusion)
+        objective = Objective(sampler, weights, diffusion)
         amp, ema = Amp(config.precision, device), Ema(config.ema, network)
-        optimizer = build_optimizer(config, network)
-        model = world.wrap(network)
-        if config.compile.mode != "none":
-            model = torch.compile(model, mode=config.compile.mode, dynamic=config.compile.dynamic or None)  # type: ignore[assignment]
+        optimizer = build_optimizer(config, list(network.parameters()), weights.parameters())
+        model = compiled(world.wrap(network, config.parallel), network, config.compile)
         # Every rank draws t and noise of the whole batch from the same generator and uses its share, so that the
         # number of workers changes the speed and not what is learned.
         generator = torch.Generator(device).manual_seed(config.seed)
@@ -101,9 +117,8 @@ def train(
             with clock.part("data_wait", synchronize=False):
                 x0 = next(batches)
             mine = slice(world.rank * local, (world.rank + 1) * local)
-            t, factor = sampler.sample(local * world.size, generator)
-            noise = torch.randn((local * world.size, *x0.shape[1:]), generator=generator, device=device)
-            t, factor, noise = t[mine], factor[mine], noise[mine]
+            t, factor = sampler.sample(x0, generator, batch=local * world.size, first=mine.start)
+            noise = torch.randn((local * world.size, *x0.shape[1:]), generator=generator, device=device)[mine]
             x_t = diffusion.add_noise(x0, noise, t)
             if config.compile.mode != "none":
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -113,47 +128,78 @@ def train(
                 with amp.autocast():
                     output = model(x_t, t)
                 errors = (output.float() - diffusion.target(x0, noise, t)).square().flatten(1).mean(1)
-                losses = weights.weights(t) * errors
-                loss = (factor * losses).mean() / config.loader.accumulation
+                loss = (objective.factors(t, factor) * errors).mean() / config.loader.accumulation
                 amp.scaler.scale(loss).backward()
-            sampler.update(t, losses.detach())
+            sampler.update(t, errors.detach(), weights.weights(t))
+            if (own_loss := weights.own_loss(t, errors.detach())) is not None:
+                amp.scaler.scale(own_loss / config.loader.accumulation).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
 
         # ---- update
+        world.average_gradients(weights.parameters())  # those of the network are averaged by its wrapper
         amp.scaler.unscale_(optimizer)
+        sampler.before_step(errors_at, generator)
         nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
         amp.scaler.step(optimizer)
         amp.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        sampler.after_step(errors_at)
+        objective.refresh()
         return total
+
+    def errors_at(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """ε-errors [n] of the network as it is, for samplers that look ahead; dropout off.
+
+        In passes of the training's own batch size; under torch.compile the last one is filled up, since another shape
+        would be compiled anew.
+        """
+        found = []
+        network.eval()
+        with torch.no_grad(), amp.autocast():
+            for start in range(0, len(t), local):
+                size = min(local, len(t) - start) if config.compile.mode == "none" else local
+                part = torch.arange(start, start + size, device=device).clamp_(max=len(t) - 1)
+                if config.compile.mode != "none":
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                x_t = diffusion.add_noise(x0[part], noise[part], t[part])
+                output = model(x_t, t[part]).float()
+                errors = (diffusion.predict_noise(output, x_t, t[part]) - noise[part]).square().flatten(1).mean(1)
+                found.append(errors[: len(t) - start])
+        network.train()
+        return torch.cat(found)
 
     # ---- warm up: kernels, autotuning, compilation and the optimizer's own imports, then everything as it was.
     # Without compilation this is setup: only the first trial of a process loads libraries and kernels.
     with clock.part("setup" if config.compile.mode == "none" else "compile"):
         warm_up(step, config, network, optimizer, amp, sampler, generator, local, device)
+        objective.refresh()
 
     # ---- continue where an earlier attempt stopped
     pace, points = Pace(budget, clock, world), list[dict[str, Any]]()
+    pending: dict[str, Any] | None = None  # a point whose evaluation was interrupted
     with clock.part("setup"):
         if (state := checkpoint.load(folder)) is not None:
-            restore(state, network, optimizer, amp, ema, sampler, generator, world)
+            restore(state, network, optimizer, amp, ema, sampler, weights, generator, world)
+            objective.refresh()
             clock.load_state_dict(state["clock"])
             pace.load_state_dict(state["pace"])
-            points = state["points"]
+            points, pending = state["points"], state.get("pending")
             del state  # it holds the model, the average and the optimizer once more
         batches = _Primed(build_batches(
             images, config, rank=world.rank, world=world.size, device=device, seed=config.seed,
             start=pace.steps * config.loader.accumulation,
         ))  # fmt: skip
 
-    def save() -> None:
+    def save(pending: dict[str, Any] | None = None) -> None:
         with clock.part("checkpoint"):
             rng = world.gather(rng_state(device))
             if world.main:
                 state = {
                     "config": cfg.to_dict(config), "network": network.state_dict(), "optimizer": optimizer.state_dict(),
                     "scaler": amp.scaler.state_dict(), "ema": ema.state_dict(), "sampler": sampler.state_dict(),
+                    "weighting": weights.state_dict(),
                     "generator": generator.get_state(), "rng": rng, "points": points,
+                    "pending": pending,
                     "clock": clock.state_dict(), "pace": pace.state_dict(),
                 }  # fmt: skip
                 checkpoint.save(state, folder)
@@ -166,8 +212,8 @@ def train(
         going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
         (saved_s,), since = world.agree([clock.read()]), _Segment(clock, pace)
         losses, peak = _MeanLoss(device), dict[str, float]()
-        for index in range(len(points) + 1, config.evaluation.points + 1):
-            if not going_on:
+        for index in itertools.count(len(points) + 1):
+            if not going_on or (index > config.evaluation.points and not budget.open_ended):
                 break
             # ---- train up to the next evaluation
             with clock.part("train"):
@@ -182,13 +228,29 @@ def train(
                     ema.update(network, pace.schedule, pace.schedule - before)
                     if pace.checked and world.largest(float(amp.diverged)) > 0:
                         raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
+                    if pace.checked and trace is not None and world.main:
+                        rate = learning_rate(config, before)
+                        trace({**pace.position(), "loss": float(loss), "learning_rate": rate})
+                    if pace.checked and should_stop is not None and world.largest(float(should_stop())) > 0:
+                        going_on = False
+                        break
                     if pace.checked and pace.train_s - saved_s > checkpoint_every_s and not pace.reached:
                         save()
                         saved_s = pace.train_s
+            if not going_on:
+                save()
+                break
 
             # ---- evaluate, save, report: the clock of the budget stands still
             point = since.measure() | {"index": index, "fraction": index / config.evaluation.points}
+            point |= effective_weights(objective, diffusion)
+            if config.compile.mode != "none":
+                point["compiled_graphs"] = compiled_graphs() - graphs_before
+            if world.main:
+                write_timesteps(objective, folder)
             point["loss"] = world.mean(losses.take())
+            if pending is not None and pending["steps"] == pace.steps:  # nothing was trained since
+                point = pending
             if not math.isfinite(point["loss"]):
                 raise NotFiniteError(f"no loss was finite up to step {pace.steps} ({pace.train_s:.1f} s)")
             used = memory.peak_mib(device)
@@ -196,7 +258,14 @@ def train(
             point |= {name: world.largest(value) for name, value in peak.items()}
             if evaluate is not None:
                 with clock.part("evaluation"):
-                    point |= evaluate(ema.model, diffusion)
+                    try:
+                        asked = {} if should_stop is None else {"should_stop": should_stop}
+                        point |= evaluate(ema.model, diffusion, **asked)
+                    except TimeoutError:  # asked to stop: it will be measured when the training goes on
+                        going_on = False
+                if not going_on:
+                    save(pending=point)
+                    break
                 memory.restart_peak(device)  # what sampling needs is not what training needs
             point["seconds"] = dict(clock.seconds)
             points.append(point)
@@ -208,7 +277,7 @@ def train(
         batches.close()
     return Outcome(
         points=points,
-        finished=len(points) == config.evaluation.points,
+        finished=len(points) == config.evaluation.points and not budget.open_ended,
         seconds=dict(clock.seconds),
         steps=pace.steps,
         images=pace.images,
@@ -289,6 +358,10 @@ class Pace:
             ahead.append(0.5 / self._s_per_step)
         return max(1, math.floor(min(ahead)))
 
+    def position(self) -> dict[str, float]:
+        """Training seconds, images and steps as of the last reading."""
+        return {"train_s": self.train_s, "images": self.images, "steps": self.steps}
+
     def state_dict(self) -> dict[str, Any]:
         """Steps and images so far, and where the schedule began."""
         return {"steps": self.steps, "images": self.images, "start": self._start}
@@ -356,11 +429,16 @@ class _Segment:
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts
-def build_optimizer(config: Config, network: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    config: Config, parameters: list[nn.Parameter], undecayed: list[nn.Parameter]
+) -> torch.optim.Optimizer:
     """AdamW as configured (Loshchilov & Hutter 2019); with no weight decay it is DDPM's Adam."""
     kind = config.optimizer.implementation
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if undecayed:
+        groups.append({"params": undecayed, "weight_decay": 0.0})
     return torch.optim.AdamW(
-        network.parameters(),
+        groups,
         lr=peak_learning_rate(config),
         betas=(0.9, config.optimizer.beta2),
         weight_decay=config.optimizer.weight_decay,
@@ -397,6 +475,43 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: Config, progress
     rate = learning_rate(config, progress)
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+WEIGHT_BINS = 20
+
+
+def effective_weights(objective: Objective, diffusion: Diffusion) -> dict[str, Any]:
+    """W(t) as a point records it: its mean over each of 20 equal parts of the chain, from low to high noise."""
+    parts = objective.effective_weight().tensor_split(min(WEIGHT_BINS, diffusion.steps))
+    return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
+
+
+def write_timesteps(objective: Objective, folder: Path) -> None:
+    """What is minimised at every timestep as of now: `timesteps.csv`, one line per t."""
+    columns = objective.table()
+    lines = [",".join(["t", *columns])]
+    for t, row in enumerate(zip(*columns.values(), strict=True)):
+        lines.append(",".join([str(t), *(f"{value:.6g}" for value in row)]))
+    write_atomically(folder / "timesteps.csv", lambda file: file.write("\n".join([*lines, ""]).encode()))
+
+
+def compiled(model: nn.Module, network: nn.Module, options: cfg.Compile) -> nn.Module:
+    """`model` under torch.compile as configured; `network` is the U-Net inside it."""
+    if options.mode == "none":
+        return model
+    how: dict[str, Any] = {"mode": options.mode, "dynamic": options.dynamic or None}
+    if options.scope == "model":
+        return torch.compile(model, **how)  # type: ignore[return-value]
+    for module in network.modules():
+        if isinstance(module, Block):
+            module.compile(**how)  # in place: names and state stay
+    return model
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has compiled in this process: more than expected means that it compiles again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 class _Noise:
@@ -455,6 +570,7 @@ def restore(
     amp: Amp,
     ema: Ema,
     sampler: timesteps.TimestepSampler,
+    weights: weighting.Weighting,
     generator: torch.Generator,
     world: World,
 ) -> None:
@@ -464,5 +580,6 @@ def restore(
     amp.scaler.load_state_dict(state["scaler"])
     ema.load_state_dict(state["ema"])
     sampler.load_state_dict(state["sampler"])
+    weights.load_state_dict(state["weighting"])
     generator.set_state(state["generator"].cpu())
     set_rng_state(state["rng"][world.rank], world.device)

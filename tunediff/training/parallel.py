@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tunediff.config import Parallel
+
 
 @dataclasses.dataclass(frozen=True)
 class World:
@@ -51,6 +53,15 @@ class World:
         dist.all_reduce(tensor)
         return float(tensor.item()) / self.size
 
+    def average_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Replace the gradients of a few parameters outside `wrap` by their mean over ranks."""
+        if self.size == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= self.size
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's small object, in rank order, on every rank."""
         if self.size == 1:
@@ -64,12 +75,19 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, parallel: Parallel) -> nn.Module:
         """The model as the loop calls it: gradients are averaged over ranks."""
         if self.size == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        return nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=devices,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # they are constants
+            bucket_cap_mb=parallel.bucket_mib,
+            static_graph=parallel.static_graph,
+        )
 
     def synchronize(self) -> None:
         """Wait until the device has done what was queued."""

@@ -27,6 +27,7 @@ class Amp:
         torch.set_float32_matmul_precision(precision.matmul)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = precision.matmul != "highest"
+            torch.backends.cudnn.benchmark = precision.cudnn_benchmark
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes."""

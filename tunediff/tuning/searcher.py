@@ -34,7 +34,6 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
 
     def __init__(self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0) -> None:
         self.space, self.experiment = space, experiment
-        new = not (experiment / "study.db").exists()
         records = {known.name: known for known in record.read_trials(experiment)}
         self._known = {r.fingerprint: r.name for r in records.values()}
         self._next = 1 + max((r.number for r in records.values()), default=-1)
@@ -59,10 +58,14 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         self._durations: list[float] = []
         self._unfinished: list[tuple[str, optuna.trial.Trial]] = []
         self._replay(records)
-        if new:  # an existing study still has those that were not run in its queue
-            for point in (to_params(point) for point in space.points):
-                if not any(point == to_params(known.drawn) for known in records.values()):
-                    self._study.enqueue_trial(point)
+        # An existing study still has those that were not run in its queue, but for those of a limit raised since.
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        known_points = [frozen.system_attrs.get("fixed_params") for frozen in waiting]
+        known_points += [to_params(known.drawn) for known in records.values()]
+        known_points += [to_params(self._space(trial)) for _, trial in self._unfinished]
+        for point in (to_params(point) for point in space.points):
+            if point not in known_points:
+                self._study.enqueue_trial(point)
 
     @property
     def _study(self) -> optuna.Study:

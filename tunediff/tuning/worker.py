@@ -136,6 +136,7 @@ def _reset() -> None:
     torch.set_float32_matmul_precision("highest")
     if torch.cuda.is_available():
         torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
@@ -159,6 +160,7 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=_device_name(world.device),
             images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:10],
+            not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
 
     def report(point: dict[str, Any]) -> bool:

@@ -1,0 +1,116 @@
+"""What each timestep sampler and weighting costs per training step: `python benchmarks/samplers.py [--config digits]`.
+
+Runs the real training loop with every method in turn, several rounds interleaved, and times the calls into sampler,
+weighting and objective. The share is taken against the other seconds of the same run, so it does not depend on how
+fast the machine is at the moment. Prints a table; --json keeps it with hardware and versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunediff import cli, record, train
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.data import images as data
+from tunediff.diffusion import timesteps, weighting
+from tunediff.diffusion.objective import Objective
+from tunediff.training import loop
+from tunediff.training.parallel import World, alone
+
+TIMED = {
+    timesteps.TimestepSampler: ("sample", "update", "before_step", "after_step"),
+    weighting.Weighting: ("weights", "own_loss"),
+    Objective: ("refresh",),
+}
+
+
+class Stopwatch:
+    """Seconds inside the timed calls, those that call each other counted once."""
+
+    def __init__(self, world: World) -> None:
+        self.seconds, self._depth, self._world = 0.0, 0, world
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """`method`, timed; waits for the device at both ends."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return method(*args, **kwargs)
+            self._depth += 1
+            self._world.synchronize()
+            start = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._world.synchronize()
+                self.seconds += time.perf_counter() - start
+                self._depth -= 1
+
+        return timed
+
+
+def patch(watch: Stopwatch) -> None:
+    """Time every class that is used."""
+    kinds: list[type] = [*timesteps.KINDS.values(), *weighting.KINDS.values(), Objective]
+    for kind in kinds:
+        names = next(names for base, names in TIMED.items() if issubclass(kind, base))
+        for name in names:
+            setattr(kind, name, watch.around(getattr(kind, name)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="knob=value")
+    parser.add_argument("--config", type=Path, default=Path("digits"), help="file or workload (default: digits)")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps per run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    base = train._config(args.config, cfg.parse_overrides(["evaluation.points=1", *args.words]))
+    methods: dict[str, dict[str, Any]] = {kind().name: {"timesteps.name": kind().name} for kind in timesteps.KINDS}
+    methods |= {kind().name: {"weighting.name": kind().name} for kind in weighting.KINDS}
+    images, world = data.load(base.data), alone()
+    watch = Stopwatch(world)
+    patch(watch)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    for _ in range(args.rounds):
+        for name, knobs in methods.items():
+            config = cfg.override(base, knobs)
+            watch.seconds = 0.0
+            with tempfile.TemporaryDirectory() as folder:
+                budget = Budget(images=args.steps * config.loader.batch_size)
+                outcome = loop.train(config, budget, images, None, world, Path(folder), lambda point: True)
+            steps, spent = outcome.steps, outcome.seconds["train"] + outcome.seconds["data_wait"]
+            found[name].append((watch.seconds / steps, (spent - watch.seconds) / steps))
+    load = os.getloadavg()[0]
+    lines = [f"{'method':20} {'µs/step':>9} {'% of the rest of a step':>25}"]
+    table = {}
+    for name, rounds in found.items():
+        shares = [100 * mine / rest for mine, rest in rounds]
+        table[name] = {"us_per_step": 1e6 * statistics.median(mine for mine, _ in rounds), "share_percent": shares}
+        spread = f"{min(shares):.2f} … {max(shares):.2f}"
+        lines.append(f"{name:20} {table[name]['us_per_step']:9.0f} {statistics.median(shares):10.2f}  ({spread})")
+    rest_ms = 1e3 * statistics.median(rest for rounds in found.values() for _, rest in rounds)
+    lines.append(f"the rest of a step: {rest_ms:.2f} ms at batch {base.loader.batch_size}; load average {load:.1f}")
+    print("\n".join(lines))
+    if args.json is not None:
+        content = {"command": sys.argv, "table": table, "rest_ms": rest_ms, "load_average": load}
+        content |= {"device": str(world.device), "torch_threads": torch.get_num_threads()}
+        args.json.write_text(json.dumps(content | {"environment": record.environment()}, indent=1))
+    return cli.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_fidelity.metric_isc import isc_features_to_metric
+
+from tunediff.config import Config
+from tunediff.data.images import Images
+from tunediff.evaluation import features, quality
+from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
+from tunediff.evaluation.names import KINDS, name_of
+from tunediff.evaluation.quality import InceptionScore, Quality, Real, extrapolated, precision_recall
+
+
+class Pixels:
+    """Features are pixels; the first of them decide the class."""
+
+    name, label, digest, dim, classes = "pixels", "FD (pixels)", "0" * 64, 16, 5
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.flatten(1).float() / 64
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        found = self(images)
+        return found, found[:, :5] * 3
+
+
+def pictures(count: int, seed: int, low: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
+
+
+def statistics(values: Tensor) -> FeatureStatistics:
+    found = FeatureStatistics(values.shape[1])
+    found.update(values)
+    return found
+
+
+@pytest.fixture(scope="module")
+def real() -> Real:
+    values = Pixels()(pictures(5000, 1, low=40))
+    return Real(Reference.of(statistics(values), values[:100]), values[:400])
+
+
+def judged(images: Tensor, real: Real, sizes: list[int], kinds: Any = tuple(KINDS), seed: int = 0) -> Any:
+    """The values of `images` that come in batches of these sizes, in a random order."""
+    collected = Quality(Pixels(), len(images), "cpu", kinds)
+    starts = np.cumsum([0, *sizes])[:-1].tolist()
+    batches = list(zip(starts, images.split(sizes), strict=True))
+    random.Random(seed).shuffle(batches)
+    for start, batch in batches:
+        collected.update(start, batch)
+    collected.merge()  # without a process group: nothing
+    return collected.values(real)
+
+
+# ------------------------------------------------------------------------------------------------------ one by one
+@pytest.mark.parametrize("n", [10, 137, 400])
+def test_inception_score_is_that_of_torch_fidelity(n: int) -> None:
+    logits = 3 * torch.randn(n, 12, generator=torch.Generator().manual_seed(n))
+    score = InceptionScore(n, 12, "cpu")
+    for start in reversed(range(0, n, 7)):
+        score.update(start, logits[start : start + 7])
+    expected = isc_features_to_metric(logits, splits=10, shuffle=False)
+    found = score.value()
+    assert found is not None
+    assert found[0] == pytest.approx(expected["inception_score_mean"], rel=1e-9)
+    assert found[1] == pytest.approx(expected["inception_score_std"], rel=1e-6, abs=1e-12)
+
+
+def test_inception_score_of_certain_predictions_is_the_number_of_classes() -> None:
+    """Certain beyond what p can express: log p is −1e4 elsewhere."""
+    score = InceptionScore(40, 4, "cpu")
+    score.update(0, 1e4 * torch.eye(4).repeat(10, 1))
+    assert score.value() == pytest.approx((4.0, 0.0))
+
+
+def test_too_few_images_have_no_inception_score() -> None:
+    score = InceptionScore(9, 4, "cpu")
+    score.update(0, torch.zeros(9, 4))
+    assert score.value() is None
+
+
+def test_precision_and_recall_by_their_definition() -> None:
+    """Against all distances written out, in numpy; precision is of the first set."""
+    generator = torch.Generator().manual_seed(0)
+    generated = torch.randn(90, 4, generator=generator) * 0.5
+    real = torch.randn(120, 4, generator=generator)
+
+    def inside(points: Tensor, manifold: Tensor) -> float:
+        around = np.linalg.norm(manifold.numpy()[:, None] - manifold.numpy()[None], axis=2)
+        radius = np.sort(around, axis=1)[:, 3]  # the nearest is the point itself
+        to = np.linalg.norm(points.numpy()[:, None] - manifold.numpy()[None], axis=2)
+        return float((to <= radius).any(1).mean())
+
+    found = precision_recall(generated, real)
+    assert found == pytest.approx((inside(generated, real), inside(real, generated)), abs=1e-6)
+    assert found is not None
+    assert found[0] > found[1] + 0.1, "a narrow model is precise and recalls little"
+    assert precision_recall(generated[:3], real) is None
+
+
+def test_a_straight_line_is_extrapolated_to_its_end() -> None:
+    counts = [250, 500, 1000]
+    assert extrapolated(counts, [3.0 + 50 / n for n in counts]) == pytest.approx(3.0)
+    # Three points on no line. By hand: x̄ = 7/12, ȳ = 6, slope 2.5 / (7/24) = 60/7, so 6 − 60/7 · 7/12 = 1.
+    assert extrapolated([1, 2, 4], [10.0, 4.0, 4.0]) == pytest.approx(1.0)
+
+
+def test_infinitely_many_images_are_nearer_to_the_truth() -> None:
+    """Both sets are drawn alike: the distance would be 0, but for the number of images."""
+    values = Pixels()(pictures(100_000, 1))
+    found = judged(pictures(800, 2), Real(Reference.of(statistics(values), values[:100]), None), [800], {"fd"})
+    assert found["frechet_quarter"].value > found["frechet_half"].value > found["frechet"].value
+    assert abs(found["frechet_infinite"].value) < found["frechet"].value / 3
+
+
+# ---------------------------------------------------------------------------------------------------------- together
+def test_values_do_not_depend_on_batches_and_their_order(real: Real) -> None:
+    images = pictures(300, 3)
+    whole = judged(images, real, [300])
+    assert list(whole) == [name for names in KINDS.values() for name in names]
+    for sizes in ([7] * 42 + [6], [74, 1, 75, 150], [290, 10]):
+        parts = judged(images, real, sizes)
+        for name, value in whole.items():
+            assert parts[name].value == pytest.approx(value.value, rel=1e-9)
+            assert parts[name].images == value.images
+
+
+def test_values_are_those_of_their_parts(real: Real) -> None:
+    images = pictures(302, 3)
+    values = Pixels()(images)
+    found = judged(images, real, [100, 202])
+    assert real.reference is not None
+    assert real.features is not None
+    for name, count in (("frechet_quarter", 75), ("frechet_half", 151), ("frechet", 302)):
+        assert found[name].images == count
+        assert found[name].value == pytest.approx(frechet(statistics(values[:count]), real.reference), rel=1e-9)
+    mean, spread = kid(values, real.features, subset_size=151)
+    assert (found["kid"].value, found["kid"].within_sd) == pytest.approx((mean, spread), rel=1e-9)
+    expected = isc_features_to_metric(values[:, :5] * 3, splits=10, shuffle=False)
+    score = (found["inception_score"].value, found["inception_score"].within_sd)
+    assert score == pytest.approx((expected["inception_score_mean"], expected["inception_score_std"]), rel=1e-9)
+    pair = (found["precision"].value, found["recall"].value)
+    assert pair == precision_recall(values, real.features)
+
+
+def test_only_so_many_features_are_kept(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "FEATURES", 100)
+    images = pictures(302, 3)
+    collected = Quality(Pixels(), 302, "cpu")
+    assert collected._features.shape == (100, 16)
+    found = judged(images, real, [90, 20, 192])
+    assert (found["kid"].images, found["recall"].images, found["frechet"].images) == (100, 100, 302)
+    assert real.features is not None
+    pair = (found["precision"].value, found["recall"].value)
+    assert pair == precision_recall(Pixels()(images)[:100], real.features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_was_asked_for(kind: str, real: Real) -> None:
+    missing = Real(real.reference if kind == "fd" else None, real.features if kind in ("kid", "pr") else None)
+    alone = judged(pictures(80, 3), missing, [80], {kind})
+    assert tuple(alone) == KINDS[kind]
+    assert alone == {name: value for name, value in judged(pictures(80, 3), real, [80]).items() if name in alone}
+
+
+def test_a_handful_of_images_says_little(real: Real) -> None:
+    found = judged(pictures(8, 3), Real(real.reference, real.features[:3] if real.features is not None else None), [8])
+    unknown = {name for name, value in found.items() if value.value is None}
+    assert unknown == {"frechet_infinite", "kid", "inception_score", "precision", "recall"}
+
+
+@pytest.mark.parametrize(("count", "known"), [(255, False), (256, True)])
+def test_nothing_is_extrapolated_from_few_images(count: int, known: bool, real: Real) -> None:
+    """Features have 16 numbers; a quarter of the images must be four times as many."""
+    found = judged(pictures(count, 3), real, [count], {"fd"})
+    assert (found["frechet_infinite"].value is not None) == known
+    assert found["frechet_quarter"].value is not None
+
+
+def test_non_finite_features_are_refused() -> None:
+    class Broken(Pixels):
+        def __call__(self, images: Tensor) -> Tensor:
+            return super().__call__(images) * float("nan")
+
+    with pytest.raises(NonFiniteError):
+        Quality(Broken(), 80, "cpu").update(0, pictures(80, 3))
+
+
+def test_real_images_are_perfect(digits: Images, config: Config) -> None:
+    """With the real extractor: the very images that are compared with."""
+    extractor = features.Classifier(digits, "cpu")
+    kinds = tuple(KINDS)
+    real = Real.of(config, digits, extractor, "cpu", kinds)
+    collected = Quality(extractor, len(digits), "cpu", kinds)
+    collected.update(0, digits.pixels)
+    found = {name: value.value for name, value in collected.values(real).items()}
+    assert found["frechet"] == pytest.approx(0, abs=1e-4)
+    assert (found["precision"], found["recall"]) == (1, 1)
+    assert found["inception_score"] is not None
+    assert 5 < found["inception_score"] <= 10, "ten classes, told apart by a network that learned to be 90 % sure"
+    nothing = Real.of(config, digits, extractor, "cpu", {"is"})
+    assert (nothing.reference, nothing.features) == (None, None)
+
+
+def test_only_inception_has_the_published_names() -> None:
+    def names(label: str) -> list[str]:
+        return [name_of(name, label) for names in KINDS.values() for name in names]
+
+    assert names("FID") == [
+        "FID", "FID at N/2", "FID at N/4", "FID∞", "KID", "IS", "precision (inception)", "recall (inception)",
+    ]  # fmt: skip
+    assert all("(classifier)" in name for name in names("FD (classifier)"))
+    assert name_of("inception_score", "FD (classifier)") == "IS (classifier)"
+    assert not any(name in ("FID", "KID", "IS") for name in names("FD (inception, own weights)"))

@@ -1,0 +1,305 @@
+"""The evaluate command: what it measures, what it leaves behind, what it refuses."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff import evaluate, record
+from tunediff.data import images as data
+from tunediff.diffusion import handoff
+from tunediff.diffusion.process import Diffusion
+from tunediff.diffusion.unet import UNet
+from tunediff.evaluation import features, progress
+from tunediff.evaluation.names import KINDS
+from tunediff.evaluation.quality import Quality, Real
+from tunediff.evaluation.sampling import generate
+
+CONFIG = tiny()  # T = 50, 8×8 grey
+NAMES = [name for names in KINDS.values() for name in names]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache folder for this file; classifiers need not be good."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "_STEPS", 30)
+        patch.setenv("TUNEDIFF_CACHE", str(tmp_path_factory.mktemp("cache")))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+
+def network():
+    torch.manual_seed(0)
+    net = UNet(CONFIG.model, 1, 8)
+    torch.nn.init.normal_(net.output.weight, std=0.05)  # a new one returns zero
+    return net.eval()
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """Weights with their configuration, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    save_file(network().state_dict(), tmp_path / "small.safetensors")
+    (tmp_path / "small.yaml").write_text(cfg.dump(CONFIG))
+    return "small.yaml"
+
+
+def measured(capsys, *words):
+    """What a successful command printed, and the JSON it points to."""
+    assert evaluate.main(["small.yaml", *words]) == 0
+    out = capsys.readouterr().out
+    path = out.splitlines()[-1].removeprefix("json: ")
+    return out, json.loads(open(path).read())
+
+
+def refused(capsys, *words):
+    assert evaluate.main(list(words)) == 2
+    return capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------- measured
+def test_full_protocol(model, tmp_path, capsys):
+    out, found = measured(capsys, "--images", "150", "--batch-size", "40", "--keep", "kept")
+
+    # The same by hand: all ancestral steps, the seed of the evaluations, the learned images.
+    images = data.load(CONFIG.data)
+    evaluation = cfg.override(CONFIG, {"evaluation.sampler": "ddpm", "evaluation.batch_size": 40}).evaluation
+    drawn = list(generate(network(), Diffusion(CONFIG.process), evaluation, (1, 8, 8), 150, "cpu"))
+    extractor = features.Classifier(images, "cpu")
+    quality = Quality(extractor, 150, "cpu")
+    for start, batch in drawn:
+        quality.update(start, batch)
+    expected = quality.values(Real.of(CONFIG, images, extractor, "cpu", set(KINDS)))
+    assert list(found["metrics"]) == NAMES
+    for name in NAMES:
+        value = expected[name].value
+        assert found["metrics"][name]["value"] == (None if value is None else pytest.approx(value, rel=1e-5))
+        assert found["metrics"][name]["images"] == expected[name].images
+        assert found["metrics"][name]["sd"] is None
+
+    # What is kept is what was measured.
+    files = sorted((tmp_path / "kept").iterdir())
+    assert [file.name for file in files] == [f"{i:04d}.png" for i in range(150)]
+    assert np.array_equal(
+        np.stack([np.asarray(Image.open(file)) for file in files]), torch.cat([b for _, b in drawn])[:, 0]
+    )
+
+    # What the numbers depend on.
+    assert found["sampler"] == {"name": "ddpm", "steps": 50}
+    assert (found["images"], found["seeds"], found["processes"], found["batch_size"]) == (150, [0], 1, 40)
+    assert found["reference"] == {"name": "digits", "split": "all", "images": 64, "digest": images.digest}
+    assert found["extractor"] == {"name": "classifier", "label": "FD (classifier)", "digest": extractor.digest}
+    assert found["weights_sha256"] == hashlib.sha256((tmp_path / "small.safetensors").read_bytes()).hexdigest()
+    assert found["fingerprint"] == cfg.fingerprint(CONFIG)
+    assert found["command"] == "python -m tunediff.evaluate small.yaml --images 150 --batch-size 40 --keep kept"
+    assert found["images_per_s"] == pytest.approx(150 / found["sampling_s"])
+    assert found["environment"] == record.environment()
+    assert len(found["metrics"]["kid"]["within_sd"]) == 1
+
+    # What is read.
+    assert "sampler: ddpm, 50 steps\n" in out
+    assert "reference: digits, all, 64 images\n" in out
+    assert re.search(rf"^FD \(classifier\) +{expected['frechet'].value:.4g}  150$", out, re.M)
+    assert re.search(r"^FD∞ \(classifier\) +–    ∞$", out, re.M), "a quarter of 150 images is too few for that"
+    assert "± sd" not in out
+    assert "FID" not in out
+    assert "\nIS (classifier) " in out
+
+
+def test_ddim_and_seeds(model, capsys):
+    words = ["--images", "264", "--ddim", "--steps", "5", "--skip", "quadratic", "--eta", "0.5", "--metrics", "is,fd"]
+    out, found = measured(capsys, *words, "--seeds", "3", "--keep", "first.npz")
+    assert "sampler: ddim, 5 steps, quadratic, eta 0.5\n" in out
+    assert "seeds: 0, 1, 2\n" in out
+    assert found["sampler"] == {"name": "ddim", "steps": 5, "skip": "quadratic", "eta": 0.5}
+    assert list(found["metrics"]) == [*KINDS["fd"], *KINDS["is"]]
+    for name, metric in found["metrics"].items():
+        if name == "frechet_infinite":  # 264 images are too few for it
+            assert (metric["value"], metric["per_seed"]) == (None, [None] * 3)
+            continue
+        assert len(set(metric["per_seed"])) == 3
+        assert metric["value"] == pytest.approx(np.mean(metric["per_seed"]))
+        assert metric["sd"] == pytest.approx(np.std(metric["per_seed"], ddof=1))
+    assert len(found["sampling_s_per_seed"]) == 3
+    assert "± sd" in out
+
+    # The array is that of the first seed; alone it has the same numbers, and no name is written twice.
+    with np.load("first.npz") as kept:
+        assert (kept["arr_0"].shape, kept["arr_0"].dtype) == ((264, 8, 8, 1), np.uint8)
+        statistics = Quality(features.Classifier(data.load(CONFIG.data), "cpu"), 264, "cpu", {"is"})
+        statistics.update(0, torch.from_numpy(kept["arr_0"]).permute(0, 3, 1, 2))
+    score = statistics.values(Real(None, None))["inception_score"].value
+    assert score == pytest.approx(found["metrics"]["inception_score"]["per_seed"][0], rel=1e-6)
+    again, alone = measured(capsys, *words, "--batch-size", "10")
+    assert again.endswith("json: evaluation-ddim-264-2.json\n")
+    assert alone["metrics"]["frechet"]["value"] == pytest.approx(found["metrics"]["frechet"]["per_seed"][0], rel=1e-3)
+    for count in (2, 3):
+        out, _ = measured(capsys, *words, "--json", "out/own.json")
+        assert out.endswith("json: out/own.json\n" if count == 2 else "json: out/own-2.json\n")
+
+
+def digits_folder(root, count, split):
+    """Files in class folders; `split` names the part that an image's number belongs to."""
+    digits = data.load(cfg.workload("digits").data)
+    for number, (pixels, label) in enumerate(zip(digits.pixels[:count], digits.labels[:count], strict=True)):
+        folder = root / split(number) / str(label.item())
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0].numpy()).save(folder / f"{number}.png")
+
+
+def test_reference_of_another_split(tmp_path, model, capsys):
+    """The classifier is that of the learned images, whatever is compared with."""
+    digits_folder(tmp_path / "set", 200, lambda number: "test" if number % 2 else "train")
+    changes = {"data.name": "images", "data.path": "moved", "data.split": "train", "data.max_images": 60}
+    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.override(CONFIG, changes)))
+    words = ["--images", "64", "--ddim", "--steps", "2", "--metrics", "fd", "--data-path", "set"]
+    found = [measured(capsys, *words, *more)[1] for more in ([], ["--split", "test"], ["--split", "all"])]
+    splits = [(f["reference"]["split"], f["reference"]["images"]) for f in found]
+    assert splits == [("train", 60), ("test", 100), ("all", 200)]
+    assert len({f["extractor"]["digest"] for f in found}) == 1
+    assert len({f["metrics"]["frechet"]["value"] for f in found}) == 3
+    assert "data.path" in refused(capsys, "small.yaml")  # it is not where the training found it
+
+
+def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path, model, capsys):
+    """Nobody knows what it learned."""
+    digits_folder(tmp_path / "set", 40, lambda number: "")
+    handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network().state_dict())
+    words = ["pipeline", "--images", "16", "--ddim", "--steps", "2", "--metrics", "fd"]
+    assert "a pipeline does not say which images it learned" in refused(capsys, *words)
+    assert "--data: 'faces' is not allowed" in refused(capsys, *words, "--data", "faces")
+    assert evaluate.main([*words, "--data", "digits", "--json", "digits.json"]) == 0
+    assert "digits, all, 1797 images" in capsys.readouterr().out
+    words += ["--data-path", "set"]
+    assert evaluate.main([*words, "--split", "all"]) == 0
+    assert ", all, 40 images" in capsys.readouterr().out
+    assert (tmp_path / "pipeline" / "evaluation-ddim-16.json").exists()
+
+
+def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
+    words = ["--images", "261", "--batch-size", "40", "--ddim", "--steps", "3", "--seeds", "2"]
+    _, one = measured(capsys, *words, "--keep", "one.npz")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (port, tmp_path, [*words, "--keep", "two.npz", "--json", "two.json"]), nprocs=2)
+    spoken = [(tmp_path / f"out{rank}").read_text() for rank in range(2)]
+    assert spoken[0].endswith("json: two.json\n")
+    assert spoken[1] == "", "one rank speaks"
+    two = json.loads((tmp_path / "two.json").read_text())
+    assert two["processes"] == 2
+    for name in set(NAMES) - {"frechet_infinite"}:
+        assert two["metrics"][name]["per_seed"] == pytest.approx(one["metrics"][name]["per_seed"], rel=1e-3, abs=0.011)
+    with np.load("one.npz") as first, np.load("two.npz") as second:
+        assert np.abs(first["arr_0"].astype(int) - second["arr_0"]).max() <= 1
+
+
+def _rank(rank, port, folder, words):
+    """One of two processes as torchrun starts them."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    with open(f"out{rank}", "w") as out, contextlib.redirect_stdout(out):
+        assert evaluate.main(["small.yaml", *words]) == 0
+
+
+def test_a_diverged_model_is_a_failure_and_leaves_no_numbers(model, tmp_path, capsys):
+    broken = {name: tensor * float("nan") for name, tensor in network().state_dict().items()}
+    save_file(broken, tmp_path / "small.safetensors")
+    assert evaluate.main(["small.yaml", "--images", "16"]) == 1
+    assert "error: non-finite values in generated images 0…15" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.json"))
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = iter([0.0, *(16.0 * step for step in range(1, 11))])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.Progress(10) as bar:
+        for k in range(10):
+            bar.step(k, 10, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "sampling: 2 of 10 steps, about 2m08s left"
+    assert len(lines) == 5, "every 30 s at most"
+
+
+def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for visible in (True, False):
+        with progress.Progress(4, visible) as bar:
+            for _ in range(4):
+                bar.step()
+        assert ("4/4" in capsys.readouterr().err) == visible
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "5"], "--steps: belongs to --ddim"),
+        (["--skip", "linear"], "--skip: belongs to --ddim"),
+        (["--eta", "0.0"], "--eta: belongs to --ddim"),
+        (
+            ["--ddim", "--skip", "cubic"],
+            "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of linear, quadratic",
+        ),
+        (["--ddim", "--eta", "2"], "--eta: evaluation.eta: 2.0 is not allowed"),
+        (["--ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
+        (["--ddim", "--steps", "0"], "--steps: evaluation.steps: 0 is not allowed"),
+        (["--images", "7"], "--images: evaluation.images: 7 is not allowed; allowed: a whole number of at least 8"),
+        (["--seeds", "0"], "--seeds: 0 is not allowed; allowed: a whole number from 1"),
+        (["--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),
+        (["--split", "validation"], "--split: 'validation' is not allowed; allowed: train, test, all"),
+        (["--split", "test"], "data.split: 'test' is not allowed: the digits have no train and test part"),
+        (["--metrics", "fid"], "--metrics: 'fid' is not allowed; allowed: fd, kid, is, pr"),
+        (["--metrics", ""], "--metrics: '' is not allowed"),
+        (
+            ["--extractor", "vgg16"],
+            "--extractor: evaluation.extractor: 'vgg16' is not allowed; allowed: one of inception",
+        ),
+        (["--extractor", "inception"], "--extractor: evaluation.extractor: 'inception' is not allowed: Inception says"),
+        (["--weights-path", "x.pth"], "--weights-path: belongs to --extractor inception"),
+        (
+            ["--keep", "images.zip"],
+            "--keep: 'images.zip' is not allowed; allowed: a name that ends in .npz, or a folder",
+        ),
+        (["--keep", "taken.npz"], "--keep: taken.npz exists; allowed: a new file"),
+        (["--keep", "full"], "--keep: full exists"),
+        (["--keep", "taken.npz/x"], "--keep: taken.npz/x cannot be written"),
+        (["--json", "out.txt"], "--json: 'out.txt' is not allowed; allowed: a name that ends in .json"),
+    ],
+)
+def test_refused(model, tmp_path, capsys, words, message):
+    (tmp_path / "taken.npz").write_bytes(b"")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    assert message in refused(capsys, model, *words)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_model_is_refused(model, capsys):
+    assert "smal: no such file or folder" in refused(capsys, "smal")
+
+
+def test_refusals_need_no_torch(model):
+    code = "import sys; from tunediff import evaluate; code = evaluate.main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+    for words in (["--eta", "1"], ["--split", "test"], ["--images", "1"]):
+        done = subprocess.run([sys.executable, "-c", code, model, *words], capture_output=True, text=True, check=True)
+        assert done.stdout == "2 False\n", words

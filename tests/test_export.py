@@ -1,0 +1,79 @@
+"""Models handed to diffusers by the export command; its configurations are tested in test_commands."""
+
+import pytest
+import torch
+
+from tests.reporting.test_saved import network, run_folder, search_folder
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff import export
+from tunediff.diffusion import handoff
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    search_folder(tmp_path / "ray_results" / "night")
+    run_folder(tmp_path / "ray_results" / "train-digits", tiny(process__prediction="v"), seed=7)
+    return tmp_path / "ray_results"
+
+
+def refused(capsys, *words):
+    assert export.main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert not out, "nothing is announced before the refusal"
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "config", "seed"),
+    [
+        (["night"], "night-t0001", tiny(model__blocks=2), 1),
+        (["night", "--trial", "t0002"], "night-t0002", tiny(model__blocks=3), 2),
+        (["night/t0000"], "night-t0000", tiny(model__blocks=1), 0),
+        (["train-digits"], "train-digits", tiny(process__prediction="v"), 7),
+        (["ray_results/train-digits/ema.safetensors"], "train-digits", tiny(process__prediction="v"), 7),
+    ],
+)
+def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed):
+    assert export.main([*words, "--diffusers", "out/pipeline"]) == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
+    assert "num_inference_steps=50" in lines["sample"]
+    values, state = handoff.read_pipeline(storage.parent / "out" / "pipeline")
+    assert {name: cfg.flat(config)[name] for name in values} == values
+    expected = network(config, seed).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    assert not (storage / "night" / "best.yaml").exists()
+
+
+def test_configuration_and_pipeline_at_once(storage, capsys):
+    assert export.main(["night", "--to", "best.yaml", "--diffusers", "pipeline"]) == 0
+    out = capsys.readouterr().out
+    assert "trial: t0001" in out
+    assert "pipeline: pipeline" in out
+    assert cfg.load(storage.parent / "best.yaml") == tiny(model__blocks=2)
+    assert (storage.parent / "best.safetensors").exists()
+
+
+def test_refusals_leave_nothing(storage, capsys):
+    pipeline = storage.parent / "pipeline"
+    assert "did you mean night" in refused(capsys, "nigth", "--diffusers", "pipeline")
+    assert "'t0009' is not in night; there are: t0000" in refused(
+        capsys, "night", "--trial", "t0009", "--diffusers", "pipeline"
+    )
+    run_folder(storage / "wide", tiny(model__multipliers=[2, 4]))
+    assert "model.multipliers: [2, 4] cannot be handed to diffusers" in refused(
+        capsys, "wide", "--diffusers", "pipeline"
+    )
+    (storage / "train-digits" / "ema.safetensors").write_bytes(b"torn")
+    assert "ema.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "pipeline")
+    (storage.parent / "file").write_text("")
+    assert "--diffusers: file/pipeline cannot be written" in refused(capsys, "night", "--diffusers", "file/pipeline")
+    assert not pipeline.exists()
+    pipeline.mkdir()
+    (pipeline / "notes.txt").write_text("mine")
+    words = ["night", "--diffusers", "pipeline", "--to", "best.yaml"]
+    assert "pipeline: is not empty; allowed: a new or an empty folder" in refused(capsys, *words)
+    assert [path.name for path in pipeline.iterdir()] == ["notes.txt"]
+    assert not (storage.parent / "best.yaml").exists()

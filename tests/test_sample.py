@@ -1,0 +1,206 @@
+"""The sample command: which images, in what files, and what it refuses."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.reporting.test_saved import network, run_folder
+from tests.training.conftest import tiny
+from tunediff import sample
+from tunediff.diffusion import handoff
+from tunediff.diffusion.process import Diffusion
+from tunediff.evaluation import progress
+from tunediff.evaluation.sampling import Noise
+
+CONFIG = tiny()  # T = 50, 8×8 grey
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return run_folder(tmp_path / "ray_results" / "small", CONFIG)
+
+
+def drawn(capsys, *words):
+    """The result lines of a successful command."""
+    assert sample.main(["small", *words]) == 0
+    return dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+
+
+def array(capsys, *words):
+    path = drawn(capsys, "--out", "images.npz", *words)["path"]
+    images = np.load(path)["arr_0"]
+    Path(path).unlink()
+    return images
+
+
+def expected(n, seed=0, **how):
+    """Images 0…n−1 straight from the process, uint8 [n, H, W, C]."""
+    noise = Noise(seed, (1, 8, 8), "cpu")
+    x0 = Diffusion(CONFIG.process).sample(
+        network(CONFIG),
+        noise.initial(0, n),
+        step_noise=lambda k: noise.step(k, 0, n),
+        **({"sampler": "ddpm", "steps": 50} | how),
+    )
+    return ((x0 + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+def assert_same(images, others):
+    """A sum in another order may turn a rounding, not more."""
+    assert images.shape == others.shape
+    assert np.abs(images.astype(int) - others).max() <= 1
+    assert np.mean(images != others) < 0.01
+
+
+def test_images_do_not_depend_on_the_batch_size_or_the_kind_of_file(run, capsys, tmp_path):
+    images = array(capsys, "-n", "10")
+    assert images.dtype == np.uint8
+    assert images.std() > 30
+    assert_same(images, expected(10))
+    assert_same(images, array(capsys, "-n", "10", "--batch-size", "3"))
+    assert_same(images, array(capsys, "-n", "10", "--batch-size", "8"))
+    assert_same(images[:4], array(capsys, "-n", "4"))
+    assert_same(expected(10, seed=5), array(capsys, "-n", "10", "--seed", "5"))
+    assert np.mean(images != expected(10, seed=5)) > 0.9
+
+    assert drawn(capsys, "-n", "10", "--out", "new/folder", "--batch-size", "4")["path"] == "new/folder"
+    files = sorted((tmp_path / "new" / "folder").iterdir())
+    assert [file.name for file in files] == [f"{i:04d}.png" for i in range(10)]
+    assert_same(images, np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
+
+
+def test_ranks_share_the_images(run, capfd, tmp_path):
+    ports = [_free_port(), _free_port()]
+    torch.multiprocessing.spawn(_rank, (ports, tmp_path), nprocs=2)
+    assert capfd.readouterr().out.count("images: 10") == 2, "one rank speaks, once per command"
+    assert_same(expected(10), np.load("two.npz")["arr_0"])
+    files = [tmp_path / "two" / f"{number:04d}.png" for number in range(10)]
+    assert_same(expected(10), np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
+
+
+def _rank(rank, ports, folder):
+    """One of two processes as torchrun starts them."""
+    os.chdir(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one GPU is no place for two ranks
+    torch.set_num_threads(1)
+    for port, out in zip(ports, ("two.npz", "two"), strict=True):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        assert sample.main(["small", "-n", "10", "--batch-size", "2", "--out", out]) == 0
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_ddim(run, capsys):
+    result = drawn(capsys, "--ddim", "-n", "4", "--out", "a.png")
+    assert result["sampler"] == "ddim, 5 steps, linear, eta 0", "as in the evaluations of the model"
+    assert_same(array(capsys, "--ddim", "-n", "4"), expected(4, sampler="ddim", steps=5))
+    words = ["--ddim", "--steps", "7", "--skip", "quadratic", "--eta", "0.5"]
+    how = {"sampler": "ddim", "steps": 7, "skip": "quadratic", "eta": 0.5}
+    assert_same(array(capsys, *words, "-n", "4"), expected(4, **how))
+
+
+def test_sheets_are_numbered_and_nothing_is_overwritten(run, capsys):
+    first, second = drawn(capsys), drawn(capsys, "-n", "100")
+    assert first["path"] == "ray_results/small/samples-small-ddpm.png"
+    assert second["path"] == "ray_results/small/samples-small-ddpm-2.png"
+    assert (first["images"], first["sampler"], first["seed"]) == ("64", "ddpm, 50 steps", "0")
+    assert float(first["images_per_s"]) == pytest.approx(64 / float(first["seconds"]), rel=0.02)
+    sheet = np.asarray(Image.open(first["path"]))
+    assert sheet.shape == (8 * 34 + 2, 8 * 34 + 2)
+    cell = sheet[2 + 34 : 34 + 34, 2 : 2 + 32]  # second row, first column: image 8, each pixel four times
+    assert_same(cell[::4, ::4, None], expected(9)[8])
+    assert np.asarray(Image.open(second["path"])).shape == (10 * 34 + 2, 10 * 34 + 2)
+
+
+def test_the_strip_shows_noise_becoming_the_image(run, capsys):
+    path = drawn(capsys, "--strip")["path"]
+    assert path == "ray_results/small/strip-small-ddpm.png"
+    sheet = np.asarray(Image.open(path))
+    assert sheet.shape == (8 * 34 + 2, 10 * 34 + 2)
+
+    def cell(row, column):
+        return sheet[2 + 34 * row : 34 + 34 * row, 2 + 34 * column : 34 + 34 * column][::4, ::4]
+
+    noise = (Noise(0, (1, 8, 8), "cpu").initial(0, 8) + 1) * 127.5
+    assert_same(cell(5, 0), noise[5, 0].round().clamp(0, 255).numpy().astype(np.uint8))
+    for row, image in enumerate(expected(8)):
+        assert_same(cell(row, 9), image[..., 0])
+    # Fewer steps than columns: every state once; batches do not matter.
+    path = drawn(capsys, "--strip", "-n", "3", "--ddim", "--batch-size", "2", "--out", "s.png")["path"]
+    assert np.asarray(Image.open(path)).shape == (3 * 34 + 2, 6 * 34 + 2)
+
+
+def test_other_models(run, capsys, tmp_path):
+    handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network(CONFIG).state_dict())
+    assert sample.main(["pipeline", "-n", "3", "--out", "p.npz"]) == 0
+    assert_same(np.load("p.npz")["arr_0"], expected(3))
+    assert sample.main(["pipeline", "-n", "3"]) == 0
+    assert (tmp_path / "pipeline" / "samples-pipeline-ddpm.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone"], "gone: no such file or folder, and no training or search of that name in ray_results; there are: small"),
+        (["small", "-n", "0"], "-n: 0 is not allowed; allowed: a whole number of at least 1"),
+        (["small", "--strip", "-n", "9"], "-n: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
+        (["small", "--steps", "5"], "--steps: belongs to --ddim"),
+        (["small", "--skip", "linear"], "--skip: belongs to --ddim"),
+        (["small", "--eta", "0"], "--eta: belongs to --ddim"),
+        (["small", "--ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
+        (["small", "--ddim", "--skip", "cubic"], "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of"),
+        (["small", "--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),
+        (["small", "--seed", "-1"], "--seed: evaluation.seed: -1 is not allowed"),
+        (["small", "--device", "tpu"], "--device: 'tpu' is not allowed; allowed: cpu, cuda"),
+        (["small", "--device", "cuda:99"], "--device: 'cuda:99' is not there; GPUs: "),
+        (["small", "--out", "x.jpg"], "--out: 'x.jpg' is not allowed; allowed: a name that ends in .png or .npz, or a folder"),
+        (["small", "--strip", "--out", "x.npz"], "--out: 'x.npz' is not allowed with --strip"),
+        (["small", "--out", "there.png"], "--out: there.png exists"),
+        (["small", "--out", "full"], "--out: full exists; allowed: a new file, or a new or empty folder"),
+        (["small", "--out", "there.png/x.png"], "--out: there.png/x.png cannot be written"),
+    ],
+)  # fmt: skip
+def test_refusals(run, tmp_path, capsys, words, message):
+    (tmp_path / "there.png").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    assert sample.main(words) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert not out
+    assert (tmp_path / "there.png").read_text() == "mine"
+
+
+def test_a_model_that_gives_no_images_fails(run, capsys):
+    state = network(CONFIG).state_dict()
+    state["output.bias"].fill_(torch.nan)
+    save_file(state, run / "ema.safetensors")
+    assert sample.main(["small", "-n", "2"]) == 1
+    assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
+    assert not list(run.glob("*.png"))
+
+
+def test_progress(run, capsys, monkeypatch):
+    drawn(capsys, "-n", "4")
+    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    assert capsys.readouterr().err == "", "nothing to say in the first 30 s where nobody watches"
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[24].startswith("sampling: 25 of 100 steps, about ")
+    assert lines[-1].startswith("sampling: 100 of 100 steps, about 0s left")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    assert "100/100" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""Samplers that learn p(t) from the errors of the batches that are trained anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tunediff import config
+from tunediff.diffusion.process import Diffusion
+from tunediff.diffusion.timesteps.base import TableSampler, many_ranks, mixed
+
+
+class LossSecondMoment(TableSampler):
+    """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
+
+    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
+    remembered loss is not finite or all are zero.
+    """
+
+    adaptive = True
+
+    def __init__(self, member: config.LossSecondMoment, diffusion: Diffusion, channels: int) -> None:
+        super().__init__(member, diffusion, channels)
+        # Row t holds its last H losses, as a ring; one spare element takes what is not to be remembered.
+        self._memory = torch.zeros(self.steps * member.history + 1, dtype=torch.float64, device=self.device)
+        self._history = self._memory[:-1].view(self.steps, member.history)
+        self._counts = torch.zeros(self.steps, dtype=torch.int64, device=self.device)  # losses seen so far
+
+    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        t, losses = _gather_ranks(t, (weights * errors).detach())
+        limit = self.member.history
+        # A t that occurs several times takes consecutive places of its ring, in the order of the batch.
+        t, order = t.sort(stable=True)
+        first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
+        here = torch.arange(len(t), device=self.device)
+        place = t * limit + (self._counts[t] + here - first) % limit
+        # More than H of one t: only its last H, so that no place is written twice.
+        place = torch.where(end - here <= limit, place, self.steps * limit)
+        self._memory.scatter_(0, place, losses[order].double())
+        self._counts.index_add_(0, t, torch.ones_like(t))
+        self._refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self._history.clone(), "counts": self._counts.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _same_shape("loss history (T, history)", state["history"], self._history)
+        self._history.copy_(state["history"])
+        self._counts.copy_(state["counts"])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        w = self._history.square().mean(dim=1).sqrt()
+        total = w.sum()
+        ready = (self._counts >= self.member.history).all() & total.isfinite() & (total > 0)
+        self._set(torch.where(ready, mixed(w, self.member.uniform_share), 1 / self.steps))
+
+
+class _LogSnrBins(TableSampler):
+    """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it; our own.
+
+    ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the half-life is the share h of
+    all images so far, so the means are as fresh early as late, and no history has to fill up first. It takes a few
+    operations on K and T numbers per step, and neither the host waits for the device nor the device for the host.
+    """
+
+    adaptive = True
+
+    def __init__(self, member: config.GradientNorm | config.JointError, diffusion: Diffusion, channels: int) -> None:
+        super().__init__(member, diffusion, channels)
+        log_snr = diffusion.snr_table.log().clamp(-12, 12)  # the cosine schedule ends at −20 in one leap
+        place = (log_snr.max() - log_snr) / (log_snr.max() - log_snr.min()) * member.bins
+        # Bins without a timestep are left out: every one that is left can be visited.
+        _, bins = torch.unique(place.long().clamp(max=member.bins - 1), return_inverse=True)
+        self._bins = int(bins.max()) + 1
+        self._bin = bins.to(self.device)
+        self._sums = torch.zeros(2, self._bins, dtype=torch.float64, device=self.device)  # errors, images
+        self._seen = 0
+        self._width: Tensor | float = 1.0  # from what the density is over to t
+        self._exponent = 1.0
+
+    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        importance = self._importance(t, errors, weights)
+        # Loss scaling passes over steps that overflow: what they say is not remembered.
+        finite = importance.isfinite()
+        both = torch.stack((torch.where(finite, importance, 0.0), finite.double()))
+        here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
+        images = len(t)
+        if many_ranks():
+            dist.all_reduce(here)
+            images *= dist.get_world_size()
+        self._seen += images
+        self._sums = 0.5 ** (images / (self.member.half_life * self._seen)) * self._sums + here
+        self._refresh()
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        """What is averaged per bin, float64 [b]."""
+        raise NotImplementedError
+
+    def _density(self, mean: Tensor) -> Tensor:
+        """The importance of each t, float64 [T], from the bins' means [bins]."""
+        raise NotImplementedError
+
+    def _refresh(self) -> None:
+        known = self._sums[1] >= 1
+        mean = self._sums[0] / self._sums[1]
+        # A bin that was not visited yet counts like the mean of the others.
+        mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())
+        p = self._density(mean)
+        p = p.clamp(min=1e-12 * p.max()).pow(self._exponent) * self._width
+        total = p.sum()
+        ready = total.isfinite() & (total > 0)
+        self._set(torch.where(ready, mixed(p, self.member.uniform_share), 1 / self.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self._sums.clone(), "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _same_shape("running means (2, bins)", state["sums"], self._sums)
+        self._sums.copy_(state["sums"])
+        self._seen = state["seen"]
+        if self._seen:
+            self._refresh()
+        else:
+            self._set(torch.full_like(self._p, 1 / self.steps))
+
+
+class GradientNorm(_LogSnrBins):
+    """p(t) ∝ (√E[w²·error] per bin)^temperature, mixed with a uniform share; with the bins of `_LogSnrBins` our own.
+
+    w·√error is, up to a constant, the norm of the loss's gradient at the network's output. Drawing in proportion to the
+    gradient norm and dividing by p gives an unbiased estimate the least variance, and the norm at the output stands for
+    that of all parameters (Katharopoulos & Fleuret 2018, arXiv 1803.00942, eq. 20).
+    """
+
+    def __init__(self, member: config.GradientNorm, diffusion: Diffusion, channels: int) -> None:
+        super().__init__(member, diffusion, channels)
+        self._exponent = member.temperature
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        return weights.double().square() * errors.detach().double()
+
+    def _density(self, mean: Tensor) -> Tensor:
+        return mean.sqrt()[self._bin]
+
+
+class JointError(_LogSnrBins):
+    """p(λ) ∝ (√(ℓ_ε·ℓ_x0))^concentration, mixed with a uniform share; our own.
+
+    ℓ_ε and ℓ_x0 = ℓ_ε/SNR are the squared errors of the noise and of the image at log-SNR λ, two readings of the same
+    output; their product is averaged per bin. At low noise the image is certain and ℓ_x0 vanishes, at high noise the
+    noise is certain and ℓ_ε vanishes; in between both are uncertain: there images take shape, and the product is
+    largest. For normally distributed data of variance s it is s times a logistic density around λ = −log s; for any
+    data, resolution and schedule the sampler finds the place from the model's own errors. ℓ_x0 above 1 counts as 1: no
+    image in [−1, 1] is that uncertain, a poor model only says so.
+    """
+
+    def __init__(self, member: config.JointError, diffusion: Diffusion, channels: int) -> None:
+        super().__init__(member, diffusion, channels)
+        snr, ab = diffusion.snr_table, diffusion.alphas_cumprod
+        self._width = torch.gradient(snr.log())[0].abs().to(self.device)  # |dλ/dt|: p is a density over λ
+        unit = {"epsilon": torch.ones_like(snr), "x0": snr, "v": ab}[diffusion.prediction]
+        self._to_epsilon = unit.to(self.device)  # MSE_ε = SNR·MSE_x0 = ᾱ·MSE_v
+        self._snr = snr.to(self.device)
+        self._exponent = member.concentration
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        epsilon = self._to_epsilon[t] * errors.detach().double()
+        return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
+
+    def _density(self, mean: Tensor) -> Tensor:
+        return mean.sqrt()[self._bin]
+
+
+def _same_shape(what: str, found: Tensor, expected: Tensor) -> None:
+    if found.shape != expected.shape:
+        raise ValueError(f"{what} of shape {tuple(found.shape)} does not fit; expected {tuple(expected.shape)}")
+
+
+def _gather_ranks(t: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+    """(t, losses) of all ranks, rank after rank; as they are in a run of one process."""
+    if not many_ranks():
+        return t, losses
+    mine = torch.stack((t.double(), losses.double()))  # one collective; float64 holds t exactly
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    both = torch.cat(every, dim=1)
+    return both[0].long(), both[1]

@@ -1,0 +1,151 @@
+"""The ε-error on images, timesteps and noise that never change: what no sampler and no loss weighting can shift.
+
+Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tunediff.config import Config, ConfigError, Data
+from tunediff.data.images import Images, load
+from tunediff.data.loader import mix
+from tunediff.diffusion.process import Diffusion
+from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.features import one_ruler
+from tunediff.evaluation.sampling import Noise, Predict, shares
+
+log = logging.getLogger(__name__)
+
+BINS = 10
+LARGEST_LOG_SNR = 12.0
+"""Log-SNRs beyond ±12 count as ±12: cosine's last steps would otherwise stretch the bins over empty space."""
+
+
+class Losses(TypedDict, total=False):
+    """What a validation found."""
+
+    validation_loss: float
+    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise schedule:
+    compare only models of one schedule and one chain length."""
+    validation_mse: list[float | None]
+    """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a timestep."""
+    validation_log_snr: list[float]
+    """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as well."""
+    validation_split: str
+    """Where the images come from: `test`, held out; otherwise the split that is learned."""
+
+
+class Validation:
+    """Measures models on one set of images. Built once, called at every evaluation point.
+
+    Each image is seen once in each bin, at a timestep of that bin. All ranks call it together and all get the same
+    numbers, which do not depend on their number or on the batch size beyond rounding.
+    """
+
+    def __init__(
+        self, config: Config, images: Images, device: torch.device | str, rank: int = 0, world: int = 1
+    ) -> None:
+        """Takes `evaluation.validation_images` of the test split if that is not learned, else of `images`.
+
+        Of `config`, only `data` and `evaluation` matter: the process comes with each call.
+        """
+        self._device, self._rank, self._world = torch.device(device), rank, world
+        self._batch_size = config.evaluation.batch_size
+        self.pixels, self.split = _held_out(config.data, images, config.evaluation.validation_images)
+        """uint8 [N, C, H, W] on the CPU, and the split they come from."""
+
+    def __call__(self, predict: Predict, diffusion: Diffusion) -> Losses:
+        """The errors of `predict`, a network in evaluation mode.
+
+        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
+        so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
+        """
+        bins = LogSnrBins(diffusion.snr_table)
+        filled = [b for b in range(BINS) if bins.counts[b]]
+        count, width = len(self.pixels), len(filled)
+        timesteps = torch.stack(
+            [_spread(bins.members(b), count, b) for b in filled], dim=1
+        )  # [N, bins that are filled]
+        noises = Noise(mix("validation"), self._shape, self._device)
+
+        # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
+        total = count * width
+        errors = torch.zeros(total, dtype=torch.float64, device=self._device)
+        _, size = shares(total, self._world, self._batch_size)
+        with torch.no_grad(), one_ruler(self._device):
+            for start in range(self._rank * size, total, self._world * size):
+                items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
+                x0 = self.pixels[items // width].to(self._device).float().div_(127.5).sub_(1.0)
+                t = timesteps.flatten()[items].to(self._device)
+                noise = noises.initial(start, start + size)
+                x_t = diffusion.add_noise(x0, noise, t)
+                found = diffusion.predict_noise(predict(x_t, t), x_t, t)
+                means = (found - noise).square().flatten(1).mean(1)
+                errors[start : start + size] = means[: total - start].double()
+        if self._world > 1:
+            dist.all_reduce(errors)
+        if not torch.isfinite(errors).all():
+            raise NonFiniteError("non-finite errors on the validation images")
+
+        per_bin: list[float | None] = [None] * BINS
+        loss = 0.0
+        for b, values in zip(filled, errors.view(count, width).T.tolist(), strict=True):
+            per_bin[b] = mean = math.fsum(values) / count
+            loss += bins.counts[b] / diffusion.steps * mean
+        return {
+            "validation_loss": loss,
+            "validation_mse": per_bin,
+            "validation_log_snr": bins.edges,
+            "validation_split": self.split,
+        }
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
+
+class LogSnrBins:
+    """10 bins of equal width in log-SNR over a chain; each of its timesteps lies in exactly one."""
+
+    def __init__(self, snr: Tensor) -> None:
+        """`snr`: ᾱ/(1−ᾱ), float64 [T], falling."""
+        log_snr = snr.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
+        low, high = float(log_snr.min()), float(log_snr.max())
+        self._bin = ((log_snr - low) / (high - low) * BINS).long().clamp(max=BINS - 1)
+        self.edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
+        """11 rising edges."""
+        self.counts: list[int] = self._bin.bincount(minlength=BINS).tolist()
+        """Timesteps in each bin."""
+
+    def members(self, b: int) -> Tensor:
+        """The timesteps of one bin, int64, rising."""
+        return (self._bin == b).nonzero().squeeze(1)
+
+
+def _spread(members: Tensor, count: int, b: int) -> Tensor:
+    """A timestep of `members` for each of `count` images, int64: evenly spread over them, shuffled over the images."""
+    generator = torch.Generator().manual_seed(mix("validation timesteps", b))
+    place = torch.randperm(count, generator=generator)
+    return members[(2 * place + 1) * len(members) // (2 * count)]
+
+
+def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
+    """(uint8 [≤ count, C, H, W], split)."""
+    if data.split == "train":
+        try:
+            held_out = load(dataclasses.replace(data, split="test", max_images=max(2, count)))
+            return held_out.pixels[:count], "test"
+        except ConfigError as error:  # a folder with train/ only
+            log.info("the validation loss is measured on learned images: %s", error)
+    # A fixed shuffle: files are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.pixels[order[:count]], data.split
