@@ -9,6 +9,7 @@ from tunediff import config
 from tunediff.diffusion import timesteps, weighting
 from tunediff.diffusion.objective import Objective
 from tunediff.diffusion.process import Diffusion
+from tunediff.diffusion.timesteps import adaptive
 
 SAMPLERS = [kind() for kind in timesteps.KINDS]
 WEIGHTINGS = [kind() for kind in weighting.KINDS]
@@ -36,7 +37,8 @@ def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any, prediction
 def test_the_scale_follows_a_sampler_that_adapts() -> None:
     objective, sampler = build(config.LossSecondMoment(history=1, importance_correction=0.0), config.P2())
     t = torch.arange(1000)
-    sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
+    for _ in range(adaptive.REFRESH_EVERY):
+        sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
     drawn, factor = sampler.sample(torch.zeros(50_000, 3, 8, 8), torch.Generator().manual_seed(0))
     assert objective.factors(drawn, factor).mean() < 0.7  # P2 suppresses what is now drawn most
     objective.refresh()

@@ -15,9 +15,16 @@ from tunediff import config
 from tunediff.config import ConfigError
 from tunediff.diffusion import timesteps
 from tunediff.diffusion.process import Diffusion
-from tunediff.diffusion.timesteps import TimestepSampler
+from tunediff.diffusion.timesteps import TimestepSampler, adaptive
 
 EVERY = [kind() for kind in timesteps.KINDS]
+PACE = adaptive.REFRESH_EVERY
+
+
+@pytest.fixture(autouse=True)
+def refreshed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is learned shows after every batch, unless a test says otherwise."""
+    monkeypatch.setattr(adaptive, "REFRESH_EVERY", 1)
 
 
 def build(member: Any, steps: int = 1000, schedule: str = "linear", device: str = "cpu") -> TimestepSampler:
@@ -158,7 +165,13 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
     [(config.LossSecondMoment(history=2), 4), (config.GradientNorm(), 30), (config.JointError(), 30)],
     ids=["loss_second_moment", "gradient_norm", "joint_error"],
 )
-def test_it_continues_exactly_from_its_state(member: Any, steps: int) -> None:
+@pytest.mark.parametrize("every", [1, 3])
+def test_it_continues_exactly_from_its_state(
+    member: Any, steps: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two refreshes, when some batches wait to be learned from."""
+    monkeypatch.setattr(adaptive, "REFRESH_EVERY", every)
+
     def batch(i: int) -> tuple[Tensor, Tensor]:
         return torch.randint(steps, (99,), generator=generator(i)), torch.rand(99, generator=generator(100 + i)) / (
             1 + i
@@ -171,12 +184,31 @@ def test_it_continues_exactly_from_its_state(member: Any, steps: int) -> None:
     for i in range(4, 8):
         learn(sampler, *batch(i))  # must not change the state that was taken
     restored.load_state_dict(copy.deepcopy(state))
+    assert state["pending"].shape[1] == 4 % every
     assert not torch.equal(restored.probabilities(), sampler.probabilities())
     for i in range(4, 8):
         learn(restored, *batch(i))
     assert torch.equal(restored.probabilities(), sampler.probabilities())
     for mine, theirs in zip(draw(restored, 50), draw(sampler, 50), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p(t) stands still between two refreshes, and what came in between is not lost."""
+    batches = [(torch.randint(30, (64,), generator=generator(i)), torch.rand(64)) for i in range(2 * PACE)]
+    at_once = build(config.LossSecondMoment(history=2), 30)
+    for batch in batches:
+        learn(at_once, *batch)
+    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+    for member in (config.LossSecondMoment(history=2), config.GradientNorm(), config.JointError()):
+        sampler, seen = build(member, 30), []
+        for batch in batches:
+            learn(sampler, *batch)
+            seen.append(sampler.probabilities())
+        changes = [i + 1 for i in range(1, len(seen)) if not torch.equal(seen[i], seen[i - 1])]
+        assert changes == [PACE, 2 * PACE]
+        if isinstance(member, config.LossSecondMoment):
+            assert torch.equal(seen[-1], at_once.probabilities())
 
 
 def test_state_of_another_configuration_is_refused() -> None:
@@ -188,6 +220,9 @@ def test_state_of_another_configuration_is_refused() -> None:
         build(config.GradientNorm(bins=5)).load_state_dict(build(config.GradientNorm()).state_dict())
     with pytest.raises(ValueError, match="scan"):
         build(config.BetaPolicy(scan=5)).load_state_dict(build(config.BetaPolicy()).state_dict())
+    of_two = build(config.GradientNorm()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
+    with pytest.raises(ValueError, match="2 workers in the checkpoint, 1 here"):
+        build(config.GradientNorm()).load_state_dict(of_two)
 
 
 @pytest.mark.parametrize(
@@ -466,18 +501,25 @@ def train_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for number, member in enumerate(DISTRIBUTED):
         sampler = build(member, 5)
-        for i in range(6):
+        for i in range(2 * PACE):
+            if i == PACE + 3:  # three batches wait to be learned from
+                state, sampler = sampler.state_dict(), build(member, 5)
+                sampler.load_state_dict(state)
             t, losses = global_batch(i)
             learn(sampler, t[6 * rank : 6 * rank + 6], losses[6 * rank : 6 * rank + 6])
         torch.save(sampler.probabilities(), f"{folder}/{number}-{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_two_processes_learn_what_one_learns_from_the_global_batch(tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_learns_from_the_global_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refreshed at the usual pace, and continued from a state in between."""
+    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
     torch.multiprocessing.spawn(train_rank, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
     for number, member in enumerate(DISTRIBUTED):
         alone = build(member, 5)
-        for i in range(6):
+        for i in range(2 * PACE):
             learn(alone, *global_batch(i))
         for rank in range(2):
             torch.testing.assert_close(

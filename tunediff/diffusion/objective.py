@@ -22,6 +22,7 @@ class Objective:
         self._sampler, self._weighting, self._diffusion = sampler, weighting, diffusion
         self._all = torch.arange(diffusion.steps, device=diffusion.device)
         self._changes = sampler.adaptive or weighting.learned
+        self._mass = sampler.mass()
         self._scale = self._current_scale()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
@@ -29,12 +30,15 @@ class Objective:
         return factor * self._weighting.weights(t) * self._scale
 
     def refresh(self) -> None:
-        """Follow sampler and weighting, once a step; does nothing where neither changes."""
-        if self._changes:
+        """Follow sampler and weighting, once a step; does nothing where neither has changed."""
+        if not self._changes:
+            return
+        if self._weighting.learned or self._sampler.mass() is not self._mass:
+            self._mass = self._sampler.mass()
             self._scale = self._current_scale()
 
     def _current_scale(self) -> Tensor:
-        return (1 / (self._sampler.mass() * self._weighting.weights(self._all)).sum()).float()
+        return (1 / (self._mass * self._weighting.weights(self._all)).sum()).float()
 
     def effective_weight(self) -> Tensor:
         """W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.

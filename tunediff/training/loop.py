@@ -192,11 +192,11 @@ def train(
 
     def save(pending: dict[str, Any] | None = None) -> None:
         with clock.part("checkpoint"):
-            rng = world.gather(rng_state(device))
+            rng, sampled = world.gather(rng_state(device)), sampler.state_dict()
             if world.main:
                 state = {
                     "config": cfg.to_dict(config), "network": network.state_dict(), "optimizer": optimizer.state_dict(),
-                    "scaler": amp.scaler.state_dict(), "ema": ema.state_dict(), "sampler": sampler.state_dict(),
+                    "scaler": amp.scaler.state_dict(), "ema": ema.state_dict(), "sampler": sampled,
                     "weighting": weights.state_dict(),
                     "generator": generator.get_state(), "rng": rng, "points": points,
                     "pending": pending,

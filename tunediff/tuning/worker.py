@@ -91,6 +91,9 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     folder = Path(job["folder"])
     try:
         outcome = _train(job, serial, slot, world, folder)
+        if world.main:
+            end = {"status": "ok" if outcome.finished else "pruned", "reason": "", "peak": outcome.peak}
+            _end(folder, slot, serial, end | {"seconds": outcome.seconds, "steps": outcome.steps})
     except (NotFiniteError, NonFiniteError) as error:  # raised on all ranks alike: the group is as good as before
         if world.main:
             _end(folder, slot, serial, {"status": "nan", "reason": str(error), "peak": memory.peak_mib(world.device)})
@@ -110,15 +113,16 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
         _reset()
         torch.compiler.reset()
         memory.reset(world.device)
-    if world.main:
-        end = {"status": "ok" if outcome.finished else "pruned", "reason": "", "peak": outcome.peak}
-        _end(folder, slot, serial, end | {"seconds": outcome.seconds, "steps": outcome.steps})
 
 
 def _end(folder: Path, slot: Any, serial: str, end: dict[str, Any]) -> None:
     """Write the end of the trial to its journal, then tell its driver."""
+    from tunediff.training import checkpoint
+
     with contextlib.suppress(OSError):  # the driver still hears of it
         record.Journal(folder).write("end", **end)
+        if end["status"] == "ok":  # weights stay, optimizer state does not; until here a restart needs it
+            (folder / checkpoint.NAME).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, {"kind": "end", **end}))
 
 
@@ -185,7 +189,6 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         checkpoint.save_weights(
             outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
         )
-        (folder / checkpoint.NAME).unlink(missing_ok=True)  # weights stay; optimizer state of a finished trial does not
     return outcome
 
 

@@ -14,14 +14,62 @@ from tunediff.diffusion.process import Diffusion
 from tunediff.diffusion.timesteps.base import TableSampler, many_ranks, mixed
 
 
-class LossSecondMoment(TableSampler):
+REFRESH_EVERY = 8
+"""Batches between two refreshes of p(t), which then take a fraction of a percent of the training's time."""
+
+
+class _Adaptive(TableSampler):
+    """Keeps what `update` is given and learns from several batches at once.
+
+    A refresh is some thirty operations on small tensors, whose cost is that of starting them, however many images they
+    are about. On many ranks it takes the one collective, and all learn the same from the batches of all.
+    """
+
+    adaptive = True
+
+    def __init__(self, member: Any, diffusion: Diffusion, channels: int) -> None:
+        super().__init__(member, diffusion, channels)
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        self._pending.append((t, errors.detach(), weights.detach()))
+        if len(self._pending) >= REFRESH_EVERY:
+            held, self._pending = self._held(), []
+            t, errors, weights = held.permute(2, 1, 0, 3).flatten(1)
+            self._learn(t.long(), errors, weights)
+
+    def _held(self) -> Tensor:
+        """(t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
+        if not self._pending:
+            return torch.empty(_ranks(), 0, 3, 0, dtype=torch.float64, device=self.device)
+        mine = torch.stack([torch.stack([part.double() for part in batch]) for batch in self._pending])  # t stays exact
+        if not many_ranks():
+            return mine[None]
+        every = [torch.empty_like(mine) for _ in range(_ranks())]
+        dist.all_gather(every, mine)
+        return torch.stack(every)
+
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        """Take in errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank; refresh p(t)."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pending": self._held()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        held = state["pending"]
+        if held.dim() != 4 or held.shape[0] != _ranks():
+            raise ValueError(f"errors of {held.shape[0]} workers in the checkpoint, {_ranks()} here")
+        rank = dist.get_rank() if many_ranks() else 0
+        self._pending = [(t.long(), e, w) for t, e, w in held[rank].to(self.device)]
+
+
+class LossSecondMoment(_Adaptive):
     """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
 
     p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
     remembered loss is not finite or all are zero.
     """
-
-    adaptive = True
 
     def __init__(self, member: config.LossSecondMoment, diffusion: Diffusion, channels: int) -> None:
         super().__init__(member, diffusion, channels)
@@ -30,8 +78,8 @@ class LossSecondMoment(TableSampler):
         self._history = self._memory[:-1].view(self.steps, member.history)
         self._counts = torch.zeros(self.steps, dtype=torch.int64, device=self.device)  # losses seen so far
 
-    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        t, losses = _gather_ranks(t, (weights * errors).detach())
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        losses = weights * errors
         limit = self.member.history
         # A t that occurs several times takes consecutive places of its ring, in the order of the batch.
         t, order = t.sort(stable=True)
@@ -40,14 +88,15 @@ class LossSecondMoment(TableSampler):
         place = t * limit + (self._counts[t] + here - first) % limit
         # More than H of one t: only its last H, so that no place is written twice.
         place = torch.where(end - here <= limit, place, self.steps * limit)
-        self._memory.scatter_(0, place, losses[order].double())
+        self._memory.scatter_(0, place, losses[order])
         self._counts.index_add_(0, t, torch.ones_like(t))
         self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self._history.clone(), "counts": self._counts.clone()}
+        return super().state_dict() | {"history": self._history.clone(), "counts": self._counts.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         _same_shape("loss history (T, history)", state["history"], self._history)
         self._history.copy_(state["history"])
         self._counts.copy_(state["counts"])
@@ -60,15 +109,13 @@ class LossSecondMoment(TableSampler):
         self._set(torch.where(ready, mixed(w, self.member.uniform_share), 1 / self.steps))
 
 
-class _LogSnrBins(TableSampler):
+class _LogSnrBins(_Adaptive):
     """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it; our own.
 
     ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the half-life is the share h of
     all images so far, so the means are as fresh early as late, and no history has to fill up first. It takes a few
-    operations on K and T numbers per step, and neither the host waits for the device nor the device for the host.
+    operations on K and T numbers per refresh, and neither the host waits for the device nor the device for the host.
     """
-
-    adaptive = True
 
     def __init__(self, member: config.GradientNorm | config.JointError, diffusion: Diffusion, channels: int) -> None:
         super().__init__(member, diffusion, channels)
@@ -83,18 +130,14 @@ class _LogSnrBins(TableSampler):
         self._width: Tensor | float = 1.0  # from what the density is over to t
         self._exponent = 1.0
 
-    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         importance = self._importance(t, errors, weights)
         # Loss scaling passes over steps that overflow: what they say is not remembered.
         finite = importance.isfinite()
         both = torch.stack((torch.where(finite, importance, 0.0), finite.double()))
         here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
-        images = len(t)
-        if many_ranks():
-            dist.all_reduce(here)
-            images *= dist.get_world_size()
-        self._seen += images
-        self._sums = 0.5 ** (images / (self.member.half_life * self._seen)) * self._sums + here
+        self._seen += len(t)
+        self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
         self._refresh()
 
     def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
@@ -117,9 +160,10 @@ class _LogSnrBins(TableSampler):
         self._set(torch.where(ready, mixed(p, self.member.uniform_share), 1 / self.steps))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._sums.clone(), "seen": self._seen}
+        return super().state_dict() | {"sums": self._sums.clone(), "seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         _same_shape("running means (2, bins)", state["sums"], self._sums)
         self._sums.copy_(state["sums"])
         self._seen = state["seen"]
@@ -142,7 +186,7 @@ class GradientNorm(_LogSnrBins):
         self._exponent = member.temperature
 
     def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-        return weights.double().square() * errors.detach().double()
+        return weights.square() * errors
 
     def _density(self, mean: Tensor) -> Tensor:
         return mean.sqrt()[self._bin]
@@ -169,7 +213,7 @@ class JointError(_LogSnrBins):
         self._exponent = member.concentration
 
     def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-        epsilon = self._to_epsilon[t] * errors.detach().double()
+        epsilon = self._to_epsilon[t] * errors
         return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
 
     def _density(self, mean: Tensor) -> Tensor:
@@ -181,12 +225,5 @@ def _same_shape(what: str, found: Tensor, expected: Tensor) -> None:
         raise ValueError(f"{what} of shape {tuple(found.shape)} does not fit; expected {tuple(expected.shape)}")
 
 
-def _gather_ranks(t: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """(t, losses) of all ranks, rank after rank; as they are in a run of one process."""
-    if not many_ranks():
-        return t, losses
-    mine = torch.stack((t.double(), losses.double()))  # one collective; float64 holds t exactly
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, mine)
-    both = torch.cat(every, dim=1)
-    return both[0].long(), both[1]
+def _ranks() -> int:
+    return dist.get_world_size() if many_ranks() else 1

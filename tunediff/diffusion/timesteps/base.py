@@ -54,7 +54,10 @@ class TimestepSampler(ABC):
 
     @abstractmethod
     def mass(self) -> Tensor:
-        """p(t) times the factor, float64 [T] on the device: how much an error at t counts, before the weighting."""
+        """p(t) times the factor, float64 [T] on the device: how much an error at t counts, before the weighting.
+
+        Another tensor once it has changed.
+        """
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:  # noqa: B027 (most samplers learn nothing)
         """Learn from the mean squared errors [b] at t [b] and their weights w(t) [b], without the factor."""
@@ -66,7 +69,7 @@ class TimestepSampler(ABC):
         """Called after the weights have changed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been learned: a copy, of tensors, numbers, lists and dictionaries."""
+        """What has been learned: a copy, of tensors, numbers, lists and dictionaries. All ranks call it together."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
