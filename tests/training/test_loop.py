@@ -283,48 +283,63 @@ def _free_port():
         return s.getsockname()[1]
 
 
-def _rank(rank, port, folder, config, budget):
+def _rank(rank, port, folder, trainings):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    counts = []
-    world = World(rank, 2, torch.device("cpu"))
-    outcome = train(config, budget, data.load(config.data), None, world, folder, lambda p: counts.append(p) or True)
-    torch.save({"ema": outcome.ema.state_dict(), "steps": outcome.steps, "told": len(counts)}, folder / f"{rank}.pt")
+    world, found = World(rank, 2, torch.device("cpu")), []
+    for number, (config, budget) in enumerate(trainings):
+        told, own = [], folder / str(number)
+        outcome = train(
+            config, budget, data.load(config.data), None, world, own, lambda p, told=told: told.append(p) or True
+        )
+        found.append({"ema": outcome.ema.state_dict(), "steps": outcome.steps, "told": told})
+        del outcome  # wrapped models are freed before their process group
+    torch.save(found, folder / f"{rank}.pt")
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def two_ranks(folder, config, budget):
-    folder.mkdir()
-    torch.multiprocessing.spawn(_rank, (_free_port(), folder, config, budget), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+SHARED = [
+    {"timesteps__name": "stratified"},
+    {"timesteps__name": "loss_second_moment", "timesteps__history": 2},
+    {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+    {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
+    {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
+]
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"timesteps__name": "stratified"},
-        {"timesteps__name": "loss_second_moment", "timesteps__history": 2},
-        {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
-        {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
-        {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
-    ],
-    ids=lambda knobs: knobs["timesteps__name"],
-)
-def test_two_ranks_learn_what_one_rank_learns(tmp_path, images, knobs):
-    knobs = {**knobs, "process__steps": 10, "evaluation__steps": 5}
-    one = weights(run(tmp_path / "one", images, config=tiny(**knobs)))
-    ranks = two_ranks(tmp_path / "two", tiny(**knobs, parallel__workers=2), Budget(images=16 * 20))
-    assert [rank["told"] for rank in ranks] == [2, 0]
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two processes make of each of `SHARED`, and of a budget in seconds; one start for all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    short = {"process__steps": 10, "evaluation__steps": 5, "parallel__workers": 2}
+    trainings = [(tiny(**knobs, **short), Budget(images=16 * 20)) for knobs in SHARED]
+    trainings.append((tiny(parallel__workers=2), Budget(seconds=1.0)))
+    torch.multiprocessing.spawn(_rank, (_free_port(), folder, trainings), nprocs=2)
+    first, second = (torch.load(folder / f"{rank}.pt") for rank in (0, 1))
+    return list(zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda number: SHARED[number]["timesteps__name"])
+def test_two_ranks_learn_what_one_rank_learns(tmp_path, images, two_ranks, number):
+    config = tiny(**SHARED[number], process__steps=10, evaluation__steps=5)
+    one, ranks = weights(run(tmp_path, images, config=config)), two_ranks[number]
+    assert [len(rank["told"]) for rank in ranks] == [2, 0]
     assert_equal(ranks[0]["ema"], ranks[1]["ema"])
     assert_equal(one, ranks[0]["ema"], rtol=1e-3, atol=2e-5)
 
 
-def test_all_ranks_stop_at_the_same_step(tmp_path):
-    ranks = two_ranks(tmp_path / "s", tiny(parallel__workers=2), Budget(seconds=1.0))
-    assert ranks[0]["steps"] == ranks[1]["steps"] > 0
+def test_all_ranks_stop_at_the_same_step(two_ranks):
+    first, second = two_ranks[-1]
+    assert first["steps"] == second["steps"] > 0
+
+
+def test_a_point_of_two_ranks_speaks_for_both(two_ranks):
+    point = two_ranks[-1][0]["told"][-1]
+    assert point["images"] == 16 * point["steps"]
+    assert point["step_s"] * point["images_per_s"] == pytest.approx(16)
 
 
 # ------------------------------------------------------------------------------------------------------- the schedules
@@ -432,9 +447,8 @@ def test_systems_knobs_change_no_weight(tmp_path, images, knobs):
     assert_equal(plain, weights(run(tmp_path / "b", images, config=tiny(**knobs))))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.parametrize("scope", ["model", "blocks"])
+@pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.slow)])
 def test_compiled_training_learns_the_same_and_its_seconds_are_apart(tmp_path, images, scope):
     plain = run(tmp_path / "a", images)
     compiled = run(tmp_path / "b", images, config=tiny(compile__mode="default", compile__scope=scope))

@@ -57,7 +57,7 @@ def build(
     source = (
         _Resident(images, order, device, start) if loader.resident else _Loaded(images, config, order, device, start)
     )
-    return Batches(source, order, config.data.horizontal_flip, device, start)
+    return Batches(source, order, config.data.horizontal_flip, device, start, loader.non_blocking)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +114,28 @@ class Batches(Iterator[Tensor]):
     """
 
     def __init__(
-        self, source: _Resident | _Loaded, order: Order, flip: bool, device: torch.device, consumed: int
+        self,
+        source: _Resident | _Loaded,
+        order: Order,
+        flip: bool,
+        device: torch.device,
+        consumed: int,
+        non_blocking: bool = True,
     ) -> None:
         self.consumed = consumed
         self._source, self._order, self._flip, self._device = source, order, flip, device
+        self._non_blocking = non_blocking
 
     def __next__(self) -> Tensor:
-        batch = next(self._source).float().div_(127.5).sub_(1.0)
+        return self.move(self.fetch())
+
+    def fetch(self) -> Tensor:
+        """The next batch as it lies in host memory (`loader.resident`: on the device); waits for loader workers."""
+        return next(self._source)
+
+    def move(self, fetched: Tensor) -> Tensor:
+        """A fetched batch on the device, as numbers; each is to be moved once, in order."""
+        batch = fetched.to(self._device, non_blocking=self._non_blocking).float().div_(127.5).sub_(1.0)
         if self._flip:
             mirrored = self._order.flips(self.consumed).to(self._device, non_blocking=True)
             batch = torch.where(mirrored[:, None, None, None], batch.flip(-1), batch)
@@ -154,10 +169,10 @@ class _Resident:
 
 
 class _Loaded:
-    """uint8 batches from a DataLoader, with or without worker processes."""
+    """Batches in host memory from a DataLoader, with or without worker processes."""
 
     def __init__(self, images: Images, config: Config, order: Order, device: torch.device, start: int) -> None:
-        loader, self._device, self._non_blocking = config.loader, device, config.loader.non_blocking
+        loader = config.loader
         parallel: dict[str, Any] = {}
         if loader.workers:
             try:
@@ -197,7 +212,7 @@ class _Loaded:
             self._batches = iter(self._loader)
             batch = next(self._batches)
         assert batch is not None
-        return batch.to(self._device, non_blocking=self._non_blocking)
+        return batch
 
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop

@@ -6,12 +6,15 @@ import dataclasses
 import itertools
 import math
 import os
+import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +30,9 @@ from tunediff.diffusion.ema import Ema
 from tunediff.diffusion.objective import Objective
 from tunediff.diffusion.process import Diffusion
 from tunediff.diffusion.unet import Block, UNet
-from tunediff.training import checkpoint, memory
+from tunediff.training import checkpoint, hardware, memory
 from tunediff.training.parallel import World, no_gradient_sync
+from tunediff.training.phases import Phases
 from tunediff.training.precision import Amp, NotFiniteError
 
 Report = Callable[[dict[str, Any]], bool]
@@ -78,15 +82,17 @@ def train(
     initial: dict[str, Tensor] | None = None,
     should_stop: Callable[[], bool] | None = None,
     trace: Callable[[dict[str, float]], None] | None = None,
+    after_step: Callable[[], None] | None = None,
 ) -> Outcome:
     """Train until the budget is spent, evaluating at equal fractions of it; continue from a checkpoint in `folder`.
 
     All ranks of `world` call it with equal arguments; rank 0 writes and reports. Without `evaluate` the points carry
     throughput only. `initial` holds weights to start from. When `should_stop` holds on any rank, all write a checkpoint
-    and return. `trace` gets loss and learning rate on rank 0 whenever the clock is read. Raises `NotFiniteError` when
+    and return. `trace` gets loss and learning rate on rank 0 whenever the clock is read; `after_step` is called after
+    every optimizer step, as torch's profiler wants it. Raises `NotFiniteError` when
     the loss is NaN or infinite, on all ranks at the same step.
     """
-    clock = clock or Clock(budget, world.synchronize)
+    clock, phases = clock or Clock(budget, world.synchronize), Phases(world.device)
     device, local = world.device, config.loader.batch_size // (config.loader.accumulation * world.size)
 
     # ---- what is trained, and what goes with it
@@ -114,37 +120,46 @@ def train(
         total = torch.zeros((), device=device)
         for micro in range(config.loader.accumulation):
             # ---- images, timesteps and noise
-            with clock.part("data_wait", synchronize=False):
-                x0 = next(batches)
-            mine = slice(world.rank * local, (world.rank + 1) * local)
-            t, factor = sampler.sample(x0, generator, batch=local * world.size, first=mine.start)
-            noise = torch.randn((local * world.size, *x0.shape[1:]), generator=generator, device=device)[mine]
-            x_t = diffusion.add_noise(x0, noise, t)
+            with clock.part("data_wait", synchronize=False), phases("data_wait"):
+                fetched = batches.fetch()
+            with phases("host_to_device"):
+                x0 = batches.move(fetched)
+            with phases("sampler"):
+                mine = slice(world.rank * local, (world.rank + 1) * local)
+                t, factor = sampler.sample(x0, generator, batch=local * world.size, first=mine.start)
+                noise = torch.randn((local * world.size, *x0.shape[1:]), generator=generator, device=device)[mine]
+                x_t = diffusion.add_noise(x0, noise, t)
             if config.compile.mode != "none":
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
             # ---- forward and backward
             with no_gradient_sync(model, micro < config.loader.accumulation - 1):
-                with amp.autocast():
-                    output = model(x_t, t)
-                errors = (output.float() - diffusion.target(x0, noise, t)).square().flatten(1).mean(1)
-                loss = (objective.factors(t, factor) * errors).mean() / config.loader.accumulation
-                amp.scaler.scale(loss).backward()
-            sampler.update(t, errors.detach(), weights.weights(t))
-            if (own_loss := weights.own_loss(t, errors.detach())) is not None:
-                amp.scaler.scale(own_loss / config.loader.accumulation).backward()  # type: ignore[no-untyped-call]
+                with phases("forward"):
+                    with amp.autocast():
+                        output = model(x_t, t)
+                    errors = (output.float() - diffusion.target(x0, noise, t)).square().flatten(1).mean(1)
+                    loss = (objective.factors(t, factor) * errors).mean() / config.loader.accumulation
+                with phases("backward"):
+                    amp.scaler.scale(loss).backward()
+            with phases("sampler"):
+                sampler.update(t, errors.detach(), weights.weights(t))
+                if (own_loss := weights.own_loss(t, errors.detach())) is not None:
+                    amp.scaler.scale(own_loss / config.loader.accumulation).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
 
         # ---- update
-        world.average_gradients(weights.parameters())  # those of the network are averaged by its wrapper
-        amp.scaler.unscale_(optimizer)
-        sampler.before_step(errors_at, generator)
-        nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
-        amp.scaler.step(optimizer)
-        amp.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        sampler.after_step(errors_at)
-        objective.refresh()
+        with phases("sampler"):
+            world.average_gradients(weights.parameters())  # those of the network are averaged by its wrapper
+            amp.scaler.unscale_(optimizer)
+            sampler.before_step(errors_at, generator)
+        with phases("optimizer"):
+            nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
+            amp.scaler.step(optimizer)
+            amp.scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        with phases("sampler"):
+            sampler.after_step(errors_at)
+            objective.refresh()
         return total
 
     def errors_at(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -171,7 +186,10 @@ def train(
     # ---- warm up: kernels, autotuning, compilation and the optimizer's own imports, then everything as it was.
     # Without compilation this is setup: only the first trial of a process loads libraries and kernels.
     with clock.part("setup" if config.compile.mode == "none" else "compile"):
+        began = time.monotonic()
         warm_up(step, config, network, optimizer, amp, sampler, generator, local, device)
+        world.synchronize()
+        first_step_s = time.monotonic() - began
         objective.refresh()
 
     # ---- continue where an earlier attempt stopped
@@ -189,6 +207,7 @@ def train(
             images, config, rank=world.rank, world=world.size, device=device, seed=config.seed,
             start=pace.steps * config.loader.accumulation,
         ))  # fmt: skip
+        roofs = Roofs(config, amp, world) | {"first_step_s": first_step_s}
 
     def save(pending: dict[str, Any] | None = None) -> None:
         with clock.part("checkpoint"):
@@ -210,7 +229,7 @@ def train(
 
     try:
         going_on = all([tell(point) for point in points])  # noqa: C419 – every point is told
-        (saved_s,), since = world.agree([clock.read()]), _Segment(clock, pace)
+        (saved_s,), since = world.agree([clock.read()]), _Segment(clock, pace, phases, world)
         losses, peak = _MeanLoss(device), dict[str, float]()
         for index in itertools.count(len(points) + 1):
             if not going_on or (index > config.evaluation.points and not budget.open_ended):
@@ -225,7 +244,12 @@ def train(
                     losses.add(loss)
                     before = pace.schedule
                     pace.step(config.loader.batch_size)
-                    ema.update(network, pace.schedule, pace.schedule - before)
+                    with phases("ema"):
+                        ema.update(network, pace.schedule, pace.schedule - before)
+                    if after_step is not None:
+                        after_step()
+                    if pace.checked:
+                        phases.read()  # the clock has just waited for the device
                     if pace.checked and world.largest(float(amp.diverged)) > 0:
                         raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
                     if pace.checked and trace is not None and world.main:
@@ -242,7 +266,7 @@ def train(
                 break
 
             # ---- evaluate, save, report: the clock of the budget stands still
-            point = since.measure() | {"index": index, "fraction": index / config.evaluation.points}
+            point = since.measure(roofs) | {"index": index, "fraction": index / config.evaluation.points}
             point |= effective_weights(objective, diffusion)
             if config.compile.mode != "none":
                 point["compiled_graphs"] = compiled_graphs() - graphs_before
@@ -271,7 +295,7 @@ def train(
             points.append(point)
             save()
             saved_s = pace.train_s
-            since = _Segment(clock, pace)
+            since = _Segment(clock, pace, phases, world)
             going_on = tell(point)
     finally:
         batches.close()
@@ -300,8 +324,10 @@ class Pace:
         self.steps = self.images = 0
         self.train_s = self._s_per_step = 0.0
         self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
+        self.rates: list[float] = []
+        """Images per second between one reading of the clock and the next."""
         self._start: float | None = None  # progress before the first step: what compilation took of the budget
-        self._read_at = self._next_check = 0
+        self._read_at = self._next_check = self._images_read = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
         self.checked = True
         """Whether the clock was read after the last step."""
@@ -346,6 +372,9 @@ class Pace:
             steps = self.steps - self._read_at
             self._per_step = max(0.0, (progress - self._exact)) / steps
             self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
+            if self.train_s > self._exact_s:
+                self.rates.append((self.images - self._images_read) / (self.train_s - self._exact_s))
+        self._images_read = self.images
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
         self._next_check = self.steps + self._steps_ahead()
@@ -370,16 +399,20 @@ class Pace:
         """Continue from a checkpoint; seconds come from the clock."""
         self.steps, self.images, self._start = state["steps"], state["images"], state["start"]
         self._read_at = self._next_check = self.steps
+        self._images_read = self.images
 
 
 class _Primed:
     """Batches whose first one is there already: loader processes start in setup, not in the first step's wait."""
 
     def __init__(self, batches: Batches) -> None:
-        self._batches, self._first = batches, [next(batches)]
+        self._batches, self._first = batches, [batches.fetch()]
 
-    def __next__(self) -> Tensor:
-        return self._first.pop() if self._first else next(self._batches)
+    def fetch(self) -> Tensor:
+        return self._first.pop() if self._first else self._batches.fetch()
+
+    def move(self, fetched: Tensor) -> Tensor:
+        return self._batches.move(fetched)
 
     def close(self) -> None:
         self._batches.close()
@@ -404,28 +437,62 @@ class _MeanLoss:
         return (total / finite if finite else math.nan) if steps else 0.0
 
 
+class Roofs(dict[str, float]):
+    """`flops_per_image` of the model and `peak_flops_per_s` of all workers' devices together."""
+
+    def __init__(self, config: Config, amp: Amp, world: World) -> None:
+        peak = hardware.peak_flops_per_s(world.device, amp.dtype, config.precision.matmul)
+        super().__init__(
+            flops_per_image=hardware.flops_per_image(config.model, config.data.channels, config.data.image_size),
+            peak_flops_per_s=world.mean(peak) * world.size,
+        )
+
+
 class _Segment:
     """Throughput since the last evaluation."""
 
-    def __init__(self, clock: Clock, pace: Pace) -> None:
-        self._clock, self._pace = clock, pace
-        self._seconds, self._images = dict(clock.seconds), pace.images
-        self._cpu_s, self._wall = time.process_time(), time.monotonic()
+    def __init__(self, clock: Clock, pace: Pace, phases: Phases, world: World) -> None:
+        self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
+        self._seconds, self._images, self._steps = dict(clock.seconds), pace.images, pace.steps
+        self._phase_s = phases.read()
+        pace.rates.clear()
+        self._energy = hardware.EnergyMeter(world.device)
+        self._joules = self._energy.joules()
+        self._usage = hardware.Usage.now()
 
-    def measure(self) -> dict[str, Any]:
-        """Training seconds, images and rates as of now. The load average says who else was busy."""
+    def measure(self, roofs: dict[str, float]) -> dict[str, Any]:
+        """Training seconds, images and rates as of now, and what they depend on. All ranks call it together."""
         waited = self._clock.seconds["data_wait"] - self._seconds["data_wait"]
         trained = self._clock.seconds["train"] - self._seconds["train"] + waited
-        images = self._pace.images - self._images
-        return {
+        images, steps = self._pace.images - self._images, self._pace.steps - self._steps
+        used, joules = hardware.Usage.now().since(self._usage), self._energy.joules()
+        rate = images / trained if trained > 0 else 0.0
+        point: dict[str, Any] = {
             "train_s": self._pace.train_s,
             "images": self._pace.images,
             "steps": self._pace.steps,
-            "images_per_s": images / trained if trained > 0 else 0.0,
+            "images_per_s": rate,
+            "images_per_s_sd": statistics.stdev(self._pace.rates) if len(self._pace.rates) > 1 else 0.0,
             "data_wait_share": waited / trained if trained > 0 else 0.0,
-            "cpu_share": (time.process_time() - self._cpu_s) / max(1e-9, time.monotonic() - self._wall),
+            **self._step(trained, steps),
+            **roofs,
+            "peak_share": rate * roofs["flops_per_image"] / roofs["peak_flops_per_s"],
+            "cpu_share": used.own_s / max(1e-9, used.wall_s),
             "load_average": os.getloadavg()[0],
         }
+        ranks = self._world.gather((platform.node(), used.own_s, joules and joules - (self._joules or 0.0)))
+        if None not in (energy := [joule for _, _, joule in ranks]):
+            point |= {"energy_j": sum(energy), "images_per_j": images / sum(energy) if sum(energy) > 0 else 0.0}
+        here = sum(own_s for node, own_s, _ in ranks if node == platform.node())
+        return point | hardware.disturbance(used, here, psutil.cpu_count() or 1)
+
+    def _step(self, trained: float, steps: int) -> dict[str, float]:
+        """Seconds of the mean optimizer step, and of its parts on this rank's device."""
+        if not steps:
+            return {}
+        spent = {name: seconds - self._phase_s[name] for name, seconds in self._phases.read().items()}
+        parts = {f"step_{name}_s": seconds / steps for name, seconds in spent.items()}
+        return {"step_s": trained / steps, **parts, "step_other_s": max(0.0, trained - sum(spent.values())) / steps}
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts
@@ -520,7 +587,10 @@ class _Noise:
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self._shape, self._device = shape, device
 
-    def __next__(self) -> Tensor:
+    def fetch(self) -> None:
+        pass
+
+    def move(self, fetched: None) -> Tensor:
         return torch.zeros(self._shape, device=self._device).uniform_(-1, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ def reset(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # glibc: give freed memory back, or it counts for the next one
+        ctypes.CDLL(None).malloc_trim(0)
     restart_peak(device)
 
 

@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import os
 import random
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +186,40 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
             raise SlotLostError(f"the slot was restarted and knows nothing of {job['name']}")
         return bool(answer == "go")
 
-    outcome = train(config, budget, images, evaluate, world, folder, report, clock=clock)
+    with cold_compile_cache(config):
+        outcome = train(config, budget, images, evaluate, world, folder, report, clock=clock)
     if world.main and outcome.finished:
         checkpoint.save_weights(
             outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
         )
     return outcome
+
+
+@contextlib.contextmanager
+def cold_compile_cache(config: Config) -> Iterator[None]:
+    """torch.compile finds nothing on disk that an earlier trial left there: its seconds are those of a first time."""
+    if config.compile.mode == "none":
+        yield
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="tunediff-compile-") as folder,
+        _environment(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _device_name(device: Any) -> str:

@@ -13,7 +13,6 @@ from tunediff import config
 from tunediff.diffusion.process import Diffusion
 from tunediff.diffusion.timesteps.base import TableSampler, many_ranks, mixed
 
-
 REFRESH_EVERY = 8
 """Batches between two refreshes of p(t), which then take a fraction of a percent of the training's time."""
 

@@ -1,0 +1,252 @@
+"""What is said of the machine and of where a step's time goes."""
+
+import multiprocessing
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.diffusion.unet import UNet
+from tunediff.training import hardware
+from tunediff.training.hardware import DISTURBED, Usage, disturbance
+from tunediff.training.loop import train
+from tunediff.training.parallel import World
+from tunediff.training.phases import PHASES, Phases
+
+CPU = torch.device("cpu")
+
+
+def last_point(folder, images, config=None, budget=None, **how):
+    told = []
+    train(
+        config or tiny(), budget or Budget(images=16 * 20), images, None, World(0, 1, CPU), folder,
+        lambda point: told.append(point) or True, **how,
+    )  # fmt: skip
+    return told[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------- phases
+def test_phases_add_up_what_runs_inside():
+    phases = Phases(CPU)
+    for _ in range(2):
+        with phases("forward"):
+            time.sleep(0.02)
+        time.sleep(0.02)  # belongs to no phase
+    with phases("ema"):
+        time.sleep(0.01)
+    found = phases.read()
+    assert set(found) == set(PHASES)
+    assert 0.04 <= found["forward"] < 0.06
+    assert 0.01 <= found["ema"] < 0.03
+    assert found["backward"] == 0.0
+    assert phases.read() == found  # reading takes nothing away
+
+
+def test_a_phase_that_fails_is_counted_and_can_be_entered_again():
+    phases = Phases(CPU)
+    with pytest.raises(ValueError, match="x"), phases("forward"):
+        raise ValueError("x")
+    with phases("forward"):
+        time.sleep(0.01)
+    assert phases.read()["forward"] >= 0.01
+
+
+def test_phases_are_ranges_of_the_profiler(tmp_path, images):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        last_point(tmp_path, images, budget=Budget(images=32))
+    counts = {event.key: event.count for event in profiler.key_averages()}
+    assert counts["forward"] == counts["backward"] == 3  # the warm-up step and two more
+    assert counts["ema"] == 2
+    assert set(PHASES) <= set(counts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_phases_on_a_gpu_are_device_time():
+    device = torch.device("cuda", 0)
+    phases, a = Phases(device), torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    with phases("forward"):
+        for _ in range(20):
+            a @ a
+    queued = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    assert phases.read()["forward"] > queued
+
+
+def test_the_parts_of_a_step_make_up_the_step(tmp_path, images):
+    point = last_point(tmp_path, images)
+    parts = {name: point[f"step_{name}_s"] for name in (*PHASES, "other")}
+    assert all(seconds >= 0 for seconds in parts.values())
+    assert sum(parts.values()) == pytest.approx(point["step_s"], rel=1e-6)
+    assert parts["forward"] + parts["backward"] > 0.3 * point["step_s"]
+    assert point["step_s"] == pytest.approx(16 / point["images_per_s"])
+    assert parts["data_wait"] == pytest.approx(point["data_wait_share"] * point["step_s"], rel=0.2, abs=1e-4)
+    assert point["images_per_s_sd"] > 0
+    assert point["first_step_s"] > 0
+
+
+def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(tmp_path, images, monkeypatch):
+    from tunediff.data.loader import Batches
+
+    fetch, move = Batches.fetch, Batches.move
+    monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.02) or fetch(self))
+    waiting = last_point(tmp_path / "a", images)
+    assert 0.02 <= waiting["step_data_wait_s"] < 0.03
+    assert waiting["data_wait_share"] > 0.3
+    monkeypatch.setattr(Batches, "fetch", fetch)
+    monkeypatch.setattr(Batches, "move", lambda self, fetched: time.sleep(0.02) or move(self, fetched))
+    copying = last_point(tmp_path / "b", images)
+    assert 0.02 <= copying["step_host_to_device_s"] < 0.03
+    assert copying["data_wait_share"] < 0.3
+
+
+def test_after_step_is_called_after_each(tmp_path, images):
+    calls = []
+    last_point(tmp_path, images, after_step=lambda: calls.append(1))
+    assert len(calls) == 20
+
+
+# --------------------------------------------------------------------------------------------------------- arithmetic
+def test_flops_are_counted_as_by_hand():
+    """One level, one block, no attention: every product and convolution is known."""
+    model = cfg.override(
+        cfg.workload("digits"), {"model.channels": 8, "model.norm_groups": 4, "model.multipliers": [1], "model.attention": []}
+    ).model  # fmt: skip
+    network, pixels, by_hand = UNet(model, 1, 8), 8 * 8, 0
+
+    def count(module, inputs, output):
+        nonlocal by_hand
+        if isinstance(module, nn.Conv2d):
+            by_hand += 2 * module.in_channels * module.kernel_size[0] ** 2 * output.numel()
+        elif isinstance(module, nn.Linear):
+            by_hand += 2 * module.in_features * output.numel()
+
+    hooks = [module.register_forward_hook(count) for module in network.modules()]
+    network(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
+    attention = hardware.flops_per_image(model, 1, 8) / 3 - by_hand  # two products in the block in the middle
+    assert hooks
+    assert attention == pytest.approx(2 * 2 * pixels * pixels * 8)
+
+
+def test_checkpointing_and_dropout_change_no_model_flops():
+    plain = tiny().model
+    other = tiny(model__checkpoint_levels=[0, 1], model__dropout=0.3).model
+    assert hardware.flops_per_image(plain, 1, 8) == hardware.flops_per_image(other, 1, 8)
+
+
+def test_the_default_model_has_the_published_cost():
+    """DDPM's CIFAR-10 U-Net: 6.1 G multiply-adds per image and pass (Fang et al. 2023, arXiv 2305.10924, table 1)."""
+    config = cfg.Config()
+    passes = hardware.flops_per_image(config.model, 3, 32) / 3
+    assert passes / 2 == pytest.approx(6.1e9, rel=0.02)
+
+
+def test_the_roof_is_that_of_a_product(tmp_path, images):
+    peak = hardware.peak_flops_per_s(CPU, None, "highest")
+    a = torch.randn(512, 512)
+    seconds = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - begin)
+    assert 2 * 512**3 / min(seconds) < 4 * peak
+    point = last_point(tmp_path, images)
+    assert point["peak_share"] == pytest.approx(
+        point["images_per_s"] * point["flops_per_image"] / point["peak_flops_per_s"]
+    )
+    assert 0 < point["peak_share"] < 1.5
+
+
+# ------------------------------------------------------------------------------------------------------------- energy
+class _Nvml(types.ModuleType):
+    def __init__(self, joules):
+        super().__init__("pynvml")
+        self._joules = iter(joules)
+
+    def nvmlInit(self):  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        assert uuid == "GPU-1234"
+        return "handle"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        return 1000 * next(self._joules)
+
+
+def test_energy_is_read_where_nvml_gives_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", _Nvml([0, 5, 12]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
+    meter = hardware.EnergyMeter(torch.device("cuda", 0))
+    assert (meter.joules(), meter.joules(), meter.joules()) == (5.0, 12.0, None)  # the counter fails: no number
+
+
+def test_without_nvml_there_is_no_energy(tmp_path, images, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert hardware.EnergyMeter(torch.device("cuda", 0)).joules() is None
+    assert "energy_j" not in last_point(tmp_path, images)
+
+
+# ---------------------------------------------------------------------------------------------------------- neighbours
+@pytest.mark.parametrize(
+    ("machine_s", "own_s", "waited_s", "expected"),
+    [
+        (20.0, 20.0, 0.0, (0.0, 0.0, False)),  # alone on both cores
+        (20.0, 10.0, 10.0, (0.5, 0.5, True)),  # another process takes half, and this one waits
+        (20.0, 10.0, 0.5, (0.5, 0.5 / 10.5, False)),  # another one uses a core that this one leaves idle
+        (19.0, 19.0, 9.0, (0.0, 9 / 28, False)),  # its own threads and loaders are too many
+    ],
+)  # fmt: skip
+def test_disturbed_is_who_waits_for_others(machine_s, own_s, waited_s, expected):
+    used = Usage(wall_s=10.0, machine_s=machine_s, own_s=own_s, waited_s=waited_s)
+    found = disturbance(used, own_s, cores=2)
+    assert tuple(found.values()) == pytest.approx(expected)
+
+
+def _busy(until):
+    while time.monotonic() < until:
+        pass
+
+
+def test_others_on_the_machine_are_noticed():
+    """Real neighbours, one more than there are cores, beside a busy process."""
+    import os
+
+    cores = os.cpu_count()
+    until = time.monotonic() + 1.5
+    code = f"import time\nwhile time.monotonic() < {until}: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(cores + 1)]
+    time.sleep(0.3)
+    # Not descendants: what a training starts itself is its own.
+    before = Usage.now()
+    _busy(until)
+    used = Usage.now().since(before)
+    for other in others:
+        other.wait()
+    assert used.machine_s > 0.5 * used.wall_s
+    assert used.waited_s > 0  # there are more busy processes than cores
+    own = disturbance(used, used.own_s, cores)
+    stranger = disturbance(used, used.wall_s * 0.4, cores)  # what it would say had others started them
+    assert stranger["other_load_share"] > own["other_load_share"]
+    assert stranger["other_load_share"] > DISTURBED
+
+
+def test_own_children_are_not_strangers():
+    context = multiprocessing.get_context("spawn")
+    until = time.monotonic() + 3.0
+    before = Usage.now()
+    child = context.Process(target=_busy, args=(until,))
+    child.start()
+    time.sleep(max(0.0, until - time.monotonic() - 0.1))
+    used = Usage.now().since(before)
+    child.join()
+    assert used.own_s > 0.3

@@ -1,0 +1,166 @@
+"""What the machine could do, what a model asks of it, and who else was using it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tunediff import config
+
+DISTURBED = 0.10
+"""Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
+which a measurement counts as disturbed."""
+
+
+# -------------------------------------------------------------------------------------------------------- arithmetic
+@functools.lru_cache(maxsize=16)
+def flops_per_image(model: config.Model, channels: int, image_size: int) -> float:
+    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
+
+    The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
+    is not counted: it is no progress (PaLM's model FLOPs, arXiv 2204.02311, appendix B). Products and convolutions
+    only, as torch's own counter has them.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tunediff.diffusion.unet import UNet
+
+    # On the meta device nothing is computed: shapes suffice.
+    with torch.device("meta"):
+        network = UNet(dataclasses.replace(model, checkpoint_levels=(), dropout=0.0), channels, image_size)
+        x, t = torch.empty(1, channels, image_size, image_size), torch.zeros(1, dtype=torch.int64)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(x, t)
+    return 3.0 * float(counter.get_total_flops())
+
+
+@functools.lru_cache(maxsize=16)
+def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
+    """FLOP/s of the fastest square matrix product found here: the roof that a training on this device can reach.
+
+    `dtype`: that of autocast, None for float32, which `matmul` (`precision.matmul`) may hand to faster units; it must
+    be set already. About half a second, once per process.
+    """
+    best = 0.0
+    sizes = (1024, 2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024)
+    taken = [0.0]
+    for size in sizes:
+        if min(taken) > 0.1:  # a format that this device can only emulate; larger products would take seconds
+            break
+        a = torch.full((size, size), 0.5, device=device, dtype=dtype or torch.float32)  # draws nothing: RNG stays
+        b = a.t().contiguous()
+        a @ b  # libraries load, workspaces are allocated
+        # The fastest of many: what others do on the machine at the moment must not lower the roof.
+        taken, until = [], time.perf_counter() + 0.15
+        while len(taken) < 5 or (time.perf_counter() < until and len(taken) < 50):
+            begin = time.perf_counter()
+            a @ b
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - begin)
+        best = max(best, 2.0 * size**3 / min(taken))
+    return best
+
+
+# ------------------------------------------------------------------------------------------------------------- energy
+class EnergyMeter:
+    """Joules that a GPU has used, as NVML counts them; None where there is no GPU, no NVML or no such counter.
+
+    Needs the optional dependency `nvidia-ml-py` (`pip install tunediff[energy]`).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._read: Any = None
+        if device.type != "cuda":
+            return
+        with contextlib.suppress(Exception):  # NVML has many ways to be absent; none of them may cost a training
+            import pynvml
+
+            pynvml.nvmlInit()
+            # By its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch but not for NVML.
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            self._read = functools.partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+
+    def joules(self) -> float | None:
+        """The counter's value; only differences mean something."""
+        if self._read is None:
+            return None
+        try:
+            return float(self._read()) / 1000
+        except Exception:
+            return None
+
+
+# --------------------------------------------------------------------------------------------------------- neighbours
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """CPU seconds since some moment: of all processes on the machine, and of a training's own."""
+
+    wall_s: float
+    machine_s: float
+    own_s: float
+    """This process and its descendants, loader processes among them."""
+    waited_s: float
+    """How long threads of this process stood ready to run without getting a core; 0 where the kernel does not tell."""
+
+    @classmethod
+    def now(cls) -> Usage:
+        """As of now; a few milliseconds."""
+        times = psutil.cpu_times()
+        # What a guest uses is part of user; idle and iowait are the rest.
+        machine = times.user + times.system + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq"))
+        return cls(time.monotonic(), machine, _own_cpu_s(), _waited_s())
+
+    def since(self, before: Usage) -> Usage:
+        """What came on top."""
+        return Usage(
+            **{
+                field.name: max(0.0, getattr(self, field.name) - getattr(before, field.name))
+                for field in dataclasses.fields(self)
+            }
+        )
+
+
+def _own_cpu_s() -> float:
+    process = psutil.Process()
+    total = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _waited_s() -> float:
+    """Run delay of all threads: the second number of Linux's schedstat, in nanoseconds."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for path in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                total += int(path.read_text().split()[1])
+    return total / 1e9
+
+
+def disturbance(used: Usage, own_s: float, cores: int) -> dict[str, Any]:
+    """`other_load_share`: the share of the cores that others used; `core_wait_share`: how much of its own running time
+    this process waited for a core; `disturbed`: both are large, so the seconds measured are not this training's alone.
+
+    `own_s` sums over the ranks on this machine. Others that use cores which a training leaves idle do not disturb it;
+    threads of a training that wait for each other's cores are its own affair.
+    """
+    others = max(0.0, used.machine_s - own_s) / max(1e-9, used.wall_s * cores)
+    waited = used.waited_s / max(1e-9, used.own_s + used.waited_s)
+    return {
+        "other_load_share": min(1.0, others),
+        "core_wait_share": waited,
+        "disturbed": bool(others > DISTURBED and waited > DISTURBED),
+    }
