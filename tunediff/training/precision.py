@@ -13,6 +13,14 @@ class NotFiniteError(RuntimeError):
     """The training diverged: its loss is NaN or infinite."""
 
 
+def set_backends(precision: Precision, device: str) -> None:
+    """What is set for the whole process: float32 products, and cuDNN where `device` is "cuda"."""
+    torch.set_float32_matmul_precision(precision.matmul)
+    if device == "cuda":
+        torch.backends.cudnn.allow_tf32 = precision.matmul != "highest"
+        torch.backends.cudnn.benchmark = precision.cudnn_benchmark
+
+
 class Amp:
     """Autocast and gradient scaling of one training."""
 
@@ -24,10 +32,7 @@ class Amp:
         # how the scale is found; only a long streak of them means that no scale helps.
         self._patience = 25 if self.scaler.is_enabled() else 1
         self._streak = torch.zeros((), dtype=torch.int32, device=device)
-        torch.set_float32_matmul_precision(precision.matmul)
-        if device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = precision.matmul != "highest"
-            torch.backends.cudnn.benchmark = precision.cudnn_benchmark
+        set_backends(precision, device.type)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes."""

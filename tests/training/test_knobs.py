@@ -1,0 +1,261 @@
+"""Every systems knob really changes what it says. That what is learned stays is tested in test_loop.py."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.data import loader
+from tunediff.diffusion.unet import UNet
+from tunediff.training import loop
+from tunediff.training.loop import build_optimizer, compiled, learning_rate, train
+from tunediff.training.parallel import World
+from tunediff.training.precision import Amp, set_backends
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Recorder:
+    """Stands in for a class or function and keeps what it was called with."""
+
+    def __init__(self, result=None):
+        self.calls, self.result = [], result
+
+    def __call__(self, *args, **kwargs):
+        self.calls.append((args, kwargs))
+        return self.result if self.result is not None else args[0]
+
+    @property
+    def last(self):
+        return self.calls[-1][1]
+
+
+def network(**knobs):
+    return UNet(tiny(**knobs).model, 1, 8)
+
+
+def trained(tmp_path, images, watch=lambda loop: None, **knobs):
+    """The points of two steps; `watch` is called after each."""
+    points = []
+    train(
+        tiny(**knobs), Budget(images=32), images, None, World(0, 1, CPU), tmp_path,
+        lambda point: points.append(point) or True, after_step=lambda: watch(loop),
+    )  # fmt: skip
+    return points
+
+
+# ------------------------------------------------------------------------------------------------------------- loader
+class _Loader(Recorder):
+    def __iter__(self):
+        return iter([torch.zeros(16, 1, 8, 8, dtype=torch.uint8)] * 3)
+
+
+@pytest.fixture
+def data_loader(monkeypatch):
+    recorder = _Loader()
+    recorder.result = recorder
+    monkeypatch.setattr(loader, "DataLoader", recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pin_memory(data_loader, images, pinned, device):
+    loader.build(images, tiny(loader__pin_memory=pinned), device=device)
+    assert data_loader.last["pin_memory"] == (pinned and device is CUDA)
+
+
+def test_loader_processes_prefetch_and_persistence(data_loader, images):
+    loader.build(images, tiny(loader__workers=3, loader__prefetch_factor=5, loader__persistent_workers=False))
+    found = data_loader.last
+    assert (found["num_workers"], found["prefetch_factor"], found["persistent_workers"]) == (3, 5, False)
+    loader.build(images, tiny(loader__workers=0))
+    assert data_loader.last["num_workers"] == 0
+    assert "prefetch_factor" not in data_loader.last
+
+
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_non_blocking(images, non_blocking):
+    class Fetched:
+        def to(self, device, non_blocking):
+            asked.append(non_blocking)
+            return torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
+
+    asked = []
+    with loader.build(images, tiny(loader__workers=0, loader__non_blocking=non_blocking)) as batches:
+        batches.move(Fetched())
+    assert asked == [non_blocking]
+
+
+@pytest.mark.parametrize(("transfer", "dtype"), [("uint8", torch.uint8), ("float32", torch.float32)])
+def test_transfer(images, transfer, dtype):
+    with loader.build(images, tiny(loader__workers=0, loader__transfer=transfer)) as batches:
+        fetched = batches.fetch()
+        assert fetched.dtype == dtype
+        assert batches.move(fetched).dtype == torch.float32
+
+
+def test_resident(images):
+    with loader.build(images, tiny(loader__resident=True), device="meta") as batches:
+        assert batches._source._pixels.device.type == "meta"
+        assert batches.fetch().device.type == "meta"
+
+
+def test_batch_size_and_accumulation(tmp_path, images):
+    """How many forward passes of how many images a step takes."""
+    sizes = []
+
+    original = UNet.forward
+
+    def forward(self, x, t):
+        if x.device.type != "meta":  # counting FLOPs computes nothing
+            sizes.append(len(x))
+        return original(self, x, t)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UNet, "forward", forward)
+        trained(tmp_path, images, loader__batch_size=16, loader__accumulation=4)
+    assert sizes == [4] * 4 * 3  # warm-up and two steps
+
+
+# ---------------------------------------------------------------------------------------------------------- precision
+@pytest.mark.parametrize(("amp", "dtype"), [("none", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_amp(amp, dtype):
+    found, model = [], network()
+    convolution = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    convolution.register_forward_hook(lambda module, inputs, output: found.append(output.dtype))
+    setting = Amp(tiny(precision__amp=amp).precision, CPU)
+    with setting.autocast():
+        model(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    assert found == [dtype]
+    assert setting.scaler.is_enabled() == (amp == "fp16")
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
+def test_matmul(tmp_path, images, matmul):
+    found = []
+    try:
+        trained(
+            tmp_path, images, lambda _: found.append(torch.get_float32_matmul_precision()), precision__matmul=matmul
+        )
+        assert found == [matmul] * 2
+        set_backends(tiny(precision__matmul=matmul).precision, "cuda")
+        assert torch.backends.cudnn.allow_tf32 == (matmul != "highest")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("benchmark", [True, False])
+def test_cudnn_benchmark(benchmark):
+    before = torch.backends.cudnn.benchmark
+    try:
+        set_backends(tiny(precision__cudnn_benchmark=benchmark).precision, "cuda")
+        assert torch.backends.cudnn.benchmark == benchmark
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+# ---------------------------------------------------------------------------------------------------- model, compile
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_channels_last(channels_last):
+    found = []
+    model = network(model__channels_last=channels_last)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.out_channels > 1:
+            module.register_forward_hook(
+                lambda module, inputs, output: found.append(output.is_contiguous(memory_format=torch.channels_last))
+            )
+    model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    assert any(found) == channels_last
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"mode": "default"}, {"mode": "default", "dynamic": None}),
+        ({"mode": "max-autotune", "dynamic": True}, {"mode": "max-autotune", "dynamic": True}),
+        ({"mode": "reduce-overhead"}, {"mode": "reduce-overhead", "dynamic": None}),
+    ],
+)
+def test_compile_mode_and_dynamic(monkeypatch, options, expected):
+    recorder, model = Recorder(), network()
+    monkeypatch.setattr(torch, "compile", recorder)
+    assert compiled(model, model, cfg.Compile(**options)) is model
+    assert recorder.last == expected
+
+
+def test_compile_none_and_by_block(monkeypatch):
+    recorder, model = Recorder(), network()
+    monkeypatch.setattr(torch, "compile", recorder)
+    assert compiled(model, model, cfg.Compile()) is model
+    blocks = []
+    monkeypatch.setattr(loop.Block, "compile", lambda self, **how: blocks.append(how))
+    compiled(model, model, cfg.Compile(mode="default", scope="blocks"))
+    assert recorder.calls == []
+    assert len(blocks) == sum(isinstance(module, loop.Block) for module in model.modules()) > 2
+
+
+@pytest.mark.parametrize("levels", [[], [0], [0, 1]])
+def test_checkpoint_levels(levels):
+    """Which blocks are computed again in the backward pass."""
+    runs, model = {}, network(model__checkpoint_levels=levels)
+    for name, module in model.named_modules():
+        if isinstance(module, loop.Block):
+            convolution = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+            convolution.register_forward_hook(
+                lambda module, inputs, output, name=name: runs.update({name: runs.get(name, 0) + 1})
+            )
+    model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)).sum().backward()
+    again = [name for name, count in runs.items() if count == 2]
+    assert set(runs.values()) <= {1, 2}
+    assert bool(again) == bool(levels)
+    assert (len(again) == len(runs)) == (levels == [0, 1])
+
+
+# --------------------------------------------------------------------------------------------------------- optimizer
+@pytest.mark.parametrize(
+    ("implementation", "foreach", "fused"),
+    [("foreach", True, False), ("fused", False, True), ("for_loop", False, False)],
+)
+def test_optimizer_implementation(implementation, foreach, fused):
+    parameters = [nn.Parameter(torch.zeros(2))]
+    optimizer = build_optimizer(tiny(optimizer__implementation=implementation), parameters, [])
+    assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (foreach, fused)
+
+
+def test_lr_scaling():
+    rates = [
+        learning_rate(tiny(loader__batch_size=512, optimizer__lr_scaling=kind, optimizer__lr=1e-3), 0.9)
+        for kind in ("none", "sqrt", "linear")
+    ]
+    assert rates == pytest.approx([1e-3, 2e-3, 4e-3])
+
+
+# ---------------------------------------------------------------------------------------------------------- parallel
+def test_gradient_buckets_and_static_graph(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", recorder)
+    config = tiny(parallel__workers=2, parallel__bucket_mib=3.5, parallel__static_graph=True)
+    World(0, 2, CPU).wrap(network(), config.parallel)
+    assert (recorder.last["bucket_cap_mb"], recorder.last["static_graph"]) == (3.5, True)
+    assert recorder.last["device_ids"] is None
+    with contextlib.suppress(RuntimeError):
+        World(1, 2, torch.device("cuda", 1)).wrap(network(), config.parallel)
+    assert recorder.last["device_ids"] == [1]
+
+
+# ------------------------------------------------------------------------------------------------------- none is missed
+def test_every_systems_knob_is_named_in_a_test():
+    from pathlib import Path
+
+    prefixes = ("loader.", "precision.", "compile.", "parallel.")
+    systems = [name for name in cfg.knobs() if name.startswith(prefixes)]
+    systems += ["model.channels_last", "model.checkpoint_levels", "optimizer.implementation", "optimizer.lr_scaling"]
+    own = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    missing = [name for name in systems if name.replace(".", "__") not in own and name.partition(".")[0] != "compile"]
+    assert missing == []
