@@ -165,3 +165,28 @@ def test_two_workers_and_early_stopping(search):
     states = {"ok": "COMPLETE", "pruned": "PRUNED"}
     assert [t.state.name for t in one.study] == [states[t.status] for t in trials]
     assert block(one.log)["pruned"] == str(sum(t.status == "pruned" for t in trials))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
+    """A throughput study: nothing is evaluated, one process serves all, and the table is printed and kept."""
+    one = search(
+        "probes",
+        objective="images_per_s",
+        fresh=fresh,
+        budget={"per_trial": "1s"},
+        fixed={"evaluation.points": 1},
+        ladder={"half the batch": {"loader.batch_size": 64}},
+        study={
+            "columns": ["configuration", "epoch_s", "percent_of_base"],
+            "figure": {"kind": "ladder", "y": "images_per_s"},
+        },
+    )
+    one.run()
+    trials = [one.trial(f"t000{i}") for i in range(2)]
+    assert [trial.status for trial in trials] == ["ok", "ok"], one.log
+    assert len({pids(one, trial.name)[1] for trial in trials}) == (2 if fresh else 1)
+    assert all("frechet" not in trial.points[0] and trial.end["seconds"]["evaluation"] == 0 for trial in trials)
+    assert "half the batch alone" in one.log
+    assert (one.folder / "study.md").read_text().count("half the batch") == 2
+    assert (one.folder / "study.png").stat().st_size > 5000

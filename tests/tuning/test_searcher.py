@@ -188,3 +188,57 @@ def test_contradicting_knobs_are_drawn_again(make):
     assert sizes == {(96, 1), (128, 1)}  # 5 workers divide neither
     assert searcher.suggest("c") == "FINISHED"
     assert optuna.trial.TrialState.RUNNING not in {t.state for t in study(searcher)}
+
+
+# ---------------------------------------------------------------------------------------------- what failures teach
+BIG = {
+    "search": {"loader.batch_size": [64, 1024, 4096], "precision.amp": ["none", "bf16"], "optimizer.lr": [1e-4, 1e-3]},
+    "first": [{"loader.batch_size": 1024}],
+    "fixed": {"loader.resident": True},
+    "baseline": {"loader.batch_size": 64},
+}  # fmt: skip
+
+
+def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
+    """1,024 images in float32 ran out: so do 1,024 and 4,096 at any learning rate, but perhaps not in bfloat16."""
+    searcher = make(**BIG, budget={"per_trial": "3s", "trials": 50})
+    run = []
+    for i in range(50):
+        if (suggestion := searcher.suggest(f"tune{i}")) == "FINISHED":
+            break
+        size, amp = suggestion["loader.batch_size"], suggestion["precision.amp"]
+        run.append((size, amp, suggestion["optimizer.lr"]))
+        end(searcher, suggestion, f"tune{i}", status="oom" if size >= 1024 and amp == "none" else "ok")
+    assert [one for one in run if one[0] >= 1024 and one[1] == "none"] == [(1024, "none", 1e-3)]
+    assert len(run) == len(set(run)) == 9
+    ruled_out = [t for t in study(searcher) if "ruled_out" in t.user_attrs]
+    assert ruled_out
+    assert all("as t0001, which ran out" in t.user_attrs["ruled_out"] for t in ruled_out)
+    assert all(t.state.name == "COMPLETE" and t.value >= 10.0 for t in ruled_out)  # bad, not unknown
+
+
+def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
+    grid = {"grid": {"loader.batch_size": [128, 256, 512, 1024]}, "search": None, "first": None}
+    searcher = make(**grid, budget={"per_trial": "3s"})
+    first, second = searcher.suggest("a"), None
+    end(searcher, first, "a", status="ok")
+    second = searcher.suggest("b")
+    end(searcher, second, "b", status="oom")
+    assert searcher.suggest("c") == "FINISHED"
+    trials = record.read_trials(searcher.experiment)
+    assert [t.status for t in trials] == ["ok", "oom", "oom", "oom"]
+    assert trials[3].reason.startswith("not run: 1024 images at once in none precision need at least as much memory")
+    assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "oom", "oom"]
+    again = make(**grid, budget={"per_trial": "3s"})  # resumed: nothing is asked again
+    assert again.suggest("d") == "FINISHED"
+
+
+def test_a_stopped_trial_says_when_and_from_when_on(make):
+    searcher = make(early_stopping="asha")
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    record.Journal(searcher.experiment / "trials" / "t0000").write("point", index=2, train_s=1.5, frechet=9.0)
+    searcher.on_trial_complete("a", {})
+    stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
+    assert stopped.status == "pruned"
+    assert stopped.reason.startswith("stopped by asha after 1.5 s; no trial is stopped before 1.5 s")

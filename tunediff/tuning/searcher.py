@@ -14,13 +14,17 @@ from ray.tune.search.optuna import OptunaSearch
 
 from tunediff import config as cfg
 from tunediff import record
-from tunediff.config import ConfigError
+from tunediff import space as spaces
+from tunediff.config import Config, ConfigError
 from tunediff.record import TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
+from tunediff.tuning import knowledge
 
 STUDY = "tunediff"
 REDRAWS = 20
 """Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
+GRACE = 0.5
+"""Share of its budget that every trial gets before it may be stopped early."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 
@@ -36,6 +40,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         self.space, self.experiment = space, experiment
         records = {known.name: known for known in record.read_trials(experiment)}
         self._known = {r.fingerprint: r.name for r in records.values()}
+        self._records = list(records.values())
         self._next = 1 + max((r.number for r in records.values()), default=-1)
         super().__init__(
             Draw(space.dimensions),
@@ -131,6 +136,8 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             self._study.sampler = sampler
 
     def _draw_new(self) -> tuple[str, optuna.trial.Trial, dict[str, Any]] | None:
+        if len(self._known) >= spaces.size(self.space):  # every point was run: no draw can be new
+            return None
         for attempt in range(REDRAWS + RANDOM_REDRAWS):
             if attempt == REDRAWS:
                 self._study.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
@@ -147,12 +154,37 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
                 trial.set_user_attr("same_as", twin)
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
+            why = knowledge.ruled_out(cfg.flat(config), self._records)
+            if why and values not in self.space.points:  # Optuna's own idea
+                self._known[fingerprint] = "ruled out"
+                trial.set_user_attr("ruled_out", why)
+                self._study.tell(trial, self._penalty())
+                continue
             name = f"t{self._next:04d}"
             self._next += 1
             self._known[fingerprint] = name
             trial.set_user_attr("trial", name)
-            return name, trial, values
+            if not why:
+                return name, trial, values
+            self._record_ruled_out(name, trial, values, config, why)
+            if self._next >= self.space.budget.trials:
+                return None
         return None
+
+    def _record_ruled_out(
+        self, name: str, trial: optuna.trial.Trial, drawn: dict[str, Any], config: Config, why: str
+    ) -> None:
+        """A point of the file that is not worth a run is in the record all the same."""
+        journal = record.Journal(self.experiment / "trials" / name)
+        journal.write(
+            "start", name=name, number=int(name.lstrip("t")), config=cfg.flat(config), drawn=drawn,
+            fingerprint=cfg.fingerprint(config), budget_s=self.space.budget.per_trial_s,
+            environment=record.environment(),
+        )  # fmt: skip
+        journal.write("end", status="oom", reason=why)
+        known = record.read_trial(self.experiment / "trials" / name)
+        assert known is not None
+        self._tell(trial, known)
 
     def _time_is_up(self) -> bool:
         total = self.space.budget.total_s
@@ -174,14 +206,25 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         folder = self.experiment / "trials" / name
         known = self._settled(folder)
         if known is None or not known.finished:
-            end = {"status": "error", "reason": "its driver died"} if error else {"status": "pruned", "reason": ""}
+            end = {"status": "error", "reason": "its driver died"} if error else self._pruned(known)
             record.Journal(folder).write("end", **end)
             known = record.read_trial(folder)
         trial = self._ot_trials[trial_id]
         if known is None:  # no start line: the driver died before it began
             self._study.tell(trial, state=TrialState.FAIL)
             return
+        self._records.append(known)
         self._tell(trial, known)
+
+    def _pruned(self, known: TrialRecord | None) -> dict[str, str]:
+        """The end of a trial that the scheduler stopped, and why that was no hasty judgement."""
+        grace_s = GRACE * self.space.budget.per_trial_s
+        after = f" after {known.points[-1]['train_s']:.1f} s" if known is not None and known.points else ""
+        return {
+            "status": "pruned",
+            "reason": f"stopped by {self.space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, "
+            "while compilation, warm-up and EMA still make curves cross",
+        }
 
     def _settled(self, folder: Path, patience_s: float = 60.0) -> TrialRecord | None:
         """The record; a scheduler may end a trial at its last point, a moment before its worker has written the end."""

@@ -1,0 +1,84 @@
+"""Which configurations an out-of-memory rules out."""
+
+import pytest
+
+from tunediff import config as cfg
+from tunediff.record import TrialRecord
+from tunediff.tuning.knowledge import needs_at_least, predicted_mib, ruled_out
+
+BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
+
+
+def knobs(**changes):
+    changed = {name.replace("__", "."): value for name, value in changes.items()}
+    return cfg.flat(cfg.override(cfg.workload("cifar10"), BASE | changed))
+
+
+def trial(config, status="ok", mib=None, name="t0001"):
+    points = [{"peak_memory_mib": mib}] if mib is not None else []
+    return TrialRecord(name, 1, config, {}, "x", status=status, points=points)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"loader__batch_size": 512}, True),
+        ({"loader__batch_size": 128}, False),
+        ({"loader__batch_size": 512, "loader__accumulation": 2}, True),
+        ({"loader__batch_size": 512, "loader__accumulation": 4}, False),
+        ({"precision__amp": "bf16"}, False),
+        ({"model__checkpoint_levels": [0]}, False),
+        ({"loader__resident": False}, False),
+        ({"optimizer__lr": 1e-5, "timesteps__name": "speed", "weighting__name": "min_snr"}, True),
+        ({"seed": 7, "loader__workers": 8, "ema__half_life": 0.3}, True),
+        ({"optimizer__implementation": "fused"}, False),  # keeps fewer temporary copies, perhaps
+        ({"compile__mode": "default"}, False),  # fuses, and keeps less
+        ({"model__channels_last": True}, False),
+        ({"model__channels": 256}, False),  # surely more, but of another network: not compared
+        ({"parallel__workers": 2, "loader__batch_size": 512}, True),
+        ({"parallel__workers": 2}, False),  # half as many images on each
+    ],
+)
+def test_what_needs_at_least_as_much(changes, expected):
+    assert needs_at_least(knobs(**changes), knobs()) == expected
+
+
+def test_half_precision_that_ran_out_rules_out_full_precision_not_the_reverse():
+    half, full = knobs(precision__amp="bf16"), knobs()
+    assert needs_at_least(full, half)
+    assert not needs_at_least(half, full)
+    assert needs_at_least(knobs(precision__amp="fp16"), half)
+
+
+def test_a_checkpointed_network_that_ran_out_rules_out_one_that_keeps_all():
+    assert needs_at_least(knobs(), knobs(model__checkpoint_levels=[0]))
+    assert needs_at_least(knobs(model__checkpoint_levels=[0]), knobs(model__checkpoint_levels=[0, 1]))
+    assert not needs_at_least(knobs(model__checkpoint_levels=[1]), knobs(model__checkpoint_levels=[0]))
+
+
+def test_fewer_workers_are_not_ruled_out_by_more():
+    two = knobs(parallel__workers=2, loader__batch_size=512)
+    assert not needs_at_least(knobs(), two)
+
+
+def test_memory_is_a_straight_line_over_images_and_bytes():
+    records = [
+        trial(knobs(loader__batch_size=64), mib=1000.0),
+        trial(knobs(loader__batch_size=128), mib=1600.0),
+        trial(knobs(loader__batch_size=512, model__channels_last=True), mib=9000.0),  # not alike
+    ]
+    assert predicted_mib(knobs(loader__batch_size=256), records) == pytest.approx(2800.0)
+    assert predicted_mib(knobs(loader__batch_size=256, precision__amp="bf16"), records) == pytest.approx(1600.0)
+    assert predicted_mib(knobs(loader__batch_size=256), records[:1]) == pytest.approx(4000.0)
+    assert predicted_mib(knobs(model__channels=64), records) is None
+
+
+def test_the_reason_names_the_trial_the_size_and_the_estimate():
+    records = [trial(knobs(loader__batch_size=128), mib=1600.0), trial(knobs(), "oom", name="t0002")]
+    assert ruled_out(knobs(loader__batch_size=512), records) == (
+        "not run: 512 images at once in none precision need at least as much memory, about 6,400 MiB as t0002, "
+        "which ran out of it"
+    )
+    assert ruled_out(knobs(loader__batch_size=128), records) == ""
+    assert ruled_out(knobs(loader__batch_size=512), [trial(knobs(), "timeout")]) == ""

@@ -1,0 +1,94 @@
+"""What failures teach: a configuration that needs at least as much memory as one that ran out will run out too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tunediff.record import TrialRecord
+
+_BYTES = {"none": 4, "bf16": 2, "fp16": 2}
+"""Of an activation, by `precision.amp`."""
+_NO_MATTER = (
+    *("seed", "loader.batch_size", "loader.accumulation", "loader.workers", "loader.prefetch_factor"),
+    *("loader.persistent_workers", "loader.pin_memory", "loader.non_blocking", "loader.transfer", "loader.resident"),
+    *("precision.amp", "precision.matmul", "model.checkpoint_levels", "model.dropout", "parallel.workers"),
+    *("optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay", "optimizer.warmup"),
+    *("optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay", "parallel.bucket_mib"),
+)
+"""Knobs that are compared below, or that change no more than a few MiB of device memory."""
+_NO_MATTER_PREFIXES = ("timesteps.", "weighting.", "process.", "evaluation.")
+"""Samplers and weightings hold tables of T numbers."""
+
+
+def images_at_once(config: Mapping[str, Any]) -> int:
+    """Images of one forward pass on one worker."""
+    return int(config["loader.batch_size"]) // (int(config["loader.accumulation"]) * int(config["parallel.workers"]))
+
+
+def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether `one` certainly needs as much device memory as `other` on each worker; both by dotted knob names.
+
+    A partial order: as many images at once, of as many bytes, with no more levels checkpointed, with the data set on
+    the device if the other has it there; everything else that matters must be equal.
+    """
+    if images_at_once(one) < images_at_once(other):
+        return False
+    if _BYTES[one["precision.amp"]] < _BYTES[other["precision.amp"]]:
+        return False
+    if not set(one["model.checkpoint_levels"]) <= set(other["model.checkpoint_levels"]):
+        return False
+    if other["loader.resident"] and not one["loader.resident"]:
+        return False
+    if one["parallel.workers"] < other["parallel.workers"]:  # gradient buckets; on a CPU all share one memory
+        return False
+
+    def rest(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in config.items()
+            if name not in _NO_MATTER and not name.startswith(_NO_MATTER_PREFIXES)
+        }
+
+    return rest(one) == rest(other)
+
+
+def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> float | None:
+    """Peak device memory (MiB) it would need, from trials that differ in batch and precision only; None: no such trial.
+
+    Activations grow with images at once times bytes; what remains at no images is the least that was seen to fit. An
+    estimate for people: nothing is ruled out by it.
+    """
+    found: list[tuple[float, float]] = []
+    for record in records:
+        if not record.points or "peak_memory_mib" not in record.points[-1]:
+            continue
+        alike = {**record.config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
+        mine = {**config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
+        for one in (alike, mine):
+            one["precision.amp"] = "none"
+        if needs_at_least(alike, mine) and needs_at_least(mine, alike):
+            size = images_at_once(record.config) * _BYTES[record.config["precision.amp"]]
+            found.append((float(size), float(record.points[-1]["peak_memory_mib"])))
+    if not found:
+        return None
+    size = images_at_once(config) * _BYTES[config["precision.amp"]]
+    (small, low), (large, high) = min(found), max(found)
+    if large == small:
+        return high * max(1.0, size / large)
+    slope = max(0.0, (high - low) / (large - small))
+    return high + slope * (size - large)
+
+
+def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
+    """Why there is no point in running `config`, given the trials so far; empty: there may be."""
+    records = list(records)
+    for record in records:
+        if record.status == "oom" and needs_at_least(config, record.config):
+            guess = predicted_mib(config, records)
+            words = f", about {guess:,.0f} MiB" if guess is not None else ""
+            return (
+                f"not run: {images_at_once(config)} images at once in {config['precision.amp']} precision need at "
+                f"least as much memory{words} as {record.name}, which ran out of it"
+            )
+    return ""
