@@ -910,6 +910,13 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     return with_absolute_paths(override(config, overrides or {}, where="command line"))
 
 
+def named(path: Path, overrides: Mapping[str, Any]) -> Config:
+    """The configuration a user means: a file, such as an exported best.yaml, or a workload's baseline by its name."""
+    if str(path) in WORKLOADS and not path.is_file():
+        return with_absolute_paths(override(workload(str(path)), overrides, where="command line"))
+    return load(path, overrides)
+
+
 def dump(config: Config, comments: list[str] | None = None) -> str:
     """YAML text of the full configuration, `comments` as `#` lines above it."""
     head = "".join(f"# {line}\n" for line in comments or [])

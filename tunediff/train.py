@@ -45,7 +45,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline"
     )
     args = parser.parse_args(argv)
-    config = _config(args.config, cfg.parse_overrides(args.words))
+    config = cfg.named(args.config, cfg.parse_overrides(args.words))
     budget = _budget(args.budget, args.images, args.every, config)
     folder = args.out or cli.STORAGE / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
@@ -54,12 +54,6 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command again resumes from the last checkpoint", file=sys.stderr)
         return cli.INTERRUPTED
-
-
-def _config(path: Path, overrides: dict[str, Any]) -> Config:
-    if str(path) in cfg.WORKLOADS and not path.is_file():
-        return cfg.with_absolute_paths(cfg.override(cfg.workload(str(path)), overrides, where="command line"))
-    return cfg.load(path, overrides)
 
 
 def _budget(seconds: str | None, images: int | None, every: str | None, config: Config) -> Budget:

@@ -1,6 +1,9 @@
 """What a worker does with a job, without a cluster."""
 
+import csv
+import os
 import types
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +84,30 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     worker.work(job, "s2", Slot(tmp_path), alone())
     assert kinds(tmp_path) == ["start", "worker", "point", "point", "worker", "end"]
     assert record.read_trial(tmp_path).status == "ok"
+
+
+def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
+    worker.work(job | {"profile_steps": 3}, "s1", Slot(tmp_path), alone())
+    with open(tmp_path / "operations.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["operation", "calls", "self_s", "total_s", "share"]
+    own = [float(row["self_s"]) for row in rows]
+    assert own == sorted(own, reverse=True)
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0, abs=1e-3)
+    backward = next(row for row in rows if row["operation"] == "aten::convolution_backward")
+    assert int(backward["calls"]) % 3 == 0  # as often in each of the three steps
+    assert kinds(tmp_path) == ["start", "worker", "point", "point", "end"]  # profiling measures no point
+    assert record.read_trial(tmp_path).points[-1]["images"] == 64
+
+
+def test_compiled_trials_find_no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    with worker.cold_compile_cache(CONFIG):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"  # nothing is compiled
+    with worker.cold_compile_cache(cfg.override(CONFIG, {"compile.mode": "default"})):
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert list(folder.iterdir()) == []
+        assert os.environ["TRITON_CACHE_DIR"] == str(folder / "triton")
+    assert not folder.exists()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert "TRITON_CACHE_DIR" not in os.environ

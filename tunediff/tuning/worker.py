@@ -152,7 +152,7 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
     import torch
 
     from tunediff.data import images as data
-    from tunediff.training import checkpoint
+    from tunediff.training import checkpoint, memory
     from tunediff.training.loop import train
 
     config = cfg.from_dict(job["config"], where=job["name"])
@@ -192,7 +192,45 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         checkpoint.save_weights(
             outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
         )
+    if outcome.finished and job.get("profile_steps"):
+        memory.reset(world.device)
+        write_operations(config, images, world, folder, job["profile_steps"])
     return outcome
+
+
+def write_operations(config: Config, images: Any, world: Any, folder: Path, steps: int) -> None:
+    """`operations.csv`: what takes longest in `steps` further steps, after three that are not looked at.
+
+    Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the longest first.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    from tunediff.training import profiling
+    from tunediff.training.loop import train
+
+    cuda, rows = world.device.type == "cuda", list[dict[str, Any]]()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
+    plan = schedule(wait=2, warmup=1, active=steps, repeat=1)
+    short = cfg.override(config, {"evaluation.points": 1})
+    budget = Budget(images=(3 + steps) * config.loader.batch_size)
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix=".operations-") as scratch,
+        profile(
+            activities=activities, schedule=plan,
+            on_trace_ready=lambda profiler: rows.extend(profiling.table_rows(profiler.key_averages(), cuda)),
+        ) as profiler,
+    ):  # fmt: skip
+        train(short, budget, images, None, world, Path(scratch), lambda point: True, after_step=profiler.step)
+    torch.compiler.reset()
+    if world.main:
+        found = profiling.operations(rows, steps, most=len(rows))["longest"]
+        lines = ["operation,calls,self_s,total_s,share"]
+        for row in found:
+            calls, own, total = (row[f"{name}_per_step"] * steps for name in ("calls", "self_s", "total_s"))
+            name = '"' + row["operation"].replace('"', "'") + '"'
+            lines.append(f"{name},{calls:.0f},{own:.6g},{total:.6g},{row['share']:.6g}")
+        (folder / "operations.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,243 @@
+"""The profile command: what it leaves behind, what it prints, what it refuses."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.training.conftest import TINY, tiny
+from tunediff import config as cfg
+from tunediff import profile, record
+from tunediff.reporting.export import provenance
+from tunediff.training import profiling
+from tunediff.training.parallel import World
+from tunediff.training.precision import NotFiniteError
+
+WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
+FILES = {
+    "profile.json", "profile.md", "operations.csv", "operations.png", "step.png", "trace.json.gz", "memory.csv",
+    "memory.png",
+}  # fmt: skip
+SWEEP = {"batch_sweep.csv", "batch_sweep.png"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder of its own; one thread, no matter what the machine has, and no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiling, "HOST_SHARE", 0.5)
+    monkeypatch.setattr("tunediff.training.parallel.alone", lambda: World(0, 1, torch.device("cpu")))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Numbers as if measured, in no time."""
+    made = {
+        "images_per_s": 100.0, "images_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
+            (*profiling.PHASES, "other"), 0.02
+        ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_image": 1e6,
+        "peak_flops_per_s": 1e9, "peak_share": 0.1, "steps": 3, "batch_size": 16,
+    }  # fmt: skip
+    traced = {
+        "operations": profiling.operations([], 4), "traced_steps": 4,
+        "memory": {"static": {"parameters": 1.0}, "peak": None, "timeline": None, "phases": []},
+    }  # fmt: skip
+    loaded = {"images_per_s": 310.0, "images": 100, "seconds": 0.3}
+    monkeypatch.setattr(profiling.Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
+    monkeypatch.setattr(profiling.Bench, "trace", lambda bench, config, path, step_s: dict(traced))
+    monkeypatch.setattr(profiling.Bench, "loader_alone", lambda bench, config: dict(loaded))
+    return made
+
+
+def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profiling, "TRACED", 2)
+    words = ["--config", "digits", "--steps", "3", "--out", "here", *WORDS, "data.max_images=32"]
+    assert profile.main(words) == 0
+    out, err = capsys.readouterr()
+    assert {path.name for path in (tmp_path / "here").iterdir()} == FILES | SWEEP, "and no checkpoint of a training"
+    assert os.listdir() == ["here"]
+
+    found = json.loads((tmp_path / "here" / "profile.json").read_text())
+    step = found["step"]
+    assert sum(step["parts_s"].values()) == pytest.approx(step["step_s"], rel=0.05)
+    assert step["images_per_s"] == pytest.approx(16 / step["step_s"])
+    assert found["feed_ratio"] == pytest.approx(
+        found["loader_alone"]["images_per_s"] / found["model_alone"]["images_per_s"]
+    )
+    assert [row["batch_size"] for row in found["sweep"]["rows"]][:3] == [4, 8, 16]
+    assert found["compile"] == {"skipped": "it takes minutes on a CPU; --compile measures it"}
+    assert found["config"] == cfg.flat(tiny(data__max_images=32))
+    assert found["environment"] == record.environment()
+    assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
+    assert found["images"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
+    assert found["snapshot"] is None
+    assert isinstance(found["advice"], list)
+
+    with gzip.open("here/trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    for picture in (tmp_path / "here").glob("*.png"):
+        with Image.open(picture) as image:
+            image.verify()
+
+    for title in (
+        "profile", "where the step goes", "the ten longest operations", "the loader and the model", "memory",
+        "batch sizes", "torch.compile", "what to try next",
+    ):  # fmt: skip
+        assert f"\n{title}:\n" in f"\n{out}"
+    assert "× what the model eats" in out
+    assert "report: here/profile.md\n" in out
+    assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
+    assert "batch 8" in err
+    assert re.search(r"^\[ *(\d+m)?\d+s\] trace of 2 steps$", err, re.M)
+
+
+def test_profile_of_an_export(tmp_path, capsys, quick):
+    """What `export` writes: provenance in comments, then the whole configuration."""
+    trial = record.TrialRecord("t0003", 3, cfg.flat(tiny()), {}, "f")
+
+    class Found:
+        folder, metric, label = tmp_path / "night", "frechet", "FD"
+        space = type("Space", (), {"baseline": tiny(seed=7)})
+
+        def baseline_of(self, trial):
+            return None
+
+    (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(Found(), trial, tmp_path / "best.yaml")))
+    assert profile.main(["--config", "best.yaml", "--no-sweep", "loader.resident=true"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "ray_results" / "profile-best" / "profile.json").read_text())
+    assert found["name"] == "best"
+    assert found["config"] == cfg.flat(tiny(loader__resident=True))
+    assert (found["sweep"], found["loader_alone"], found["feed_ratio"]) == (None, None, None)
+    assert "the loader plays no part" in out
+    assert "batch sizes:" not in out
+
+
+def test_a_name_that_is_taken_gets_a_number(tmp_path, capsys, quick):
+    for name in ("profile-digits", "profile-digits-2"):
+        assert profile.main(["--config", "digits", "--no-sweep"]) == 0
+        assert f"report: ray_results/{name}/profile.md" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert profile.main(["--config", "digits", "--no-sweep", "--out", "empty"]) == 0
+
+
+def test_json(tmp_path, capsys, quick):
+    assert profile.main(["--config", "digits", "--no-sweep", "--json", "--out", "here"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out) == json.loads((tmp_path / "here" / "profile.json").read_text())
+    assert json.loads(out)["feed_ratio"] == 3.1
+
+
+def test_compile_is_measured_when_asked_for(capsys, quick, monkeypatch):
+    cost = profiling.compared("default", [quick, quick], quick | {"images_per_s": 150.0, "compile_s": 60.2})
+    monkeypatch.setattr(profiling, "compile_cost", lambda config, steps, folder: cost)
+    assert profile.main(["--config", "digits", "--no-sweep", "--compile"]) == 0
+    out = capsys.readouterr().out
+    assert "mode default: 100 → 150 images/s (1.50×), compiling takes 1m00s: pays after 3m00s / 18,000 images" in out
+    assert "compile.mode=default: it pays after 3m00s" in out
+    assert profile.main(["--config", "digits", "--no-sweep", "--no-compile"]) == 0
+    assert "not measured: --no-compile" in capsys.readouterr().out
+
+
+def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
+    tried = []
+
+    def attempt(bench, config, change, steps):
+        tried.append(change)
+        return {"gain": 1.25, "within_noise": False}
+
+    monkeypatch.setattr(profiling.Bench, "attempt", attempt)
+    assert profile.main(["--config", "digits", "--no-sweep", "--try"]) == 0
+    assert {"optimizer.implementation": "fused"} in tried
+    assert "; tried: 1.25×" in capsys.readouterr().out
+
+
+def test_one_worker_of_several_is_measured(tmp_path, capsys, quick):
+    assert profile.main(["--config", "digits", "--no-sweep", "--out", "here", "parallel.workers=4"]) == 0
+    found = json.loads((tmp_path / "here" / "profile.json").read_text())
+    assert (found["config"]["parallel.workers"], found["config"]["loader.batch_size"]) == (1, 32)
+    assert "one of 4 training workers" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["--config", "digits", "loader.wrkers=2"], "command line: loader.wrkers: no such knob; did you mean"),
+        (["--config", "digits", "ema.half_life=7"], "ema.half_life: 7 is not allowed"),
+        (["--config", "digits", "--steps", "2"], "--steps: 2 is not allowed; allowed: a whole number of at least 3"),
+        (["--config", "digits", "data.name=images", "data.split=all", "data.path=gone"], "data.path"),
+        (["--config", "wrong.yaml"], "wrong.yaml: budget"),
+        (["--config", "digits", "--out", "full"], "--out: full exists and is not empty; allowed: a new or an empty"),
+        (["--config", "digits", "--out", "file"], "--out: file exists and is not empty"),
+        (["--config", "digits", "--out", "file/in"], "--out: file/in cannot be written"),
+    ],
+)
+def test_refusals(tmp_path, capsys, words, message):
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump({"budget": {"trials": 3}}))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    assert profile.main(words) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["file", "full", "wrong.yaml"], "a refused profile leaves nothing behind"
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+def test_torchrun_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert profile.main(["--config", "digits"]) == 2
+    assert "profile runs in one process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            1,
+            "error: out of memory with a batch of 128: CUDA out of memory",
+        ),
+        (NotFiniteError("the loss is not finite"), 1, "error: the loss is not finite"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (cfg.ConfigError("loader.workers: no shared memory"), 2, "error: loader.workers: no shared memory"),
+    ],
+)
+def test_failures(tmp_path, capsys, quick, monkeypatch, error, code, message):
+    def fail(bench, config, path, step_s):
+        (path.parent / ".training-x").mkdir()
+        raise error
+
+    monkeypatch.setattr(profiling.Bench, "trace", fail)
+    assert profile.main(["--config", "digits", "--out", "here"]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "here").exists(), "nothing was found"
+
+
+def test_a_fault_of_ours_is_not_hidden(quick, monkeypatch):
+    def fail(bench, config, path, step_s):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(profiling.Bench, "trace", fail)
+    with pytest.raises(ZeroDivisionError):
+        profile.main(["--config", "digits", "--out", "here"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_profile_with_the_break_even_of_compile(tmp_path):
+    words = ["--config", "digits", "--steps", "3", "--no-sweep", "--compile", "--try", "--out", "here", *WORDS]
+    assert profile.main(words) == 0
+    cost = json.loads((tmp_path / "here" / "profile.json").read_text())["compile"]
+    assert cost["compile_s"] > 1
