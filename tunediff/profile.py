@@ -149,7 +149,7 @@ def _measure(config: Config, args: argparse.Namespace, say: Callable[[str], None
     from tunediff.training.parallel import alone
 
     images, world, folder = data.load(config.data), alone(), args.out
-    bench, cuda = profiling.Bench(images, world, folder), world.device.type == "cuda"
+    bench, cuda = profiling.Bench(images, world), world.device.type == "cuda"
     found: dict[str, Any] = {
         "name": args.config.stem, "command": args.command, "time": time.time(), "config": cfg.flat(config),
         "fingerprint": cfg.fingerprint(config), "environment": record.environment(),

@@ -23,7 +23,7 @@ MIB = 2**20
 
 @pytest.fixture
 def bench(images, tmp_path):
-    return profiling.Bench(images, CPU, tmp_path)
+    return profiling.Bench(images, CPU)
 
 
 # ------------------------------------------------------------------------------------------------------------ timings
@@ -413,7 +413,7 @@ def test_device():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_profile_of_a_gpu(images, tmp_path):
-    bench, config = profiling.Bench(images, alone(), tmp_path), tiny()
+    bench, config = profiling.Bench(images, alone()), tiny()
     step = bench.speed(config, 6)
     assert step["peak_reserved_mib"] >= step["peak_memory_mib"] > 0
     found = bench.trace(config, tmp_path / "trace.json.gz", step["step_s"])

@@ -74,7 +74,7 @@ def train(
     images: Images,
     evaluate: Evaluate | None,
     world: World,
-    folder: Path,
+    folder: Path | None,
     report: Report,
     *,
     clock: Clock | None = None,
@@ -86,11 +86,11 @@ def train(
 ) -> Outcome:
     """Train until the budget is spent, evaluating at equal fractions of it; continue from a checkpoint in `folder`.
 
-    All ranks of `world` call it with equal arguments; rank 0 writes and reports. Without `evaluate` the points carry
-    throughput only. `initial` holds weights to start from. When `should_stop` holds on any rank, all write a checkpoint
-    and return. `trace` gets loss and learning rate on rank 0 whenever the clock is read; `after_step` is called after
-    every optimizer step, as torch's profiler wants it. Raises `NotFiniteError` when
-    the loss is NaN or infinite, on all ranks at the same step.
+    All ranks of `world` call it with equal arguments; rank 0 writes and reports. Without `folder` nothing is written,
+    without `evaluate` the points carry throughput only: for measurements. `initial` holds weights to start from. When
+    `should_stop` holds on any rank, all write a checkpoint and return. `trace` gets loss and learning rate on rank 0
+    whenever the clock is read; `after_step` is called after every optimizer step, as torch's profiler wants it.
+    Raises `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same step.
     """
     clock, phases = clock or Clock(budget, world.synchronize), Phases(world.device)
     device, local = world.device, config.loader.batch_size // (config.loader.accumulation * world.size)
@@ -196,7 +196,7 @@ def train(
     pace, points = Pace(budget, clock, world), list[dict[str, Any]]()
     pending: dict[str, Any] | None = None  # a point whose evaluation was interrupted
     with clock.part("setup"):
-        if (state := checkpoint.load(folder)) is not None:
+        if folder is not None and (state := checkpoint.load(folder)) is not None:
             restore(state, network, optimizer, amp, ema, sampler, weights, generator, world)
             objective.refresh()
             clock.load_state_dict(state["clock"])
@@ -210,6 +210,8 @@ def train(
         roofs = Roofs(config, amp, world) | {"first_step_s": first_step_s}
 
     def save(pending: dict[str, Any] | None = None) -> None:
+        if folder is None:
+            return
         with clock.part("checkpoint"):
             rng, sampled = world.gather(rng_state(device)), sampler.state_dict()
             if world.main:
@@ -270,7 +272,7 @@ def train(
             point |= effective_weights(objective, diffusion)
             if config.compile.mode != "none":
                 point["compiled_graphs"] = compiled_graphs() - graphs_before
-            if world.main:
+            if world.main and folder is not None:
                 write_timesteps(objective, folder)
             point["loss"] = world.mean(losses.take())
             if pending is not None and pending["steps"] == pace.steps:  # nothing was trained since

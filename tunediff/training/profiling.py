@@ -56,10 +56,10 @@ OWNERS = {
 
 
 class Bench:
-    """Short trainings on one set of images. Their checkpoints go to a folder inside `scratch` that does not stay."""
+    """Short trainings on one set of images, which leave nothing behind."""
 
-    def __init__(self, images: Images, world: World, scratch: Path) -> None:
-        self.images, self.world, self._scratch = images, world, scratch
+    def __init__(self, images: Images, world: World) -> None:
+        self.images, self.world = images, world
 
     def speed(self, config: Config, steps: int, segments: int = SEGMENTS) -> dict[str, Any]:
         """Rates, seconds of the mean step and its parts, and peak memory, over about `steps` steps after a warm-up.
@@ -218,10 +218,7 @@ class Bench:
         short = cfg.override(config, {"evaluation.points": points})
         budget = Budget(images=steps * config.loader.batch_size)
         try:
-            with tempfile.TemporaryDirectory(dir=self._scratch, prefix=".training-") as folder:
-                train(
-                    short, budget, self.images, None, self.world, Path(folder), report, after_step=after_step,
-                )  # fmt: skip
+            train(short, budget, self.images, None, self.world, None, report, after_step=after_step)
         finally:
             if config.compile.mode != "none":
                 torch.compiler.reset()  # or the next trainings would reach the limit of recompilations
@@ -540,7 +537,7 @@ def compile_cost(config: Config, steps: int, scratch: Path) -> dict[str, Any]:
         try:
             context = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-                how = (cfg.to_dict(config), mode, steps, str(scratch), torch.get_num_threads())
+                how = (cfg.to_dict(config), mode, steps, torch.get_num_threads())
                 eager, compiled = pool.submit(_eager_and_compiled, *how).result()
         except concurrent.futures.process.BrokenProcessPool:
             return {"mode": mode, "failed": "the process that compiled was killed"}
@@ -578,12 +575,12 @@ def compared(mode: str, eager: list[dict[str, Any]], compiled: dict[str, Any]) -
 
 
 def _eager_and_compiled(
-    nested: dict[str, Any], mode: str, steps: int, scratch: str, threads: int
+    nested: dict[str, Any], mode: str, steps: int, threads: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """In the process of `compile_cost`: what `speed` measures without, with and once more without torch.compile."""
     torch.set_num_threads(threads)
     config = cfg.from_dict(nested, where="profile")
-    bench = Bench(data.load(config.data), alone(), Path(scratch))
+    bench = Bench(data.load(config.data), alone())
     eager = cfg.override(config, {"compile.mode": "none", "compile.scope": "model", "compile.dynamic": False})
     bench.first(eager)  # libraries load once per process, whatever the mode
     before = bench.speed(eager, steps)

@@ -214,14 +214,11 @@ def write_operations(config: Config, images: Any, world: Any, folder: Path, step
     plan = schedule(wait=2, warmup=1, active=steps, repeat=1)
     short = cfg.override(config, {"evaluation.points": 1})
     budget = Budget(images=(3 + steps) * config.loader.batch_size)
-    with (
-        tempfile.TemporaryDirectory(dir=folder, prefix=".operations-") as scratch,
-        profile(
-            activities=activities, schedule=plan,
-            on_trace_ready=lambda profiler: rows.extend(profiling.table_rows(profiler.key_averages(), cuda)),
-        ) as profiler,
-    ):  # fmt: skip
-        train(short, budget, images, None, world, Path(scratch), lambda point: True, after_step=profiler.step)
+    with profile(
+        activities=activities, schedule=plan,
+        on_trace_ready=lambda profiler: rows.extend(profiling.table_rows(profiler.key_averages(), cuda)),
+    ) as profiler:  # fmt: skip
+        train(short, budget, images, None, world, None, lambda point: True, after_step=profiler.step)
     torch.compiler.reset()
     if world.main:
         found = profiling.operations(rows, steps, most=len(rows))["longest"]
