@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tunediff import cli, record, train
+from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import images as data
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    base = train._config(args.config, cfg.parse_overrides(["evaluation.points=1", *args.words]))
+    base = cfg.named(args.config, cfg.parse_overrides(["evaluation.points=1", *args.words]))
     methods: dict[str, dict[str, Any]] = {kind().name: {"timesteps.name": kind().name} for kind in timesteps.KINDS}
     methods |= {kind().name: {"weighting.name": kind().name} for kind in weighting.KINDS}
     images, world = data.load(base.data), alone()

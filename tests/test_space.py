@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from tunediff import config as cfg
-from tunediff import space
+from tunediff import space, study
 from tunediff.config import ConfigError
+from tunediff.tuning import resources
+from tunediff.tuning.trial import plan
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SHIPPED = sorted(space.SHIPPED.rglob("*.yaml"))
@@ -46,6 +48,32 @@ def test_shipped_files_load_and_their_baseline_lies_inside(path):
     loaded = space.load(path)
     assert loaded.points[0] == loaded.expand({}, "here")
     assert loaded.config(loaded.points[0]) == loaded.baseline
+
+
+STUDIES = ["amp_by_gpus", "batch_by_gpus", "checkpointing", "compile_by_gpus", "ladder", "loader_workers",
+           "mixed_precision", "top_operations"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_shipped_studies_are_probes_with_a_table_and_a_figure(name):
+    path = space.find(f"studies/{name}")
+    loaded = space.parse(space.read(path, world_sizes=(1, 2, 4)), str(path), path.parent)
+    assert (loaded.metric, loaded.study.figure is not None, loaded.skipped) == ("images_per_s", True, ())
+    assert loaded.baseline.evaluation.points == 1
+    assert loaded.config(loaded.points[0]) == loaded.baseline
+    if name.endswith("_by_gpus"):
+        assert {loaded.config(point).parallel.workers for point in loaded.points} == {1, 2, 4}
+
+
+def test_all_shipped_studies_are_tested():
+    assert sorted(path.stem for path in (space.SHIPPED / "studies").glob("*.yaml")) == STUDIES
+
+
+def test_the_full_network_is_a_matter_of_overrides():
+    path, full = space.find("studies/ladder"), cfg.Model()
+    network = {name: value for name, value in cfg.flat(cfg.Config()).items() if name.startswith("model.")}
+    loaded = space.load(path, overrides=network)
+    assert loaded.baseline.model == full
 
 
 def test_flagship_mixes_systems_sampler_and_weighting():
@@ -156,6 +184,115 @@ def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
     assert [loaded.config(point).timesteps for point in loaded.points[1:]] == wanted
 
 
+# --------------------------------------------------------------------------------------------------------- ladders
+def laddered(rungs, **changes):
+    return parse(search=None, first=None, ladder=rungs, budget={"per_trial": "20s"}, **changes)
+
+
+def test_a_ladder_climbs_and_then_tries_each_rung_alone():
+    rungs = {
+        "bf16": {"precision.amp": "bf16"},
+        "larger batch": {"loader.batch_size": 256, "optimizer.lr": 2e-3},
+        "resident": {"loader.resident": True},
+    }
+    loaded = laddered(rungs)
+    base = {"precision.amp": "none", "loader.batch_size": 128, "optimizer.lr": 1e-3, "loader.resident": False}
+    together = [
+        base | rungs["bf16"],
+        base | rungs["bf16"] | rungs["larger batch"],
+        base | rungs["bf16"] | rungs["larger batch"] | rungs["resident"],
+    ]
+    # the first rung is both, and runs once
+    assert list(loaded.points) == [base, *together, base | rungs["larger batch"], base | rungs["resident"]]
+    assert [(rung.name, rung.knobs) for rung in loaded.rungs] == list(rungs.items())
+    assert [rung.together for rung in loaded.rungs] == together
+    assert [rung.alone for rung in loaded.rungs] == [base | knobs for knobs in rungs.values()]
+    assert (loaded.kind, space.size(loaded), loaded.budget.trials, loaded.skipped) == ("ladder", 6, 6, ())
+
+
+def test_a_rung_that_cannot_stand_alone_is_left_out_with_its_reason():
+    rungs = {"compile": {"compile.mode": "default"}, "any size": {"compile.dynamic": True}}
+    loaded = laddered(rungs)
+    assert [point["compile.dynamic"] for point in loaded.points] == [False, False, True]
+    assert [rung.alone is None for rung in loaded.rungs] == [False, True]
+    assert loaded.skipped == (
+        "x.yaml: ladder: any size alone: compile.dynamic: True is not allowed: it needs a compile.mode other than none",
+    )
+
+
+def test_a_rung_that_changes_nothing_runs_nothing_new():
+    loaded = laddered({"nothing": {"precision.amp": "none"}, "bf16": {"precision.amp": "bf16"}})
+    assert [point["precision.amp"] for point in loaded.points] == ["none", "bf16"]
+
+
+def test_a_ladder_is_repeated_with_seeds():
+    loaded = laddered({"bf16": {"precision.amp": "bf16"}}, seeds=2)
+    assert [(point["seed"], point["precision.amp"]) for point in loaded.points] == [
+        (0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"),
+    ]  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------- throughput, studies
+def test_all_world_sizes_are_those_of_the_machine(tmp_path):
+    file = tmp_path / "s.yaml"
+    grid = {"parallel.workers": "all", "loader.batch_size": [64, 128]}
+    file.write_text(yaml.safe_dump({"workload": "digits", "budget": {"per_trial": "5s"}, "grid": grid}))
+    content = space.read(file, world_sizes=(1, 2, 4))
+    assert content["grid"]["parallel.workers"] == [1, 2, 4]
+    assert len(space.parse(content, "x.yaml").points) == 6
+    assert len(space.load(file).points) == 2, "one worker where nobody says what there is"
+    with pytest.raises(ConfigError, match="parallel.workers: 'all' is not allowed with --address"):
+        space.read(file, world_sizes=())
+    machines = {(2, 0): (1, 2), (6, 0): (1, 2, 4), (64, 1): (1,), (64, 8): (1, 2, 4, 8), (1, 0): (1,)}
+    for (cores, gpus), expected in machines.items():
+        assert resources.world_sizes_of(resources.Machine(cores, gpus)) == expected
+
+
+def test_probes_run_in_the_order_that_needs_the_fewest_worker_groups():
+    grid = {
+        "compile.mode": ["none", "default"],
+        "parallel.workers": [1, 2, 4],
+        "loader.batch_size": [64, 128],
+    }
+    changes = {"search": None, "first": None, "grid": grid, "budget": {"per_trial": "20s"}, "fixed": {}}
+    loaded = parse(objective="images_per_s", baseline={"parallel.workers": 2}, **changes)
+    order = [
+        tuple(point[name] for name in ("parallel.workers", "compile.mode", "loader.batch_size"))
+        for point in loaded.points
+    ]
+    assert order == [
+        (2, "none", 128), (2, "none", 64), (2, "default", 64), (2, "default", 128),
+        (1, "none", 64), (1, "none", 128), (1, "default", 64), (1, "default", 128),
+        (4, "none", 64), (4, "none", 128), (4, "default", 64), (4, "default", 128),
+    ]  # fmt: skip
+    as_written = parse(baseline={"parallel.workers": 2}, **changes).points
+    assert as_written[1] == {"compile.mode": "none", "parallel.workers": 1, "loader.batch_size": 64}
+
+
+def test_what_measures_reaches_every_driver(tmp_path):
+    loaded = parse(fresh=True, operations=7)
+    job = plan(loaded, tmp_path, ["slot"])
+    assert (loaded.fresh, loaded.operations, job["fresh"], job["profile_steps"]) == (True, 7, True, 7)
+    job = plan(parse(), tmp_path, ["slot"])
+    assert (job["fresh"], job["profile_steps"]) == (False, 0)
+
+
+def test_a_study_names_knobs_and_quantities():
+    loaded = parse(
+        study={"columns": ["loader.batch_size", "epoch_s"], "figure": {"x": "loader.batch_size", "y": "epoch_s"}}
+    )
+    assert loaded.study.columns == ("loader.batch_size", "epoch_s")
+    assert loaded.study.figure == study.Figure("lines", ("epoch_s",), "loader.batch_size")
+    assert parse(study={"columns": ["status"]}).study.figure is None
+    assert parse().study is None
+
+
+def test_every_quantity_is_explained():
+    for name, quantity in {**study.QUANTITIES, **study.OPERATIONS}.items():
+        assert quantity.meaning, name
+        assert quantity.label, name
+
+
 # ---------------------------------------------------------------------------------------------------------- seeds
 def test_points_are_repeated_seed_after_seed():
     grid = {"timesteps.name": ["uniform", "stratified"]}
@@ -263,10 +400,20 @@ def gridded(**changes):
     return changed(search=None, first=None, grid=grid, budget={"per_trial": "20s"}, **changes)
 
 
+def rungs(*entries, **changes):
+    ladder = dict(entries) if all(isinstance(entry, tuple) for entry in entries) else list(entries)
+    return changed(search=None, first=None, ladder=ladder, budget={"per_trial": "20s"}, **changes)
+
+
+def studied(columns=("epoch_s",), figure=None, **changes):
+    section = {"columns": list(columns)} if columns is not None else {}
+    return changed(study=section | ({"figure": figure} if figure is not None else {}), **changes)
+
+
 REFUSED = [
     (changed(serch={}), "x.yaml: serch: no such key; allowed: workload"),
-    (changed(search=None), "x.yaml: exactly one of search:, grid: and trials:"),
-    (changed(grid={}), "x.yaml: exactly one of search:, grid: and trials:"),
+    (changed(search=None), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),
+    (changed(grid={}), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),
     (changed(workload="mnist"), "x.yaml: workload: unknown name 'mnist'; allowed: cifar10"),
     (changed(workload=None), "x.yaml: exactly one of workload:"),
     (changed(search={}), "x.yaml: search: names no knob"),
@@ -340,7 +487,7 @@ REFUSED = [
         "loader.workers: when: loader.resident: 'no' is never drawn",
     ),
     (changed(fixed={"data.name": "cifar10", "data.split": "all", "loader.workers": 1.0}), "loader.workers: 1.0 is not allowed"),
-    (changed(seeds=3), "x.yaml: seeds: belongs to grid: and trials:, which repeat each of their points"),
+    (changed(seeds=3), "x.yaml: seeds: belongs to grid:, trials: and ladder:, which repeat each of their points"),
     (gridded(seeds=1), "x.yaml: seeds: 1 is not allowed; allowed: a whole number of at least 2 and at most 100"),
     (gridded(seeds=101), "x.yaml: seeds: 101 is not allowed"),
     (gridded(seeds=True), "x.yaml: seeds: True is not allowed"),
@@ -349,6 +496,54 @@ REFUSED = [
     (gridded(seeds=3, fixed={"seed": 2**31 - 2}), "x.yaml: seeds: seed: 2147483648 is not allowed"),
     (searched(seed={"low": 0, "high": 9}), "to run every point with several seeds, write seeds: 3"),
     (changed(search=None, first=None, trials=[{"seed": 1}]), "x.yaml: trials[0]: seed: must be the same in every trial"),
+    (rungs(), "x.yaml: ladder: has no rung; e.g."),
+    (rungs({"a": {}}), "x.yaml: ladder: needs `key: value` lines, found [{'a': {}}]"),
+    (rungs(("a", {})), "x.yaml: ladder: a: changes no knob"),
+    (rungs(("a", "bf16")), "x.yaml: ladder: a: needs `key: value` lines, found 'bf16'"),
+    (rungs(("a", {"precision.ampp": "bf16"})), "x.yaml: ladder: a: precision.ampp: no such knob; did you mean precision.amp"),
+    (rungs(("a", {"precision.amp": "bf8"})), "x.yaml: ladder: a: precision.amp: 'bf8' is not allowed; allowed: one of none, bf16"),
+    (rungs(("a", {"seed": 1})), "x.yaml: ladder: a: seed: must be the same in every trial"),
+    (
+        rungs(("a", {"loader.batch_size": 100}), ("b", {"parallel.workers": 3})),
+        "x.yaml: ladder: b: loader.batch_size: 100 is not allowed: must be a multiple of parallel.workers",
+    ),
+    (rungs(("a", {"precision.amp": "bf16"}), baseline={"optimizer.lr": 1e-3}), "x.yaml: baseline: optimizer.lr: is not searched"),
+    (rungs(("a", {"precision.amp": "bf16"}), grid={}), "x.yaml: exactly one of search:, grid:, trials: and ladder: is needed, found"),
+    (changed(fresh="yes"), "x.yaml: fresh: 'yes' is not allowed; allowed: true, false"),
+    (changed(operations=True), "x.yaml: operations: True is not allowed; allowed: a whole number of at most 1000 steps"),
+    (changed(operations=-1), "x.yaml: operations: -1 is not allowed"),
+    (changed(operations=1001), "x.yaml: operations: 1001 is not allowed"),
+    (changed(search=None, first=None, grid={"parallel.workers": "every"}, budget={"per_trial": "9s"}),
+     "x.yaml: grid: parallel.workers: 'every' is not a space; allowed: a list of choices"),
+    (changed(study=["epoch_s"]), "x.yaml: study: needs `key: value` lines, found ['epoch_s']"),
+    (changed(study={"column": ["epoch_s"]}), "x.yaml: study: column: no such key; allowed: title, columns, figure"),
+    (changed(study={"title": 3, "columns": ["epoch_s"]}), "x.yaml: study: title: 3 is not allowed; allowed: words"),
+    (studied(None), "x.yaml: study: columns: needs a list of knobs and quantities, found None"),
+    (studied([]), "x.yaml: study: columns: needs a list of knobs and quantities, found []"),
+    (studied(["epochs_s"]), "x.yaml: study: columns[0]: 'epochs_s': no such knob or quantity; did you mean epoch_s"),
+    (studied(["epoch_s", "zzz"]), "x.yaml: study: columns[1]: 'zzz': no such knob or quantity; allowed: a knob, or configuration"),
+    (studied([7]), "x.yaml: study: columns[0]: 7: no such knob or quantity"),
+    (studied(["epoch_s", "epoch_s"]), "x.yaml: study: columns: 'epoch_s' is given twice"),
+    (studied(["operation"]), "x.yaml: study: columns[0]: 'operation' needs operations: in the search file"),
+    (studied(["operation", "epoch_s"], operations=3), "x.yaml: study: columns: 'epoch_s' is a quantity of a whole step"),
+    (studied(figure="bars"), "x.yaml: study: figure: needs `key: value` lines, found 'bars'"),
+    (studied(figure={"kind": "pie"}), "x.yaml: study: figure: kind: 'pie' is not allowed; allowed: lines, bars, stacked"),
+    (studied(figure={"kind": "ladder", "y": "epoch_s"}), "x.yaml: study: figure: kind: 'ladder' needs ladder: in the search file"),
+    (studied(figure={"kind": "operations"}), "x.yaml: study: figure: kind: 'operations' needs operations: in the search file"),
+    (studied(figure={"kind": "bars", "y": "epoch_s", "log": "x"}), "x.yaml: study: figure: log: does not belong to a figure of kind bars"),
+    (studied(figure={"kind": "bars"}), "x.yaml: study: figure: y: is missing"),
+    (studied(figure={"kind": "bars", "y": []}), "x.yaml: study: figure: y: names no quantity"),
+    (studied(figure={"y": "epoch_s"}), "x.yaml: study: figure: x: is missing"),
+    (studied(figure={"x": "loader.batch_size", "y": "epoc_s"}), "x.yaml: study: figure: y: 'epoc_s': no such knob or quantity; did you mean epoch_s"),
+    (studied(figure={"x": "loader.batch_size", "y": "optimizer.lr"}), "x.yaml: study: figure: y: 'optimizer.lr' is not measured"),
+    (studied(figure={"x": "loader.batch_size", "y": "status"}), "x.yaml: study: figure: y: 'status' is not measured"),
+    (studied(figure={"x": "batch", "y": "epoch_s"}), "x.yaml: study: figure: x: 'batch': no such knob or quantity"),
+    (studied(figure={"x": "loader.batch_size", "y": "epoch_s", "lines": "workers"}), "x.yaml: study: figure: lines: workers: no such knob; did you mean"),
+    (studied(figure={"x": "loader.batch_size", "y": "epoch_s", "labels": ["a", "b"]}), "x.yaml: study: figure: labels: a: no such knob"),
+    (studied(figure={"x": "loader.batch_size", "y": "epoch_s", "labels": ["loader.workers"]}), "labels: ['loader.workers'] is not allowed; allowed: one knob"),
+    (studied(figure={"x": "loader.batch_size", "y": "epoch_s", "log": "z"}), "x.yaml: study: figure: log: 'z' is not an axis; allowed: x, y"),
+    (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "figure": {"kind": "ladder", "y": ["epoch_s", "step_s"]}}),
+     "x.yaml: study: figure: y: a ladder has one quantity, found epoch_s, step_s"),
 ]  # fmt: skip
 
 

@@ -363,8 +363,9 @@ class Optimizer:
     """Learning rate after the warm-up: constant (DDPM), or falling to zero at the end of the budget."""
     clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] = 1.0
     """The gradient is scaled down to this global norm."""
-    implementation: Literal["foreach", "fused", "for_loop"] = "foreach"
-    """How AdamW's step runs: several tensors per kernel, one kernel for all, or one tensor after the other."""
+    implementation: Literal["foreach", "fused", "for_loop"] = "fused"
+    """How AdamW's step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop`
+    one tensor after the other."""
 
 
 @dataclass(frozen=True, config=_FORBID)

@@ -15,7 +15,7 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import comparison, figures, results
+from tunediff.reporting import comparison, figures, results, studies
 from tunediff.reporting.comparison import Comparison
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment, resources
@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)  # knob=value may stand before and after options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +59,9 @@ def _main(argv: Sequence[str] | None) -> int:
         wanted = experiment.reopen(folder, _limits(args))
     else:
         path, overrides = _words(args.words)
-        content = cfg.read_yaml(path)
-        wanted = space.load(path, overrides, _limits(args))
+        # What a cluster elsewhere has is not known before it is asked.
+        content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
+        wanted = space.parse(content, str(path), path.parent, overrides, _limits(args))
         if args.seed is not None:
             wanted = _seeded(wanted, args.seed)
         folder = storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -87,13 +88,17 @@ def _main(argv: Sequence[str] | None) -> int:
     found = results.read(folder)
     figures.write_all(found)
     compared = comparison.compare(found) if found.space.seeds > 1 else None
+    studied = studies.table(found) if found.space.study is not None else None
     block = summary(found, experiment.spent_s(folder), compared)
     if args.json:
-        print(json.dumps(block | _records(compared), indent=2))
+        rows = {"study_rows": json.loads(studied.frame().to_json(orient="records"))} if studied is not None else {}
+        print(json.dumps(block | _records(compared) | rows, indent=2))
     else:
         print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
         if compared is not None:
             print("\n".join(["", compared.text(), "", *compared.conclusions()]))
+        if studied is not None:
+            print("\n".join(["", *filter(None, [studied.study.title]), studied.text()]))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
 
 
@@ -305,12 +310,21 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
         "table": str(found.folder / "trials.csv"),
         "curves": str(found.folder / "curves.png"),
         **({"comparison": str(found.folder / "comparison.png")} if compared is not None else {}),
+        **_study_files(found),
         "study": f"sqlite:///{found.folder / 'study.db'}",
     }
     if best is not None:
-        block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
+        if found.metric == "frechet":
+            block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
         block["export"] = f"python -m tunediff.export {found.folder.name}"
     return block
+
+
+def _study_files(found: results.Results) -> dict[str, str]:
+    if found.space.study is None:
+        return {}
+    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.figure is not None else {}
+    return {"study_table": str(found.folder / "study.md"), **figure}
 
 
 def _best(found: results.Results, best: TrialRecord) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A search file, checked against `Config` before anything starts.
 
-One of three forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order.
-All three become the same thing: ordered `Dimension`s and points to evaluate first. `seeds: N` repeats the points of a
-grid or a list with N seeds.
+One of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order,
+`ladder:` is a list of named changes, tried one on top of the other and each alone. All become the same thing: ordered
+`Dimension`s and points to evaluate first. `seeds: N` repeats the points of all but a search with N seeds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tunediff import config as cfg
+from tunediff import study as studies
 from tunediff.config import Config, ConfigError, Knob
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -26,10 +27,14 @@ DEFAULT = "digits.yaml"
 
 KEYS = (
     *("workload", "base", "objective", "budget", "early_stopping", "seed", "seeds"),
-    *("fixed", "baseline", "search", "grid", "trials", "first"),
+    *("fixed", "baseline", "search", "grid", "trials", "ladder", "first"),
+    *("fresh", "operations", "study"),
 )
+FORMS = ("search", "grid", "trials", "ladder")
 METRICS = {"frechet": "min", "images_per_s": "max"}
 MAX_SEEDS = 100
+MAX_OPERATIONS = 1000
+"""Steps that may be profiled: a profile holds every call of every step in memory."""
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -139,6 +144,19 @@ class SearchBudget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rung:
+    """One named change of a ladder."""
+
+    name: str
+    knobs: dict[str, Any]
+    """What it changes."""
+    together: dict[str, Any]
+    """The point with this change on top of all before it."""
+    alone: dict[str, Any] | None
+    """The point with this change only; None: it contradicts the baseline."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchSpace:
     """A checked search file."""
 
@@ -148,7 +166,7 @@ class SearchSpace:
     points: tuple[dict[str, Any], ...]
     """Evaluated first, the baseline before all; in a grid or a list of trials these are all."""
     kind: str
-    """`search`, `grid` or `trials`."""
+    """`search`, `grid`, `trials` or `ladder`."""
     budget: SearchBudget
     metric: str = "frechet"
     mode: str = "min"
@@ -157,7 +175,15 @@ class SearchSpace:
     seeds: int = 1
     """Runs of every point, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
     skipped: tuple[str, ...] = ()
-    """Why combinations of a grid are left out: one message for each that contradicts itself."""
+    """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
+    rungs: tuple[Rung, ...] = ()
+    """Of a ladder."""
+    fresh: bool = False
+    """Whether every trial runs in new worker processes."""
+    operations: int = 0
+    """Steps of every trial that are profiled after its training."""
+    study: studies.Study | None = None
+    """The table and the figure that it ends with."""
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration of one drawn point; raises `ConfigError` when its knobs contradict each other."""
@@ -215,7 +241,21 @@ def load(
     path: Path, overrides: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
 ) -> SearchSpace:
     """Read and check a search file. `overrides` go on top of `fixed:`, `budget` on top of `budget:`."""
-    return parse(cfg.read_yaml(path), str(path), path.parent, overrides, budget)
+    return parse(read(path), str(path), path.parent, overrides, budget)
+
+
+def read(path: Path, world_sizes: Sequence[int] = (1,)) -> dict[str, Any]:
+    """The content of a search file; `parallel.workers: all` in a grid becomes `world_sizes`, those that fit here."""
+    content = cfg.read_yaml(path)
+    grid = content.get("grid")
+    if isinstance(grid, dict) and grid.get("parallel.workers") == "all":
+        if not world_sizes:
+            raise ConfigError(
+                f"{path}: grid: parallel.workers: 'all' is not allowed with --address: what a cluster has is not known "
+                "beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
+            )
+        content["grid"] = {**grid, "parallel.workers": list(world_sizes)}
+    return content
 
 
 def parse(
@@ -229,9 +269,11 @@ def parse(
     for key in content:
         if key not in KEYS:
             raise ConfigError(f"{source}: {key}: no such key; allowed: {', '.join(KEYS)}")
-    forms = [form for form in ("search", "grid", "trials") if form in content]
+    forms = [form for form in FORMS if form in content]
     if len(forms) != 1:
-        raise ConfigError(f"{source}: exactly one of search:, grid: and trials: is needed, found {forms or 'none'}")
+        raise ConfigError(
+            f"{source}: exactly one of search:, grid:, trials: and ladder: is needed, found {forms or 'none'}"
+        )
     kind = forms[0]
     baseline = _baseline(content, source, folder, dict(overrides or {}), kind)
     metric, mode = _objective(content.get("objective", "frechet"), source)
@@ -242,14 +284,24 @@ def parse(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"{source}: seed: {seed!r} is not allowed; allowed: a whole number of at least 0")
     repeats = _repeats(content, source, kind, baseline, early_stopping)
+    fresh, operations, study = _how_to_measure(content, source, kind)
 
     limits = {**_mapping(content.get("budget", {}), f"{source}: budget"), **(budget or {})}
+    rungs: list[Rung] = []
+    skipped: list[str] = []
     if kind == "trials":
         entries = content["trials"]
         if not isinstance(entries, list) or not entries:
             raise ConfigError(f"{source}: trials: needs a list of points, e.g. - {{precision.amp: bf16}}")
         points = [_point(entry, f"{source}: trials[{i}]") for i, entry in enumerate(entries)]
-        dimensions = _dimensions_of_points(points, baseline, source)
+        named = {f"{source}: trials[{i}]": point for i, point in enumerate(points)}
+        dimensions = _dimensions_of_points(named, baseline)
+    elif kind == "ladder":
+        rungs, skipped = _rungs(content["ladder"], baseline, f"{source}: ladder")
+        points = [rung.together for rung in rungs] + [rung.alone for rung in rungs if rung.alone is not None]
+        dimensions = _dimensions_of_points(
+            {f"{source}: ladder: {rung.name}": rung.together for rung in rungs}, baseline
+        )
     else:
         dimensions = _dimensions(content[kind], baseline, f"{source}: {kind}", ranges=kind == "search")
         points = []
@@ -268,8 +320,16 @@ def parse(
     full += [space.expand(point, f"{source}: {where}[{i}]") for i, point in enumerate(points)]
     if kind == "grid":
         full += _combinations(dimensions)
+    rungs = [
+        dataclasses.replace(
+            rung,
+            together=space.expand(rung.together, source),
+            alone=None if rung.alone is None else space.expand(rung.alone, source),
+        )
+        for rung in rungs
+    ]
     unique = {json.dumps(point, sort_keys=True, default=list): point for point in full}
-    valid, skipped = [], []
+    valid = []
     for i, point in enumerate(unique.values()):
         try:
             cfg.override(baseline, point, where=f"{source}: {where}")
@@ -278,6 +338,8 @@ def parse(
             if kind != "grid" or i == 0:
                 raise
             skipped.append(str(error))
+    if kind == "grid" and metric == "images_per_s":
+        valid = _in_warm_order(valid, baseline)
     if len(repeats) > 1:  # seed after seed: what drifts on a shared machine then hits all points alike
         dimensions = (Dimension("seed", choices=repeats), *dimensions)
         valid = [{"seed": repeat, **point} for repeat in repeats for point in valid]
@@ -293,6 +355,10 @@ def parse(
         budget=checked,
         seeds=len(repeats),
         skipped=tuple(skipped),
+        rungs=tuple(rungs),
+        fresh=fresh,
+        operations=operations,
+        study=study,
     )
 
 
@@ -345,7 +411,9 @@ def _repeats(
         return (baseline.seed,)
     where, number = f"{source}: seeds", content["seeds"]
     if kind == "search":
-        raise ConfigError(f"{where}: belongs to grid: and trials:, which repeat each of their points; search: does not")
+        raise ConfigError(
+            f"{where}: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not"
+        )
     if isinstance(number, bool) or not isinstance(number, int) or not 2 <= number <= MAX_SEEDS:
         raise ConfigError(
             f"{where}: {number!r} is not allowed; allowed: a whole number of at least 2 and at most {MAX_SEEDS}"
@@ -357,6 +425,21 @@ def _repeats(
     repeats = tuple(range(baseline.seed, baseline.seed + number))
     cfg.override(baseline, {"seed": repeats[-1]}, where=where, check=False)
     return repeats
+
+
+def _how_to_measure(content: Mapping[str, Any], source: str, kind: str) -> tuple[bool, int, studies.Study | None]:
+    """`fresh:`, `operations:` and `study:`."""
+    fresh, operations = content.get("fresh", False), content.get("operations", 0)
+    if not isinstance(fresh, bool):
+        raise ConfigError(f"{source}: fresh: {fresh!r} is not allowed; allowed: true, false")
+    if isinstance(operations, bool) or not isinstance(operations, int) or not 0 <= operations <= MAX_OPERATIONS:
+        raise ConfigError(
+            f"{source}: operations: {operations!r} is not allowed; allowed: a whole number of at most {MAX_OPERATIONS} "
+            "steps to profile, 0: none"
+        )
+    if "study" not in content:
+        return fresh, operations, None
+    return fresh, operations, studies.parse(content["study"], source, kind == "ladder", operations)
 
 
 def _objective(value: Any, source: str) -> tuple[str, str]:
@@ -538,16 +621,18 @@ def _checked(knob: Knob, value: Any, when: Mapping[str, tuple[Any, ...]], baseli
     return cfg.flat(config)[knob.name]
 
 
-def _dimensions_of_points(points: list[dict[str, Any]], baseline: Config, source: str) -> tuple[Dimension, ...]:
-    """The smallest space that holds a list of trials: for every knob they name, the values they name."""
+def _dimensions_of_points(points: Mapping[str, Mapping[str, Any]], baseline: Config) -> tuple[Dimension, ...]:
+    """The smallest space that holds some points: for every knob they name, the values they name.
+
+    The keys of `points` say where each stands in the file.
+    """
     configs = [cfg.flat(baseline)]
-    for i, point in enumerate(points):
-        where = f"{source}: trials[{i}]"
+    for where, point in points.items():
         for name in point:
             if not cfg.knobs()[name].searchable:
                 raise ConfigError(f"{where}: {name}: {_not_searchable(name)}")
         configs.append(cfg.flat(cfg.override(baseline, point, where=where)))
-    named, unions = dict.fromkeys(name for point in points for name in point), cfg.members()
+    named, unions = dict.fromkeys(name for point in points.values() for name in point), cfg.members()
     dimensions = []
     for name in sorted(named, key=lambda name: name not in unions):  # unions before their members' knobs
         # A point that does not name it has the baseline's value, or the default of its own union member.
@@ -556,6 +641,40 @@ def _dimensions_of_points(points: list[dict[str, Any]], baseline: Config, source
         when = ((having[0], tuple(having[1])),) if having is not None and having[0] in named else ()
         dimensions.append(Dimension(name, choices=choices, when=when))
     return tuple(dimensions)
+
+
+def _rungs(content: Any, baseline: Config, where: str) -> tuple[list[Rung], list[str]]:
+    """The rungs of a ladder, and why some of them cannot stand alone. Points hold only what the rungs name."""
+    rungs: list[Rung] = []
+    skipped: list[str] = []
+    together: dict[str, Any] = {}
+    for name, entry in _mapping(content, where).items():
+        knobs = _point(entry, f"{where}: {name}")
+        if not knobs:
+            raise ConfigError(f"{where}: {name}: changes no knob; e.g. {name}: {{precision.amp: bf16}}")
+        together = {**together, **knobs}
+        # What is on top of the others must run; it is checked when the space is made of these points.
+        alone: dict[str, Any] | None = knobs
+        try:
+            cfg.override(baseline, knobs, where=f"{where}: {name} alone")
+        except ConfigError as error:
+            alone = None
+            skipped.append(str(error))
+        rungs.append(Rung(str(name), knobs, together, alone))
+    if not rungs:
+        raise ConfigError(f"{where}: has no rung; e.g. bf16: {{precision.amp: bf16}}")
+    return rungs, skipped
+
+
+def _in_warm_order(points: list[dict[str, Any]], baseline: Config) -> list[dict[str, Any]]:
+    """The baseline first, then by world size and uncompiled before compiled: the fewest new worker groups."""
+
+    def group(point: dict[str, Any]) -> tuple[bool, int, bool]:
+        workers = point.get("parallel.workers", baseline.parallel.workers)
+        compiled = point.get("compile.mode", baseline.compile.mode) != "none"
+        return workers != baseline.parallel.workers, workers, compiled
+
+    return [points[0], *sorted(points[1:], key=group)]
 
 
 def _combinations(dimensions: tuple[Dimension, ...]) -> Iterator[dict[str, Any]]:

@@ -357,7 +357,7 @@ def killed(*args):
 
 
 def uncompilable(*args):
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(args[3]), "an empty cache of its own"
+    assert ".compiled-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "an empty cache of its own"
     raise RuntimeError("no C++ compiler\nand a long story")
 
 
@@ -373,7 +373,7 @@ def test_compilation_that_fails_is_a_result(tmp_path, monkeypatch, child, reason
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_measured_beside_each_other(tmp_path, monkeypatch):
+def test_what_is_measured_beside_each_other(monkeypatch):
     seen = []
 
     def speed(bench, config, steps, segments=3):
@@ -384,9 +384,9 @@ def test_what_is_measured_beside_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(profiling.Bench, "speed", speed)
     threads = torch.get_num_threads()
     nested = cfg.to_dict(tiny(compile__mode="max-autotune", compile__scope="blocks"))
-    eager, _ = profiling._eager_and_compiled(nested, "max-autotune", 3, str(tmp_path), threads)
+    eager, _ = profiling._eager_and_compiled(nested, "max-autotune", 3, threads)
     assert len(eager) == 2
-    profiling._eager_and_compiled(cfg.to_dict(tiny()), "default", 3, str(tmp_path), threads)
+    profiling._eager_and_compiled(cfg.to_dict(tiny()), "default", 3, threads)
     plain = ("none", "model")
     assert seen == [plain, ("max-autotune", "blocks"), plain, plain, ("default", "model"), plain]
 

@@ -1,12 +1,16 @@
 """Whole searches, as a user runs them, and the faults they survive."""
 
+import contextlib
 import os
 import signal
+import sys
 
 import psutil
 import pytest
 
 from tests.tuning.conftest import all_gone, block, of_search
+from tunediff import space
+from tunediff.tuning import experiment
 
 pytestmark = pytest.mark.cluster
 
@@ -190,3 +194,21 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
     assert "half the batch alone" in one.log
     assert (one.folder / "study.md").read_text().count("half the batch") == 2
     assert (one.folder / "study.png").stat().st_size > 5000
+
+
+def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monkeypatch):
+    content = {"workload": "digits", **TRIALS}
+    loaded = space.parse(content, "x.yaml")
+    experiment.create(tmp_path / "night", loaded, content)
+
+    @contextlib.contextmanager
+    def cluster(address):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as ray.init does
+        yield None
+
+    monkeypatch.setattr(experiment, "cluster", cluster)
+    monkeypatch.setattr(experiment, "_search", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(tmp_path / "night", loaded, lambda *_: None)
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -86,6 +86,12 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     assert record.read_trial(tmp_path).status == "ok"
 
 
+def test_a_probe_keeps_nothing(tmp_path, job):
+    worker.work(job | {"keep": False}, "s1", Slot(tmp_path), alone())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [record.JOURNAL]
+    assert len(record.read_trial(tmp_path).points) == 2
+
+
 def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
     worker.work(job | {"profile_steps": 3}, "s1", Slot(tmp_path), alone())
     with open(tmp_path / "operations.csv", newline="") as file:

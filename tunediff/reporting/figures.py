@@ -14,7 +14,9 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tunediff.cli import number
+from tunediff import study as studies_
+from tunediff.cli import number, seconds
+from tunediff.reporting import studies, study_figures
 from tunediff.reporting.comparison import Comparison, Group, compare
 from tunediff.reporting.results import Results
 
@@ -41,7 +43,8 @@ def curves(found: Results, path: Path) -> None:
         axes.plot(seconds, values, marker="o", **style)
     positive = all((point.get(found.metric) or 0.0) > 0 for trial in found.trials for point in trial.points)
     _label_axes(axes, found, positive)
-    axes.set_title(f"{found.folder.name}: {_protocol(found)}; grey: other trials", fontsize=10)
+    about = f"{_protocol(found)}; " if found.metric == "frechet" else ""
+    axes.set_title(f"{found.folder.name}: {about}grey: other trials", fontsize=10)
     if base is not None or best is not None:
         axes.legend()
     figure.savefig(path, dpi=120)
@@ -106,7 +109,8 @@ def comparison(found: Results, compared: Comparison, path: Path) -> None:
 def write_all(found: Results) -> dict[str, Path]:
     """Write the tables and figures of a search into its folder; returns their paths by file name.
 
-    trials.csv, curves.csv and curves.png; of several seeds also comparison.csv, comparison.md and comparison.png.
+    trials.csv, curves.csv and curves.png; of several seeds also comparison.csv, comparison.md and comparison.png; of a
+    study also study.csv, study.md and, where it has one, the figure study.png.
     """
     written = {name: found.folder / name for name in ("trials.csv", "curves.csv", "curves.png")}
     found.table().to_csv(written["trials.csv"], index=False)
@@ -125,7 +129,33 @@ def write_all(found: Results) -> dict[str, Path]:
         ]
         written["comparison.md"].write_text("\n".join(lines) + "\n", encoding="utf-8")
         comparison(found, compared, written["comparison.png"])
+    if found.space.study is not None:
+        written |= study(found, studies.table(found))
     return written
+
+
+def study(found: Results, table: studies.Table) -> dict[str, Path]:
+    """Write the table and the figure of a study; returns their paths by file name."""
+    kept = [name for name in studies_.FILES if table.study.figure is not None or not name.endswith(".png")]
+    written = {name: found.folder / name for name in kept}
+    table.frame().to_csv(written["study.csv"], index=False)
+    about = measured_on(found)
+    lines = [f"# {table.study.title or found.folder.name}", "", *([about + ".", ""] if about else []), table.markdown()]
+    written["study.md"].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if table.study.figure is not None:
+        study_figures.draw(table, about, written["study.png"])
+    return written
+
+
+def measured_on(found: Results) -> str:
+    """Device, cores, torch and budget of the trials, in a line; '' before the first one began."""
+    known = next((trial.environment for trial in found.trials if "device" in trial.environment), None)
+    if known is None:
+        return ""
+    where = known.get("cpu", "CPU") if known["device"] == "cpu" else known["device"]
+    torch = known.get("versions", {}).get("torch", "?")
+    budget = seconds(found.space.budget.per_trial_s)
+    return f"{where}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
 
 
 def _label_axes(axes: Axes, found: Results, positive: bool) -> None:

@@ -98,7 +98,7 @@ class Results:
         for trial in self.trials:
             spent = trial.end.get("seconds") or (trial.points[-1]["seconds"] if trial.points else {})
             for part, value in spent.items():
-                parts[part] += value
+                parts[part] = parts.get(part, 0.0) + value
         return parts
 
     def table(self) -> pd.DataFrame:
@@ -113,7 +113,18 @@ class Results:
                     self.metric: last.get(self.metric),
                     "versus_baseline": self.versus_baseline(trial),
                     "speedup": self.speedup(trial) if trial.status == "ok" else None,
-                    **{k: last.get(k) for k in ("train_s", "images", "images_per_s", "kid", "peak_memory_mib")},
+                    **{
+                        k: last.get(k)
+                        for k in (
+                            "train_s",
+                            "images",
+                            "images_per_s",
+                            "step_s",
+                            "data_wait_share",
+                            "kid",
+                            "peak_memory_mib",
+                        )
+                    },
                     "reason": trial.reason,
                     **trial.config,
                 }

@@ -108,7 +108,8 @@ def train(
         weights = weighting.build(config.weighting, diffusion)
         objective = Objective(sampler, weights, diffusion)
         amp, ema = Amp(config.precision, device), Ema(config.ema, network)
-        optimizer = build_optimizer(config, list(network.parameters()), weights.parameters())
+        parameters = list(network.parameters())
+        optimizer = build_optimizer(config, parameters, weights.parameters())
         model = compiled(world.wrap(network, config.parallel), network, config.compile)
         # Every rank draws t and noise of the whole batch from the same generator and uses its share, so that the
         # number of workers changes the speed and not what is learned.
@@ -153,7 +154,7 @@ def train(
             amp.scaler.unscale_(optimizer)
             sampler.before_step(errors_at, generator)
         with phases("optimizer"):
-            nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
+            nn.utils.clip_grad_norm_(parameters, config.optimizer.clip_norm)
             amp.scaler.step(optimizer)
             amp.scaler.update()
             optimizer.zero_grad(set_to_none=True)

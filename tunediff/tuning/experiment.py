@@ -132,7 +132,7 @@ def run(folder: Path, space: SearchSpace, listener: Listener, address: str | Non
         before = spent_s(folder)
         _note(folder, "begin", command=shlex.join(sys.argv), environment=record.environment())
         try:
-            with _terminable(), cluster(address) as context:
+            with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
                 if greet is not None:
                     greet(context)
                 _search(folder, space, share or resources.share(space, machine(address)), before, listener)

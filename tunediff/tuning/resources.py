@@ -49,6 +49,12 @@ def local() -> Machine:
     return Machine(cores, gpus)
 
 
+def world_sizes_of(machine: Machine) -> tuple[int, ...]:
+    """1, 2, 4, … up to what the machine can place: what `parallel.workers: all` stands for."""
+    limit = max(1, machine.gpus or machine.cores)
+    return tuple(2**power for power in range(limit.bit_length()))
+
+
 def world_sizes(space: SearchSpace) -> list[int]:
     """Every world size that a trial of this space may have."""
     sizes = {space.baseline.parallel.workers}

@@ -29,6 +29,8 @@ def plan(space: SearchSpace, experiment: Path, slots: list[str]) -> dict[str, An
         "metric": space.metric,
         "budget": {"seconds": space.budget.per_trial_s, "compile_charged": space.budget.compile_charged},
         "deadline_s": space.budget.trial_deadline_s,
+        "fresh": space.fresh,
+        "profile_steps": space.operations,
     }
 
 
@@ -76,9 +78,12 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
             "budget": plan["budget"],
             "folder": str(folder),
             "world_size": config.parallel.workers,
-            "fresh": config.compile.mode != "none",
+            "fresh": plan["fresh"] or config.compile.mode != "none",  # caches of compilation outlive a trial
             "evaluate": plan["metric"] == "frechet",
+            "keep": plan["metric"] == "frechet",
         }
+        if plan["profile_steps"]:
+            job["profile_steps"] = plan["profile_steps"]
         serial, cursor = ray.get(slot.submit.remote(job)), 0
         while True:
             event = ray.get(slot.event.remote(serial, cursor))

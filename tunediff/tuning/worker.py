@@ -187,8 +187,10 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         return bool(answer == "go")
 
     with cold_compile_cache(config):
-        outcome = train(config, budget, images, evaluate, world, folder, report, clock=clock)
-    if world.main and outcome.finished:
+        # A probe of the speed is measured again rather than continued, and its weights are worth nothing.
+        kept = folder if job.get("keep", True) else None
+        outcome = train(config, budget, images, evaluate, world, kept, report, clock=clock)
+    if world.main and outcome.finished and kept is not None:
         checkpoint.save_weights(
             outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
         )

@@ -1,0 +1,489 @@
+"""Our training step and our sampler against public ones: `python benchmarks/peers.py [--config digits] [--sampling]`.
+
+Peers, where they are installed (`uv pip install diffusers denoising-diffusion-pytorch`):
+
+- diffusers: `UNet2DModel` with our architecture and our weights, trained as its example of unconditional image
+  generation does (AdamW, clipping, learning-rate schedule, `EMAModel`, the loss read in every step), but without
+  accelerate; sampled with `DDIMScheduler`.
+- denoising-diffusion-pytorch: its `Unet` is another network; it gets our multipliers and the width that comes nearest
+  to our number of parameters, and is trained as its `Trainer` does.
+
+Ours is the real `tunediff.training.loop.train`, timed by its own clock, with all it does in a step, drawing its batches
+from resident bytes; the peers get theirs ready-made as floats. The pixels are random: no speed depends on them.
+
+"tuned" is the same contender with channels_last and torch.compile, on a GPU also bfloat16 autocast and cuDNN's
+benchmark; ours then takes its fused AdamW as well. On a GPU tuned contenders always run, on a CPU with --tuned, since
+compilation takes minutes there.
+
+Every contender is a process of its own, so that memory, allocator and global settings are its own; they take turns,
+one at a time, in every round. Round 0 warms up and is not counted. A ratio compares two contenders in the same round.
+Machines are shared: read the ratios with their spread, not the images/s. On a busy CPU the ratio of CPU times tells
+more than that of the wall clock, with OMP_NUM_THREADS=1: threads that wait for each other spend CPU time as well.
+
+knob=value changes the configuration of ours; model, data, process and batch size hold for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tunediff import cli, record, space
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.config import Config
+from tunediff.data.images import Images
+from tunediff.diffusion import handoff
+from tunediff.diffusion.process import Diffusion
+from tunediff.diffusion.unet import UNet
+from tunediff.evaluation.sampling import generate, to_uint8
+from tunediff.training import loop, memory
+from tunediff.training.parallel import World, alone
+from tunediff.training.precision import Amp
+
+BATCHES = 8  # distinct batches, taken in turn
+PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed
+TUNED = {
+    "model.channels_last": True,
+    "compile.mode": "default",
+    "optimizer.implementation": "fused",
+    "precision.cudnn_benchmark": True,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What one contender is to do."""
+
+    name: str
+    tuned: bool
+    config: dict[str, Any]
+    """Every knob by dotted name."""
+    sampling: bool
+    steps: int
+    """Optimizer steps, or batches sampled, per round."""
+    rounds: int
+    """Counted rounds; one more comes before them."""
+
+    @property
+    def label(self) -> str:
+        """The name in the table."""
+        return self.name + (", tuned" if self.tuned else "")
+
+
+class Turns:
+    """A contender's side of the round robin."""
+
+    def __init__(self, pipe: Connection, job: Job) -> None:
+        self._pipe, self._left = pipe, job.rounds + 1
+
+    def wait(self) -> bool:
+        """Block until it is this contender's turn; False: there are no more."""
+        if self._left == 0:
+            return False
+        self._left -= 1
+        self._pipe.recv()
+        return True
+
+    def done(self, seconds: float, cpu_s: float, peak_mib: float, parameters: int) -> None:
+        """One round took so long, by the wall clock and by the CPU time of the process."""
+        self._pipe.send({"seconds": seconds, "cpu_s": cpu_s, "peak_mib": peak_mib, "parameters": parameters})
+
+
+def contend(job: Job, pipe: Connection) -> None:
+    """A contender's process."""
+    try:
+        world, turns = alone(), Turns(pipe, job)
+        config = cfg.from_dict(cfg.nest(job.config), "job")
+        if job.name == "ours" and not job.sampling:
+            our_training(job, config, world, turns)
+        else:
+            build = {name: part[job.sampling] for name, part in PEERS.items()}[job.name]
+            steps(job, config, world, turns, build)
+    except Exception:
+        pipe.send({"error": traceback.format_exc()})
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+def our_training(job: Job, config: Config, world: World, turns: Turns) -> None:
+    """The real loop: one round is what it trains between two of its points, its report waits for the next turn."""
+    turns.wait()
+    before_mib = 0.0 if world.device.type == "cuda" else _now_mib()
+    points = {"evaluation.points": job.rounds + 1, "loader.resident": True}
+    config = cfg.override(config, points, check=False)
+    parameters = _count(UNet(config.model, config.data.channels, config.data.image_size))
+    waited_s = [0.0]  # for the turn, since the last point: no CPU time, but part of what `cpu_share` is a share of
+
+    def report(point: dict[str, Any]) -> bool:
+        entered = time.perf_counter()
+        seconds = job.steps * config.loader.batch_size / point["images_per_s"]
+        cpu_s = point["cpu_share"] * (seconds + waited_s[0])
+        turns.done(seconds, cpu_s, point["peak_memory_mib"] - before_mib, parameters)
+        turns.wait()
+        waited_s[0] = time.perf_counter() - entered
+        return True
+
+    with tempfile.TemporaryDirectory() as folder:
+        budget = Budget(images=(job.rounds + 1) * job.steps * config.loader.batch_size)
+        loop.train(config, budget, random_images(config), None, world, Path(folder), report)
+
+
+Steps = tuple[Callable[[Tensor], Any], int]
+"""(one step on a float32 batch [B, C, H, W] in [−1, 1], number of parameters)."""
+
+
+def steps(job: Job, config: Config, world: World, turns: Turns, build: Callable[[Config, World, Job], Steps]) -> None:
+    """A peer: so many steps per turn, the device awaited at both ends."""
+    turns.wait()
+    before_mib = 0.0 if world.device.type == "cuda" else _now_mib()
+    memory.reset(world.device)
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = job.tuned
+    step, parameters = build(config, world, job)
+    pixels = random_images(config).pixels.to(world.device)
+    batches = pixels.float().div_(127.5).sub_(1.0).split(config.loader.batch_size)
+    step(batches[0])  # compiles, and builds the optimizer's state
+    going_on = True
+    while going_on:
+        world.synchronize()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        for number in range(job.steps):
+            step(batches[number % BATCHES])
+        world.synchronize()
+        seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+        turns.done(seconds, cpu_s, memory.peak_mib(world.device)["peak_memory_mib"] - before_mib, parameters)
+        going_on = turns.wait()
+
+
+def random_images(config: Config) -> Images:
+    """Random pixels in the shape of the configuration's images, equal for all."""
+    size = (BATCHES * config.loader.batch_size, config.data.channels, *[config.data.image_size] * 2)
+    pixels = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Images("random", pixels, None, (), (), "random")
+
+
+def diffusers_training(config: Config, world: World, job: Job) -> Steps:
+    """diffusers' example train_unconditional.py with --use_ema and its defaults."""
+    from diffusers.optimization import get_scheduler
+    from diffusers.training_utils import EMAModel
+
+    network, _, scheduler = _diffusers_parts(config, world, job)
+    network.train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, eps=1e-8)
+    rates = get_scheduler("cosine", optimizer, num_warmup_steps=500, num_training_steps=100_000)
+    ema = EMAModel(
+        network.parameters(), decay=0.9999, use_ema_warmup=True, inv_gamma=1.0, power=0.75,
+        model_cls=type(network), model_config=network.config,
+    )  # fmt: skip
+    model = torch.compile(network) if job.tuned else network
+
+    def step(x0: Tensor) -> float:
+        noise = torch.randn(x0.shape, device=world.device)
+        t = torch.randint(0, config.process.steps, (len(x0),), device=world.device, dtype=torch.int64)
+        x_t = scheduler.add_noise(x0, noise, t)
+        with _autocast(world, job):
+            output = model(x_t, t).sample
+        target = {"epsilon": noise, "x0": x0}.get(config.process.prediction)
+        loss = F.mse_loss(output.float(), scheduler.get_velocity(x0, noise, t) if target is None else target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+        optimizer.zero_grad()
+        ema.step(network.parameters())
+        return loss.detach().item()
+
+    return step, _count(network)
+
+
+def lucidrains_training(config: Config, world: World, job: Job) -> Steps:
+    """The body of `Trainer.train` of denoising-diffusion-pytorch, with its defaults."""
+    from ema_pytorch import EMA
+
+    diffusion = _lucidrains_diffusion(config, world, job)
+    optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-4, betas=(0.9, 0.99))
+    ema = EMA(diffusion, beta=0.995, update_every=10).to(world.device)
+    parameters = _count(diffusion)
+    if job.tuned:
+        diffusion.model = torch.compile(diffusion.model)
+    diffusion.train()
+
+    def step(x0: Tensor) -> float:
+        with _autocast(world, job):
+            loss = diffusion((x0 + 1) / 2)  # it takes [0, 1]
+        total = loss.item()
+        loss.backward()
+        nn.utils.clip_grad_norm_(diffusion.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update()
+        return total
+
+    return step, parameters
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+def our_sampling(config: Config, world: World, job: Job) -> Steps:
+    """`generate` as an evaluation calls it."""
+    network = UNet(config.model, config.data.channels, config.data.image_size).to(world.device).eval()
+    network.requires_grad_(False)
+    amp, predict = Amp(config.precision, world.device), loop.compiled(network, network, config.compile)
+    diffusion = Diffusion(config.process, world.device)
+    evaluation = dataclasses.replace(config.evaluation, batch_size=config.loader.batch_size, sampler="ddim")
+    shape = (config.data.channels, config.data.image_size, config.data.image_size)
+
+    def step(x0: Tensor) -> list[Any]:
+        return list(generate(predict, diffusion, evaluation, shape, len(x0), world.device, autocast=amp.dtype))
+
+    return step, _count(network)
+
+
+def diffusers_sampling(config: Config, world: World, job: Job) -> Steps:
+    """What `DDIMPipeline` does up to the images' bytes."""
+    network, scheduler, _ = _diffusers_parts(config, world, job)
+    network.eval().requires_grad_(False)
+    model = torch.compile(network) if job.tuned else network
+
+    @torch.no_grad()
+    def step(x0: Tensor) -> Tensor:
+        x = torch.randn(x0.shape, device=world.device)
+        scheduler.set_timesteps(config.evaluation.steps)
+        for t in scheduler.timesteps:
+            with _autocast(world, job):
+                output = model(x, t).sample
+            x = scheduler.step(output.float(), t, x, eta=config.evaluation.eta).prev_sample
+        return to_uint8(x)
+
+    return step, _count(network)
+
+
+def lucidrains_sampling(config: Config, world: World, job: Job) -> Steps:
+    """`GaussianDiffusion.sample` with DDIM."""
+    diffusion = _lucidrains_diffusion(config, world, job)
+    parameters = _count(diffusion)
+    if job.tuned:
+        diffusion.model = torch.compile(diffusion.model)
+    diffusion.eval()
+
+    def step(x0: Tensor) -> Tensor:
+        # It draws progress bars.
+        with _autocast(world, job), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            return to_uint8(diffusion.sample(batch_size=len(x0)).float() * 2 - 1)
+
+    return step, parameters
+
+
+PEERS: dict[str, tuple[Callable[[Config, World, Job], Steps] | None, Callable[[Config, World, Job], Steps]]] = {
+    "ours": (None, our_sampling),
+    "diffusers": (diffusers_training, diffusers_sampling),
+    "denoising-diffusion-pytorch": (lucidrains_training, lucidrains_sampling),
+}
+"""(training, sampling)."""
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+def _diffusers_parts(config: Config, world: World, job: Job) -> tuple[Any, Any, Any]:
+    """(UNet2DModel with our architecture and weights, DDIM scheduler, DDPM scheduler)."""
+    from diffusers import DDIMScheduler, DDPMScheduler, UNet2DModel
+    from safetensors.torch import load
+
+    ours = UNet(config.model, config.data.channels, config.data.image_size)
+    files = handoff.pipeline_files(config, ours.state_dict())
+    network = UNet2DModel.from_config(json.loads(files["unet/config.json"]))
+    network.load_state_dict(load(files[f"unet/{handoff.WEIGHTS}"]))
+    if job.tuned:
+        network.to(memory_format=torch.channels_last)
+    chain = json.loads(files["scheduler/scheduler_config.json"])
+    ddpm = DDPMScheduler.from_config(chain)
+    return network.to(world.device), DDIMScheduler.from_config(ddpm.config), ddpm
+
+
+def _lucidrains_diffusion(config: Config, world: World, job: Job) -> Any:
+    """GaussianDiffusion over the `Unet` whose size comes nearest to ours."""
+    from denoising_diffusion_pytorch import GaussianDiffusion, Unet
+
+    def build(width: int) -> Any:
+        return Unet(width, dim_mults=model.multipliers, channels=config.data.channels, dropout=model.dropout)
+
+    model = config.model
+    with torch.device("meta"):
+        wanted = _count(UNet(model, config.data.channels, config.data.image_size))
+        widths = range(8, 2 * model.channels + 1, 4)
+        width = min(widths, key=lambda width: abs(_count(build(width)) - wanted))
+    network = build(width)
+    if job.tuned:
+        network.to(memory_format=torch.channels_last)
+    objective = {"epsilon": "pred_noise", "x0": "pred_x0", "v": "pred_v"}[config.process.prediction]
+    return GaussianDiffusion(
+        network, image_size=config.data.image_size, timesteps=config.process.steps, objective=objective,
+        beta_schedule=config.process.schedule, ddim_sampling_eta=config.evaluation.eta,
+        sampling_timesteps=config.evaluation.steps if job.sampling else None,
+    ).to(world.device)  # fmt: skip
+
+
+def _autocast(world: World, job: Job) -> torch.autocast:
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=job.tuned and world.device.type == "cuda")
+
+
+def _count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _now_mib() -> float:
+    """Resident set of this process: what its imports need is not counted."""
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+def run(jobs: list[Job]) -> dict[str, list[dict[str, float]]]:
+    """The rounds of every contender by its label; one that fails is told and left out."""
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    processes = []
+    for job in jobs:
+        pipes[job.label], theirs = context.Pipe()
+        processes.append(context.Process(target=contend, args=(job, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()
+    found: dict[str, list[dict[str, float]]] = {label: [] for label in pipes}
+    for number in range(jobs[0].rounds + 1):
+        order = list(pipes)
+        shift = number % max(1, len(order))
+        for label in [*order[shift:], *order[:shift]]:  # nobody always follows the same contender
+            try:
+                pipes[label].send("go")
+                answer = pipes[label].recv()
+            except (EOFError, BrokenPipeError):
+                answer = {"error": "its process ended without a word"}
+            if "error" in answer:
+                print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
+                del pipes[label], found[label]
+                continue
+            if number > 0:
+                found[label].append(answer)
+        print(f"round {number} of {jobs[0].rounds} done", file=sys.stderr, flush=True)
+    for process in processes:
+        process.join(timeout=30)
+    return found
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median (min … max)."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} … {max(values):,.{digits}f})"
+
+
+def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[str], dict[str, Any]]:
+    """Lines to print, and the same numbers by contender. `images` per round."""
+    lines = [f"{'contender':36} {'parameters':>11} {'images/s: median (min … max)':>32} {'peak MiB':>9}"]
+    contenders: dict[str, Any] = {}
+    for label, rounds in found.items():
+        rates = [images / entry["seconds"] for entry in rounds]
+        peak, parameters = max(entry["peak_mib"] for entry in rounds), int(rounds[0]["parameters"])
+        lines.append(f"{label:36} {parameters:11,} {spread(rates, 1):>32} {peak:9,.0f}")
+        contenders[label] = {
+            "parameters": parameters, "images_per_s": rates, "cpu_s": [entry["cpu_s"] for entry in rounds],
+            "peak_mib": peak,
+        }  # fmt: skip
+    ratios: dict[str, Any] = {}
+    for mine in [label for label in found if label.startswith("ours")]:
+        lines += ["", f"{mine + ' is … times as fast as':36} {'wall clock':>24} {'CPU time':>24}"]
+        for peer in [label for label in found if label != mine]:
+            pairs = list(zip(found[mine], found[peer], strict=True))
+            wall, cpu = ([theirs[key] / ours[key] for ours, theirs in pairs] for key in ("seconds", "cpu_s"))
+            lines.append(f"{peer:36} {spread(wall, 2):>24} {spread(cpu, 2):>24}")
+            ratios[f"{mine} / {peer}"] = {"wall": wall, "cpu": cpu}
+    return lines, {"contenders": contenders, "ratios": ratios}
+
+
+def configuration(path: Path, words: list[str]) -> Config:
+    """A workload, a configuration file, or the baseline of a search file."""
+    overrides = cfg.parse_overrides(words)
+    if path.is_file() and "workload" in cfg.read_yaml(path):
+        return cfg.override(space.load(path).baseline, overrides, where="command line")
+    return cfg.named(path, overrides)
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    parser.add_argument(
+        "--config", type=Path, default=Path("digits"),
+        help="workload, configuration file, or a search file for its baseline (default: digits)",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=int, help="images per step (default: the configuration's)")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default: 5)")
+    parser.add_argument("--steps", type=int, default=20, help="steps, or batches sampled, per round (default: 20)")
+    parser.add_argument("--sampling", action="store_true", help="DDIM with evaluation.steps instead of training")
+    parser.add_argument("--tuned", action="store_true", help="tuned contenders on a CPU too")
+    parser.add_argument("--json", type=Path, help="file for the numbers with hardware and versions")
+    args = parser.parse_args()
+    if not 1 <= args.rounds <= 99 or args.steps < 1:
+        parser.error("--rounds goes from 1 to 99, --steps from 1")
+    batch = [] if args.batch is None else [f"loader.batch_size={args.batch}"]
+    config = configuration(args.config, [*args.words, *batch])
+    device = alone().device
+    handoff.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
+
+    jobs = []
+    for tuned in (False, True) if args.tuned or device.type == "cuda" else (False,):
+        knobs = TUNED | ({"precision.amp": "bf16"} if device.type == "cuda" else {}) if tuned else {}
+        knobs = cfg.flat(cfg.override(config, knobs))
+        jobs.append(Job("ours", tuned, knobs, args.sampling, args.steps, args.rounds))
+        for package in PACKAGES:
+            if _installed(package):
+                jobs.append(Job(package, tuned, knobs, args.sampling, args.steps, args.rounds))
+            elif not tuned:
+                print(f"{package} is left out; to install it: uv pip install {package}", file=sys.stderr)
+    found = run(jobs)
+    if not found:
+        return cli.FAILED
+    load = os.getloadavg()[0]
+    lines, numbers = report(found, args.steps * config.loader.batch_size)
+    what = f"DDIM sampling, {config.evaluation.steps} steps" if args.sampling else "training step"
+    name = torch.cuda.get_device_name() if device.type == "cuda" else record.environment()["cpu"]
+    packages = ("torch", *PACKAGES, "ema-pytorch")
+    versions = {package: importlib.metadata.version(package) for package in packages if _installed(package)}
+    print(
+        f"{what}, batch {config.loader.batch_size}, images {config.data.channels} × {config.data.image_size}², "
+        f"{args.rounds} rounds of {args.steps}\n"
+        f"{name}, {torch.get_num_threads()} threads, load average {load:.1f}; "
+        + ", ".join(f"{package} {version}" for package, version in versions.items())
+        + "\n"
+    )
+    print("\n".join(lines))
+    if args.json is not None:
+        content = {"command": sys.argv, **numbers, "config": cfg.flat(config), "load_average": load, "device": name}
+        content |= {"torch_threads": torch.get_num_threads(), "versions": versions}
+        args.json.write_text(json.dumps(content | {"environment": record.environment()}, indent=1))
+    return cli.OK
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
