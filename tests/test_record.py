@@ -101,3 +101,14 @@ def test_environment_is_plain_json():
     assert json.loads(json.dumps(found)) == found
     assert found["versions"]["torch"][0].isdigit()
     assert found["cpu_cores"] >= 1
+
+
+def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
+    journal = record.Journal(tmp_path)
+    journal.write("start", name="t0000", number=0, config={}, drawn={}, fingerprint="x", budget_s=1.0)
+    journal.write("point", index=1, train_s=1.0, frechet=5.0)
+    journal.write("final", train_s=1.0, frechet=4.0, label="FID")
+    found = record.read_trial(tmp_path).points[-1]
+    assert (found["frechet"], found["final_frechet"], found["final_label"]) == (5.0, 4.0, "FID")
+    journal.write("point", index=1, train_s=1.1, frechet=6.0)  # began anew: the old final is of other weights
+    assert "final_frechet" not in record.read_trial(tmp_path).points[-1]

@@ -2,7 +2,8 @@
 
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
-`start` (once per attempt), `worker` (who trains it), `point` (one evaluation), `end`.
+`start` (once per attempt), `worker` (who trains it), `point` (one evaluation), `final` (one more of the finished model,
+at full protocol), `end`.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun."""
     record: TrialRecord | None = None
     points: dict[int, dict[str, Any]] = {}
+    final: dict[str, Any] = {}
     for event in events(folder):
         kind = event["event"]
         if kind == "start":
@@ -144,11 +146,16 @@ def read_trial(folder: Path) -> TrialRecord | None:
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = event
+        elif kind == "final":
+            final = event
         elif kind == "end":
             record.status, record.reason, record.ended = event["status"], event.get("reason", ""), event["time"]
             record.end = event
     if record is not None:
         record.points = [points[index] for index in sorted(points)]
+        if record.points and record.points[-1]["train_s"] == final.get("train_s"):
+            found = {key: value for key, value in final.items() if key not in ("event", "time", "train_s")}
+            record.points[-1] = {**record.points[-1], **{f"final_{key}": value for key, value in found.items()}}
     return record
 
 

@@ -15,10 +15,11 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import comparison, figures, results, studies
+from tunediff.reporting import comparison, confirmation, figures, results, studies
 from tunediff.reporting.comparison import Comparison
+from tunediff.reporting.confirmation import Confirmation
 from tunediff.space import SearchSpace
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import confirming, experiment, resources
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,6 +36,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="seed of the search")
     parser.add_argument("--address", help="a running Ray cluster (default: one on this machine for this search)")
     parser.add_argument("--resume", metavar="NAME", help="go on with a search that was interrupted")
+    parser.add_argument("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     parser.add_argument("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
@@ -51,7 +53,7 @@ def _main(argv: Sequence[str] | None) -> int:
     args.address = args.address or os.environ.get("RAY_ADDRESS")
     storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     if args.resume is not None:
-        if args.words or args.name or args.budget or args.seed is not None:
+        if args.words or args.name or args.budget or args.seed is not None or args.warm_start:
             raise ConfigError(
                 "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
             )
@@ -61,6 +63,8 @@ def _main(argv: Sequence[str] | None) -> int:
         path, overrides = _words(args.words)
         # What a cluster elsewhere has is not known before it is asked.
         content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
+        if args.warm_start is not None:
+            content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
         wanted = space.parse(content, str(path), path.parent, overrides, _limits(args))
         if args.seed is not None:
             wanted = _seeded(wanted, args.seed)
@@ -80,6 +84,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         if not _complete(folder, wanted):
             experiment.run(folder, wanted, console.listen, args.address, console.greet)
+        confirmed = _confirm(folder, args) if wanted.confirm is not None else None
     except KeyboardInterrupt:
         resume = f"python -m tunediff.search --resume {folder.name}"
         resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
@@ -90,6 +95,8 @@ def _main(argv: Sequence[str] | None) -> int:
     compared = comparison.compare(found) if found.space.seeds > 1 else None
     studied = studies.table(found) if found.space.study is not None else None
     block = summary(found, experiment.spent_s(folder), compared)
+    if confirmed is not None:
+        block |= confirmed.block() | {"confirmation": str(confirmation.write(confirmed)["confirm.md"])}
     if args.json:
         rows = {"study_rows": json.loads(studied.frame().to_json(orient="records"))} if studied is not None else {}
         print(json.dumps(block | _records(compared) | rows, indent=2))
@@ -97,9 +104,26 @@ def _main(argv: Sequence[str] | None) -> int:
         print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
         if compared is not None:
             print("\n".join(["", compared.text(), "", *compared.conclusions()]))
+        if confirmed is not None:
+            print("\n".join(["", confirmation.text(confirmed), "", *confirmed.sentences()]))
         if studied is not None:
             print("\n".join(["", *filter(None, [studied.study.title]), studied.text()]))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
+
+
+def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
+    """Run the finalists and the baseline again, on new seeds; None when the search has no finalist."""
+    found = results.read(folder)
+    if (prepared := confirming.prepare(found)) is None:
+        return None
+    of, wanted = prepared
+    if not _complete(of, wanted):
+        console = Console(of, wanted, quiet=args.quiet or args.json)
+        console.say(f"confirming: {len(wanted.points) // wanted.seeds - 1} finalists and the baseline, new seeds")
+        experiment.run(of, wanted, console.listen, args.address)
+    runs = results.read(of)
+    figures.write_all(runs)
+    return confirmation.confirm(found, runs)
 
 
 def _complete(folder: Path, wanted: SearchSpace) -> bool:

@@ -28,9 +28,10 @@ DEFAULT = "digits.yaml"
 KEYS = (
     *("workload", "base", "objective", "budget", "early_stopping", "seed", "seeds"),
     *("fixed", "baseline", "search", "grid", "trials", "ladder", "first"),
-    *("fresh", "operations", "study"),
+    *("fresh", "alone", "operations", "study", "confirm", "final", "warm_start"),
 )
 FORMS = ("search", "grid", "trials", "ladder")
+EARLY_STOPPING = ("none", "asha", "median")
 METRICS = {"frechet": "min", "images_per_s": "max"}
 MAX_SEEDS = 100
 MAX_OPERATIONS = 1000
@@ -157,6 +158,18 @@ class Rung:
 
 
 @dataclasses.dataclass(frozen=True)
+class Confirm:
+    """How the finalists of a search are run again."""
+
+    of: int
+    """The best so many."""
+    seeds: int
+    """Runs of each, and of the baseline, on seeds that the search did not use."""
+    final: dict[str, Any]
+    """Knobs of `evaluation.` for one more evaluation of every finished run; empty: none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchSpace:
     """A checked search file."""
 
@@ -184,6 +197,14 @@ class SearchSpace:
     """Steps of every trial that are profiled after its training."""
     study: studies.Study | None = None
     """The table and the figure that it ends with."""
+    alone: bool = False
+    """Whether one trial has the machine to itself, however many GPUs there are."""
+    warm_start: str | None = None
+    """Folder of an earlier search whose trials this one knows from the start."""
+    confirm: Confirm | None = None
+    """How the finalists are run again."""
+    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration of one drawn point; raises `ConfigError` when its knobs contradict each other."""
@@ -278,13 +299,26 @@ def parse(
     baseline = _baseline(content, source, folder, dict(overrides or {}), kind)
     metric, mode = _objective(content.get("objective", "frechet"), source)
     early_stopping = content.get("early_stopping", "none")
-    if early_stopping not in ("none", "asha"):
-        raise ConfigError(f"{source}: early_stopping: {early_stopping!r} is not allowed; allowed: none, asha")
+    if early_stopping not in EARLY_STOPPING:
+        raise ConfigError(
+            f"{source}: early_stopping: {early_stopping!r} is not allowed; allowed: {', '.join(EARLY_STOPPING)}"
+        )
+    warm_start = content.get("warm_start")
+    if warm_start is not None and (not isinstance(warm_start, str) or kind != "search"):
+        why = "the name of an earlier search" if kind == "search" else f"it belongs to search:; {kind}: draws nothing"
+        raise ConfigError(f"{source}: warm_start: {warm_start!r} is not allowed; {why}")
     seed = content.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"{source}: seed: {seed!r} is not allowed; allowed: a whole number of at least 0")
     repeats = _repeats(content, source, kind, baseline, early_stopping)
     fresh, operations, study = _how_to_measure(content, source, kind)
+    alone = content.get("alone", False)
+    if not isinstance(alone, bool):
+        raise ConfigError(f"{source}: alone: {alone!r} is not allowed; allowed: true, false")
+    final = _final(content.get("final", {}), f"{source}: final", baseline, metric)
+    confirm = _confirm(content["confirm"], f"{source}: confirm", baseline, metric) if "confirm" in content else None
+    if confirm is not None and "seeds" in content:
+        raise ConfigError(f"{source}: confirm: belongs to searches of one seed; seeds: repeats every point already")
 
     limits = {**_mapping(content.get("budget", {}), f"{source}: budget"), **(budget or {})}
     rungs: list[Rung] = []
@@ -359,6 +393,10 @@ def parse(
         fresh=fresh,
         operations=operations,
         study=study,
+        alone=alone,
+        confirm=confirm,
+        final=final,
+        warm_start=warm_start,
     )
 
 
@@ -440,6 +478,38 @@ def _how_to_measure(content: Mapping[str, Any], source: str, kind: str) -> tuple
     if "study" not in content:
         return fresh, operations, None
     return fresh, operations, studies.parse(content["study"], source, kind == "ladder", operations)
+
+
+def _final(value: Any, where: str, baseline: Config, metric: str) -> dict[str, Any]:
+    """Knobs of `evaluation.` that define another protocol than the search's."""
+    given = _mapping(value, where)
+    if given and metric != "frechet":
+        raise ConfigError(f"{where}: {metric} is no judgement of images; it belongs to searches by frechet")
+    for name in given:
+        fixed = ("evaluation.extractor", "evaluation.weights_path", "evaluation.points", "evaluation.validation_images")
+        if not str(name).startswith("evaluation.") or name in fixed:
+            raise ConfigError(
+                f"{where}: {name}: is not allowed; allowed: evaluation.images, .sampler, .steps, .skip, .eta, "
+                ".batch_size, .seed"
+            )
+    cfg.override(baseline, given, where=where)
+    return given
+
+
+def _confirm(value: Any, where: str, baseline: Config, metric: str) -> Confirm:
+    """`{of: 3, seeds: 3, final: {evaluation.images: 10000, evaluation.sampler: ddpm}}`"""
+    given = _mapping(value, where)
+    if unknown := [key for key in given if key not in ("of", "seeds", "final")]:
+        raise ConfigError(f"{where}: {unknown[0]}: no such key; allowed: of, seeds, final")
+    numbers = {"of": (given.get("of", 3), 1, 20), "seeds": (given.get("seeds", 3), 2, MAX_SEEDS)}
+    for key, (number, low, high) in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+            raise ConfigError(
+                f"{where}: {key}: {number!r} is not allowed; allowed: a whole number of at least {low} and at most "
+                f"{high}"
+            )
+    final = _final(given.get("final", {}), f"{where}: final", baseline, metric)
+    return Confirm(numbers["of"][0], numbers["seeds"][0], final)
 
 
 def _objective(value: Any, source: str) -> tuple[str, str]:

@@ -242,3 +242,61 @@ def test_a_stopped_trial_says_when_and_from_when_on(make):
     stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
     assert stopped.status == "pruned"
     assert stopped.reason.startswith("stopped by asha after 1.5 s; no trial is stopped before 1.5 s")
+
+
+# ---------------------------------------------------------------------------------------------------- an earlier search
+EARLIER = {
+    "search": {"loader.batch_size": [32, 64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
+    "first": [{"loader.batch_size": 64}, {"loader.batch_size": 32}, {"optimizer.lr": 5e-3}],
+}
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+    from tunediff.tuning import experiment
+    from tunediff.tuning.searcher import Searcher
+
+    folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
+    wanted = space.parse(content, "x.yaml")
+    experiment.create(folder, wanted, content)
+    searcher = Searcher(wanted, folder, 1)
+    for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
+        suggestion = searcher.suggest("a")
+        end(searcher, suggestion, "a", status=status, value=value)
+    return folder
+
+
+def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
+    searcher = make(**EARLIER, warm_start=str(earlier), budget={"per_trial": "3s", "trials": 6})
+    known = [t for t in study(searcher) if t.state.is_finished()]
+    assert [(t.user_attrs["from"], t.value) for t in known] == [
+        ("earlier/t0001", 3.0), ("earlier/t0003", 4.0), ("earlier/t0002", 8.0),
+    ]  # fmt: skip
+    first = searcher.suggest("a")
+    assert first["loader.batch_size"] == 128  # the baseline is measured anew
+    end(searcher, first, "a")
+    second = searcher.suggest("b")
+    assert second["trial"] == "t0001"
+    assert (second["loader.batch_size"], second["optimizer.lr"]) not in [(64, 1e-3), (32, 1e-3), (128, 5e-3)]
+    assert len(study(make(**EARLIER, warm_start=str(earlier)))) == len(study(searcher))  # resumed: not added twice
+
+
+def test_with_another_budget_the_best_are_tried_first(make, earlier):
+    content = EARLIER | {"first": None}
+    searcher = make(**content, warm_start=str(earlier), budget={"per_trial": "9s", "trials": 6})
+    assert not any(t.state.is_finished() for t in study(searcher))
+    drawn = [searcher.suggest("a")]
+    end(searcher, drawn[0], "a")
+    for name in ("b", "c"):
+        drawn.append(searcher.suggest(name))
+        end(searcher, drawn[-1], name)
+    assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
+
+
+def test_what_lies_outside_the_space_is_left_out(make, earlier):
+    searcher = make(
+        search={"loader.batch_size": [128, 256], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}, first=None,
+        warm_start=str(earlier),
+    )  # fmt: skip
+    assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]

@@ -117,3 +117,15 @@ def test_compiled_trials_find_no_cache(tmp_path, monkeypatch):
     assert not folder.exists()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
+    config = cfg.override(CONFIG, {"evaluation.images": 16, "evaluation.steps": 2, "evaluation.validation_images": 0})
+    wanted = job | {
+        "config": cfg.to_dict(config), "evaluate": True, "final": {"evaluation.images": 32, "evaluation.steps": 3},
+    }  # fmt: skip
+    worker.work(wanted, "s1", Slot(tmp_path), alone())
+    assert kinds(tmp_path) == ["start", "worker", "point", "point", "final", "end"]
+    last = record.read_trial(tmp_path).points[-1]
+    assert last["final_frechet"] != last["frechet"]
+    assert last["final_label"] == last["label"] == "FD (classifier)"

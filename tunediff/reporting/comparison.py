@@ -86,14 +86,14 @@ def differences(
         if test is None or p is None or p_holm is None:
             found.append(Difference() if test is None else Difference(_shown(test[0], ratios)))
             continue
-        half = _quantile(1 - LEVEL / 2, test[2]) * test[1]
+        half = quantile(1 - LEVEL / 2, test[2]) * test[1]
         low, middle, high = (_shown(value, ratios) for value in (test[0] - half, test[0], test[0] + half))
         verdict = SAME if p_holm >= LEVEL else BETTER if (test[0] < 0) == lower_is_better else WORSE
         found.append(Difference(middle, low, high, p, p_holm, verdict))
     resolution = None
     if freedom > 0:
         comparisons = sum(p is not None for p in raw)
-        least = _quantile(1 - LEVEL / 2 / comparisons, freedom) * pooled_s
+        least = quantile(1 - LEVEL / 2 / comparisons, freedom) * pooled_s
         resolution = math.expm1(least) if ratios else least
     return found, resolution, ratios
 
@@ -104,7 +104,7 @@ def _p_value(difference: float, error: float, freedom: int) -> float:
     return float(2 * special.stdtr(freedom, -abs(difference) / error))
 
 
-def _quantile(probability: float, freedom: int) -> float:
+def quantile(probability: float, freedom: int) -> float:
     """Of Student's t distribution."""
     return float(special.stdtrit(freedom, probability))
 
@@ -288,30 +288,34 @@ class Comparison:
         return said
 
 
-def compare(found: Results) -> Comparison:
-    """The configurations of a search against its baseline. Runs that are missing or failed count as missing."""
+def compare(found: Results, metric: str | None = None) -> Comparison:
+    """The configurations of a search against its baseline. Runs that are missing or failed count as missing.
+
+    By its objective, or by another `metric` of the last points with the same direction.
+    """
+    metric = metric or found.metric
     baseline = cfg.flat(found.space.baseline)
     groups = []
     for runs in found.groups:
         drawn = {name: value for name, value in runs[0].drawn.items() if name != "seed"}
         changed = {name: value for name, value in drawn.items() if name not in baseline or baseline[name] != value}
-        done = [trial for trial in runs if trial.value(found.metric) is not None]
+        done = [trial for trial in runs if trial.value(metric) is not None]
         groups.append(Group(drawn, changed, runs, done, Difference()))
     groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
     if not groups or groups[0].changed:
-        return Comparison(found.metric, found.label, found.space.seeds, groups, True, None)
+        return Comparison(metric, found.label, found.space.seeds, groups, True, None)
 
     seeds = sorted({trial.config["seed"] for group in groups for trial in group.runs})
     values = np.full((len(groups), len(seeds)), np.nan)
     for row, group in enumerate(groups):
         for trial in group.done:
-            values[row, seeds.index(trial.config["seed"])] = trial.value(found.metric)
+            values[row, seeds.index(trial.config["seed"])] = trial.value(metric)
     against, resolution, ratios = differences(values, lower_is_better=found.space.mode == "min")
     judged = [
         dataclasses.replace(group, difference=difference)
         for group, difference in zip(groups, [Difference(verdict=BASELINE), *against], strict=True)
     ]
-    return Comparison(found.metric, found.label, found.space.seeds, judged, ratios, resolution)
+    return Comparison(metric, found.label, found.space.seeds, judged, ratios, resolution)
 
 
 def _last(group: Group, key: str) -> list[float]:

@@ -10,11 +10,14 @@ from tunediff import config as cfg
 from tunediff.cli import knobs, number
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
+from tunediff.reporting import confirmation
 from tunediff.reporting.results import Results
 
 
 def choose(found: Results, trial: str | None) -> TrialRecord:
-    """The trial of that name, or the best. Raises `ConfigError` when there is none with a result."""
+    """The trial of that name, else the confirmed winner, else the best. Raises `ConfigError` when there is none."""
+    if trial is None and (winner := confirmation.winning_trial(found)) is not None:
+        return winner
     if trial is None:
         if found.best is None:
             raise ConfigError(f"{found.folder.name}: no trial has a result yet")
@@ -55,6 +58,8 @@ def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
         if base is not None and (of_base := base.value(found.metric)) is not None:
             result += f"; baseline {number(of_base)}"
         lines.append(result)
+    if (told := confirmation.read(found)) is not None:
+        lines += told.sentences()
     lines += [
         f"measured on {environment.get('cpu', '?')}, {environment.get('cpu_cores', '?')} cores; {versions}",
         f"train with it: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s",

@@ -172,10 +172,10 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     import ray
     from ray import tune
     from ray.tune.progress_reporter import TrialProgressCallback
-    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
     from tunediff.tuning import slot as slots
-    from tunediff.tuning.searcher import Searcher
+    from tunediff.tuning.searcher import GRACE, Searcher
     from tunediff.tuning.trial import plan, run_trial
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -201,16 +201,15 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
         def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             listener("end", trial.config["trial"], {})
 
-    scheduler = None
+    # Rungs lie at evaluation points. Early on curves cross: compilation, warm-up and the EMA make the later winner look
+    # bad at first.
+    grace_s, scheduler = GRACE * space.budget.per_trial_s, None
     if space.early_stopping == "asha":
-        # Rungs lie at evaluation points. Below half of the budget curves cross: compilation, warm-up and the EMA make
-        # the later winner look bad early.
         scheduler = ASHAScheduler(
-            time_attr="train_s",
-            max_t=space.budget.per_trial_s,
-            grace_period=0.5 * space.budget.per_trial_s,
-            reduction_factor=2,
+            time_attr="train_s", max_t=space.budget.per_trial_s, grace_period=grace_s, reduction_factor=2
         )
+    elif space.early_stopping == "median":
+        scheduler = MedianStoppingRule(time_attr="train_s", grace_period=grace_s, min_samples_required=3)
     number = len(list((folder / "tune").glob("*"))) if (folder / "tune").exists() else 0
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan(space, folder, names)), {"CPU": 0.01}),

@@ -75,7 +75,7 @@ def share(space: SearchSpace, machine: Machine) -> Share:
             f"{unit} and there are {machine}; allowed: at most {limit}"
         )
     _refuse_devices(space, machine)
-    slots = machine.gpus // sizes[-1] if machine.gpus else 1
+    slots = machine.gpus // sizes[-1] if machine.gpus and not space.alone else 1
     cores = machine.cores / slots
     per_worker: dict[str, dict[str, float]] = {}
     threads: dict[str, int] = {}

@@ -17,7 +17,8 @@ from tunediff import record
 from tunediff import space as spaces
 from tunediff.config import Config, ConfigError
 from tunediff.record import TrialRecord
-from tunediff.space import Draw, SearchSpace, to_params
+from tunediff.reporting import results
+from tunediff.space import Dimension, Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
 
 STUDY = "tunediff"
@@ -25,6 +26,8 @@ REDRAWS = 20
 """Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
+WARM_POINTS = 3
+"""Points of an earlier search with another ruler or budget that are tried first."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 
@@ -62,6 +65,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         self._started, self._spent_s = time.monotonic(), spent_s
         self._durations: list[float] = []
         self._unfinished: list[tuple[str, optuna.trial.Trial]] = []
+        new = not self._study.get_trials(deepcopy=False)
         self._replay(records)
         # An existing study still has those that were not run in its queue, but for those of a limit raised since.
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
@@ -71,11 +75,60 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         for point in (to_params(point) for point in space.points):
             if point not in known_points:
                 self._study.enqueue_trial(point)
+        if new and not records and space.warm_start is not None:
+            self._start_warm(Path(space.warm_start))
 
     @property
     def _study(self) -> optuna.Study:
         study: optuna.Study = self._ot_study
         return study
+
+    # ---- an earlier search
+    def _start_warm(self, folder: Path) -> None:
+        """Let Optuna know the trials of an earlier search that this space can express.
+
+        Measured with the same ruler and budget they count as results, and none of them is run again but the baseline.
+        Otherwise their values mean nothing here: the best of them are tried first.
+        """
+        earlier = results.read(folder)
+        like = _ruler(earlier.space) == _ruler(self.space)
+        first = cfg.fingerprint(self.space.baseline)
+        best = 0
+        for known in [*earlier.ranked, *(t for t in earlier.trials if t.status in ("oom", "nan", "timeout"))]:
+            config = cfg.from_dict(cfg.nest(known.config), known.name)
+            point = self._point(config)
+            if point is None or cfg.fingerprint(self.space.config(point)) in (first, *self._known):
+                continue
+            origin = f"{folder.name}/{known.name}"
+            if like and cfg.fingerprint(config) == cfg.fingerprint(self.space.config(point)):
+                value = known.value(self.space.metric)
+                self._study.add_trial(
+                    optuna.trial.create_trial(
+                        params=to_params(point),
+                        distributions={d.name: _distribution(d) for d in self.space.dimensions if d.name in point},
+                        value=value if value is not None else self._penalty(),
+                        user_attrs={"from": origin, "status": known.status},
+                    )
+                )
+                self._known[known.fingerprint] = origin
+                self._records.append(known)
+            elif known.status == "ok" and best < WARM_POINTS:
+                best += 1
+                self._study.enqueue_trial(to_params(point), user_attrs={"from": origin})
+
+    def _point(self, config: Config) -> dict[str, Any] | None:
+        """The point of this space that is `config` in every searched knob; None: it lies outside."""
+        values, point = cfg.flat(config), dict[str, Any]()
+        for dimension in self.space.dimensions:
+            if dimension.active(point):
+                if dimension.name not in values or not dimension.contains(values[dimension.name]):
+                    return None
+                point[dimension.name] = values[dimension.name]
+        try:
+            self.space.config(point)
+        except ConfigError:
+            return None
+        return point
 
     # ---- resume
     def _replay(self, records: dict[str, TrialRecord]) -> None:
@@ -83,6 +136,10 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         told: set[str] = set()
         for frozen in self._study.get_trials(deepcopy=False):
             name = frozen.user_attrs.get("trial")
+            if name is None and "from" in frozen.user_attrs and frozen.state.is_finished():
+                values = self._space(optuna.trial.FixedTrial(frozen.params))
+                self._known.setdefault(cfg.fingerprint(self.space.config(values)), frozen.user_attrs["from"])
+                continue
             if name is None:
                 if frozen.state == TrialState.RUNNING:  # killed between ask and naming
                     self._study.tell(frozen.number, state=TrialState.FAIL)
@@ -257,3 +314,39 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             return 0.0
         done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return 2.0 * max((t.value for t in done if t.value is not None), default=500.0)
+
+
+def _ruler(space: SearchSpace) -> dict[str, Any]:
+    """What values of two searches must have in common to be comparable: data, protocol, budget, objective."""
+    values = cfg.flat(space.baseline)
+    ruler = {name: value for name, value in values.items() if name.startswith(("data.", "evaluation."))}
+    return ruler | {
+        "metric": space.metric, "per_trial_s": space.budget.per_trial_s, "compile": space.budget.compile_charged,
+    }  # fmt: skip
+
+
+def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
+    """The distribution that `Dimension.suggest` draws from."""
+    trial = _Asked()
+    dimension.suggest(trial)
+    return trial.distribution
+
+
+class _Asked:
+    """Stands in for a trial, to hear which distribution it is asked for."""
+
+    distribution: optuna.distributions.BaseDistribution
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        self.distribution = optuna.distributions.CategoricalDistribution(choices)
+        return choices[0]
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        self.distribution = optuna.distributions.IntDistribution(low, high, log, step)
+        return low
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        self.distribution = optuna.distributions.FloatDistribution(low, high, log, step)
+        return low

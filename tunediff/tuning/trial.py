@@ -31,6 +31,7 @@ def plan(space: SearchSpace, experiment: Path, slots: list[str]) -> dict[str, An
         "deadline_s": space.budget.trial_deadline_s,
         "fresh": space.fresh,
         "profile_steps": space.operations,
+        "final": space.final,
     }
 
 
@@ -82,8 +83,7 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
             "evaluate": plan["metric"] == "frechet",
             "keep": plan["metric"] == "frechet",
         }
-        if plan["profile_steps"]:
-            job["profile_steps"] = plan["profile_steps"]
+        job |= {key: plan[key] for key in ("profile_steps", "final") if plan[key]}
         serial, cursor = ray.get(slot.submit.remote(job)), 0
         while True:
             event = ray.get(slot.event.remote(serial, cursor))

@@ -194,10 +194,27 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         checkpoint.save_weights(
             outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, {"fingerprint": cfg.fingerprint(config)}
         )
+    if outcome.finished and job.get("final"):
+        with clock.part("evaluation"):
+            evaluate_finally(config, job["final"], outcome, world, folder)
+        outcome = dataclasses.replace(outcome, seconds=dict(clock.seconds))
     if outcome.finished and job.get("profile_steps"):
         memory.reset(world.device)
         write_operations(config, images, world, folder, job["profile_steps"])
     return outcome
+
+
+def evaluate_finally(config: Config, protocol: dict[str, Any], outcome: Any, world: Any, folder: Path) -> None:
+    """Judge the finished model once more with other `evaluation.` knobs; writes the journal's `final` event."""
+    from tunediff.diffusion.process import Diffusion
+
+    train_s = outcome.points[-1]["train_s"]
+    if any(event["event"] == "final" and event["train_s"] == train_s for event in record.events(folder)):
+        return  # an attempt that was killed had come this far
+    evaluate = evaluator(cfg.override(config, protocol), world)
+    found = evaluate(outcome.ema.model, Diffusion(config.process, world.device))
+    if world.main:
+        record.Journal(folder).write("final", train_s=train_s, **found)
 
 
 def write_operations(config: Config, images: Any, world: Any, folder: Path, steps: int) -> None:
@@ -265,7 +282,7 @@ def _device_name(device: Any) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=3)
 def _evaluator(data: Any, evaluation: Any, process_steps: int, rank: int, size: int, device: str) -> Any:
     import torch
 
