@@ -107,7 +107,7 @@ def test_profile_of_an_export(tmp_path, capsys, quick):
 
     class Found:
         folder, metric, label = tmp_path / "night", "frechet", "FD"
-        space = type("Space", (), {"baseline": tiny(seed=7)})
+        space = type("Space", (), {"baseline": tiny(seed=7), "confirm": None})
 
         def baseline_of(self, trial):
             return None
@@ -157,7 +157,7 @@ def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
         return {"gain": 1.25, "within_noise": False}
 
     monkeypatch.setattr(profiling.Bench, "attempt", attempt)
-    assert profile.main(["--config", "digits", "--no-sweep", "--try"]) == 0
+    assert profile.main(["--config", "digits", "--no-sweep", "--try", "optimizer.implementation=foreach"]) == 0
     assert {"optimizer.implementation": "fused"} in tried
     assert "; tried: 1.25×" in capsys.readouterr().out
 
