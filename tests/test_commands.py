@@ -329,7 +329,7 @@ def test_train_refuses(config, capsys, words, message):
     assert message in refused(capsys, train.main, "--config", config, *words)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop):
     words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
 

@@ -192,7 +192,7 @@ def test_contradicting_knobs_are_drawn_again(make):
 
 # ---------------------------------------------------------------------------------------------- what failures teach
 BIG = {
-    "search": {"loader.batch_size": [64, 1024, 4096], "precision.amp": ["none", "bf16"], "optimizer.lr": [1e-4, 1e-3]},
+    "search": {"loader.batch_size": [64, 1024], "precision.amp": ["none", "bf16"], "optimizer.lr": [1e-4, 1e-3]},
     "first": [{"loader.batch_size": 1024}],
     "fixed": {"loader.resident": True},
     "baseline": {"loader.batch_size": 64},
@@ -200,7 +200,7 @@ BIG = {
 
 
 def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
-    """1,024 images in float32 ran out: so do 1,024 and 4,096 at any learning rate, but perhaps not in bfloat16."""
+    """1,024 images in float32 ran out: so do they at any other learning rate, but perhaps not in bfloat16."""
     searcher = make(**BIG, budget={"per_trial": "3s", "trials": 50})
     run = []
     for i in range(50):
@@ -210,7 +210,7 @@ def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
         run.append((size, amp, suggestion["optimizer.lr"]))
         end(searcher, suggestion, f"tune{i}", status="oom" if size >= 1024 and amp == "none" else "ok")
     assert [one for one in run if one[0] >= 1024 and one[1] == "none"] == [(1024, "none", 1e-3)]
-    assert len(run) == len(set(run)) == 9
+    assert len(run) == len(set(run)) == 7
     ruled_out = [t for t in study(searcher) if "ruled_out" in t.user_attrs]
     assert ruled_out
     assert all("as t0001, which ran out" in t.user_attrs["ruled_out"] for t in ruled_out)
