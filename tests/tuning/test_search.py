@@ -104,10 +104,11 @@ def test_kills_lose_nothing(search):
     one.wait_for(lambda: one.trial("t0002").finished)
     assert (one.trial("t0002").status, len(one.events("t0002", "point"))) == ("ok", 2)
 
-    # The search dies.
+    # The search dies, and its worker with it, as in a power cut: alone it could finish the trial before it notices.
     one.wait_for(has(one, "t0003", 1))
     family = of_search(process)
-    os.kill(process.pid, signal.SIGKILL)
+    for pid in (pids(one, "t0003")[1], process.pid):
+        os.kill(pid, signal.SIGKILL)
     process.wait()
     assert all_gone(family) == []
     before = one.journals
