@@ -172,7 +172,8 @@ def test_two_workers_and_early_stopping(search):
     assert block(one.log)["pruned"] == str(sum(t.status == "pruned" for t in trials))
 
 
-@pytest.mark.parametrize("fresh", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True])
 def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
     """A throughput study: nothing is evaluated, one process serves all, and the table is printed and kept."""
     one = search(
