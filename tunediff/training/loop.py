@@ -149,9 +149,10 @@ def train(
             total += loss.detach()
 
         # ---- update
-        with phases("sampler"):
+        with phases("optimizer"):
             world.average_gradients(weights.parameters())  # those of the network are averaged by its wrapper
             amp.scaler.unscale_(optimizer)
+        with phases("sampler"):
             sampler.before_step(errors_at, generator)
         with phases("optimizer"):
             nn.utils.clip_grad_norm_(parameters, config.optimizer.clip_norm)
