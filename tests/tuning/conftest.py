@@ -38,7 +38,7 @@ class Search:
         self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.storage.parent)
         return self.process
 
-    def run(self, *words, timeout=280):
+    def run(self, *words, timeout=500):
         process = self.start(*(words or (str(self.file), "--name", self.name)))
         code = process.wait(timeout)
         assert code in (0, 3), self.log

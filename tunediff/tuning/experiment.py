@@ -14,7 +14,9 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -43,8 +45,9 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
         raise ConfigError(
             f"--name: {folder.name!r} exists in {folder.parent}; choose another name, or --resume {folder.name}"
         )
+    new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
-        (folder / "trials").mkdir(parents=True)
+        (new / "trials").mkdir(parents=True)
         kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
         kept["base"] = "baseline.yaml"
         limits = {"per_trial": f"{space.budget.per_trial_s:.10g}s", "trials": space.budget.trials}
@@ -54,9 +57,11 @@ def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
         if space.budget.deadline_s is not None:
             limits["deadline"] = f"{space.budget.deadline_s:.10g}s"
         kept["budget"], kept["seed"] = limits, space.seed
-        (folder / "baseline.yaml").write_text(cfg.dump(space.baseline, [f"the baseline of {space.source}"]))
-        (folder / "search.yaml").write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+        (new / "baseline.yaml").write_text(cfg.dump(space.baseline, [f"the baseline of {space.source}"]))
+        (new / "search.yaml").write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+        new.rename(folder)  # a folder of that name is complete, whenever this process is killed
     except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
 
 
@@ -167,16 +172,33 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def scheduler(space: SearchSpace) -> Any:
+    """Tune's scheduler that stops hopeless trials on training seconds, or None. Rungs lie at evaluation points.
+
+    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
+    before `GRACE` of its budget.
+    """
+    from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
+
+    from tunediff.tuning.searcher import GRACE
+
+    budget_s = space.budget.per_trial_s
+    if space.early_stopping == "asha":
+        return ASHAScheduler(time_attr="train_s", max_t=budget_s, grace_period=GRACE * budget_s, reduction_factor=2)
+    if space.early_stopping == "median":
+        return MedianStoppingRule(time_attr="train_s", grace_period=GRACE * budget_s, min_samples_required=3)
+    return None
+
+
 def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: float, listener: Listener) -> None:
     import optuna
     import ray
     from ray import tune
     from ray.tune.progress_reporter import TrialProgressCallback
-    from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
     from tunediff.tuning import slot as slots
-    from tunediff.tuning.searcher import GRACE, Searcher
-    from tunediff.tuning.trial import plan, run_trial
+    from tunediff.tuning.searcher import Searcher
+    from tunediff.tuning.trial import Driver, plan
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
@@ -185,6 +207,9 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     session = uuid.uuid4().hex[:6]  # several searches may share a cluster
     names = [f"{folder.name}-{session}-slot-{i}" for i in range(share.slots)]
     actors = [slots.create(name, str(folder / "train"), share.to_dict()) for name in names]
+    if not space.fresh and space.baseline.compile.mode == "none":
+        for actor in actors:  # the workers of the first trials start while Tune does
+            actor.warm.remote(space.baseline.parallel.workers)
 
     class Lines(TrialProgressCallback):  # type: ignore[misc]
         """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
@@ -201,33 +226,26 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
         def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             listener("end", trial.config["trial"], {})
 
-    # Rungs lie at evaluation points. Early on curves cross: compilation, warm-up and the EMA make the later winner look
-    # bad at first.
-    grace_s, scheduler = GRACE * space.budget.per_trial_s, None
-    if space.early_stopping == "asha":
-        scheduler = ASHAScheduler(
-            time_attr="train_s", max_t=space.budget.per_trial_s, grace_period=grace_s, reduction_factor=2
-        )
-    elif space.early_stopping == "median":
-        scheduler = MedianStoppingRule(time_attr="train_s", grace_period=grace_s, min_samples_required=3)
     number = len(list((folder / "tune").glob("*"))) if (folder / "tune").exists() else 0
     tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(run_trial, plan=plan(space, folder, names)), {"CPU": 0.01}),
+        tune.with_resources(tune.with_parameters(Driver, plan=plan(space, folder, names)), {"CPU": 0.01}),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits
             max_concurrent_trials=share.slots,
             search_alg=searcher,
-            scheduler=scheduler,
+            scheduler=scheduler(space),
             metric="objective",
             mode=space.mode,
             trial_name_creator=_readable,
             trial_dirname_creator=_readable,
+            reuse_actors=True,  # a new driver process per trial costs seconds
         ),
         run_config=tune.RunConfig(
             name=f"session-{number}",
             storage_path=str(folder / "tune"),
             verbose=0,
             callbacks=[Lines()],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
     )

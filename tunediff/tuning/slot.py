@@ -42,6 +42,12 @@ class Slot:
         job = self._job["name"] if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
+    async def warm(self, size: int) -> None:
+        """Start a group of `size` workers before there is a job for them."""
+        async with self._turn:
+            if self._group is None:
+                self._start(size, fresh=False)
+
     # ---- for trial drivers
     async def submit(self, job: dict[str, Any]) -> str:
         """Hand in a job; returns its serial. A driver that was restarted is attached to its running job."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ray import tune
+from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff import config as cfg
 from tunediff import record
@@ -40,11 +44,30 @@ def configuration(drawn: dict[str, Any], plan: dict[str, Any]) -> Config:
     return cfg.override(cfg.from_dict(plan["baseline"], plan["source"]), drawn, plan["source"])
 
 
-def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
-    """Hand the trial to its slot and pass its points on to Tune, until it ended one way or another.
+class Driver(tune.Trainable):  # type: ignore[misc]
+    """One trial after the other in the same process, as starting one takes seconds; each `step` is one point.
+
+    A scheduler that stops a trial asks for no further step: the slot learns of it from the next trial, or at the end.
+    """
+
+    def setup(self, config: dict[str, Any], plan: dict[str, Any]) -> None:
+        self._plan = plan
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._points = points(new_config, self._plan)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        return next(self._points, {"done": True, RESULT_DUPLICATE: True})  # the end brings no numbers of its own
+
+
+def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hand the trial to its slot and yield its points for Tune, until it ended one way or another.
 
     `params`: the drawn knobs by dotted name, `trial` (its name) and `slot`. A driver that is started again after a
-    kill attaches to the running job, or finds in the journal that all is done.
+    kill attaches to the running job, or finds in the journal that all is done. To ask for the point after the next one
+    is to let the workers train on.
     """
     import ray
 
@@ -55,8 +78,7 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
     config = configuration(drawn, plan)
     journal = record.Journal(folder)
     if (known := record.read_trial(folder)) is not None and known.finished:
-        for point in known.points:
-            _tell_tune(point, plan["metric"])
+        yield from (_for_tune(point, plan["metric"]) for point in known.points)
         return
 
     slot, started = get(plan["slots"][params["slot"]]), time.monotonic()
@@ -97,7 +119,7 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
                 continue
             cursor += 1
             if event["kind"] == "point":
-                _tell_tune(event, plan["metric"])
+                yield _for_tune(event, plan["metric"])
                 ray.get(slot.let_go_on.remote(serial, event["index"]))
             elif event["kind"] == "end":
                 if (ended := record.read_trial(folder)) is None or not ended.finished:  # the worker could not write it
@@ -114,12 +136,10 @@ def run_trial(params: dict[str, Any], plan: dict[str, Any]) -> None:
                 break
 
 
-def _tell_tune(point: dict[str, Any], metric: str) -> None:
-    """Report one point. Returns only if the scheduler wants the trial to go on."""
-    from ray import tune
-
+def _for_tune(point: dict[str, Any], metric: str) -> dict[str, Any]:
+    """What Tune's scheduler and pages need of a point."""
     numbers = {key: value for key, value in point.items() if key not in _HIDDEN and isinstance(value, int | float)}
-    tune.report({**numbers, "objective": numbers[metric] if math.isfinite(numbers[metric]) else math.inf})
+    return {**numbers, "objective": numbers[metric] if math.isfinite(numbers[metric]) else math.inf}
 
 
 def _short(reason: str) -> str:
