@@ -422,7 +422,10 @@ REFUSED = [
     (changed(early_stopping="asah"), "x.yaml: early_stopping: 'asah' is not allowed; allowed: none, asha, median"),
     (changed(objective="fid"), "x.yaml: objective: metric: 'fid' is not allowed; allowed: frechet, images_per_s"),
     (changed(objective={"metric": "frechet", "mode": "max"}), "x.yaml: objective: mode: 'max' is not allowed"),
-    (changed(objective=["frechet", "images_per_s"]), "x.yaml: objective: several objectives"),
+    (changed(objective=["frechet", "images_per_s"]), "x.yaml: objective: ['frechet', 'images_per_s'] is not allowed; allowed: "
+     "one of frechet, images_per_s, or a list of one of these and one of peak_memory_mib, worker_s"),
+    (changed(objective=["frechet"]), "x.yaml: objective: ['frechet'] is not allowed"),
+    (changed(objective=["frechet", "worker_s"], early_stopping="asha"), "early_stopping: 'asha' is not allowed with two"),
     (changed(budget={}), "x.yaml: budget: per_trial: is missing"),
     (changed(budget={"per_trial": "20s"}), "x.yaml: budget: trials: is missing"),
     (changed(budget={"per_trial": 20, "trials": 8}), "x.yaml: budget: per_trial: 20 is not a duration; allowed: a number"),

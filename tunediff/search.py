@@ -99,11 +99,26 @@ def _main(argv: Sequence[str] | None) -> int:
         block |= confirmed.block() | {"confirmation": str(confirmation.write(confirmed)["confirm.md"])}
     if args.json:
         rows = {"study_rows": json.loads(studied.frame().to_json(orient="records"))} if studied is not None else {}
-        print(json.dumps(block | _records(compared) | rows, indent=2))
+        front = (
+            {"pareto_rows": json.loads(found.pareto_table().to_json(orient="records"))}
+            if found.space.cost is not None
+            else {}
+        )
+        print(json.dumps(block | _records(compared) | rows | front, indent=2))
     else:
         print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
         if compared is not None:
             print("\n".join(["", compared.text(), "", *compared.conclusions()]))
+        if found.space.cost is not None:
+            print(
+                "\n".join(
+                    [
+                        "",
+                        "Pareto front, from the best value to the lowest cost:",
+                        found.pareto_table().to_string(index=False, float_format=cli.number),
+                    ]
+                )
+            )
         if confirmed is not None:
             print("\n".join(["", confirmation.text(confirmed), "", *confirmed.sentences()]))
         if studied is not None:
@@ -334,6 +349,7 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
         "table": str(found.folder / "trials.csv"),
         "curves": str(found.folder / "curves.png"),
         **({"comparison": str(found.folder / "comparison.png")} if compared is not None else {}),
+        **({"pareto": str(found.folder / "pareto.csv")} if found.space.cost is not None else {}),
         **_study_files(found),
         "study": f"sqlite:///{found.folder / 'study.db'}",
     }

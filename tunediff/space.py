@@ -33,6 +33,8 @@ KEYS = (
 FORMS = ("search", "grid", "trials", "ladder")
 EARLY_STOPPING = ("none", "asha", "median")
 METRICS = {"frechet": "min", "images_per_s": "max"}
+COSTS = ("peak_memory_mib", "worker_s")
+"""What a second objective may be, kept small: memory of the device, or training seconds times workers (GPU-seconds)."""
 MAX_SEEDS = 100
 MAX_OPERATIONS = 1000
 """Steps that may be profiled: a profile holds every call of every step in memory."""
@@ -183,6 +185,8 @@ class SearchSpace:
     budget: SearchBudget
     metric: str = "frechet"
     mode: str = "min"
+    cost: str | None = None
+    """Second objective, one of `COSTS`: the search then looks for the best trade-offs, not for one winner."""
     early_stopping: str = "none"
     seed: int = 0
     seeds: int = 1
@@ -297,11 +301,16 @@ def parse(
         )
     kind = forms[0]
     baseline = _baseline(content, source, folder, dict(overrides or {}), kind)
-    metric, mode = _objective(content.get("objective", "frechet"), source)
+    metric, mode, cost = _objective(content.get("objective", "frechet"), source)
     early_stopping = content.get("early_stopping", "none")
     if early_stopping not in EARLY_STOPPING:
         raise ConfigError(
             f"{source}: early_stopping: {early_stopping!r} is not allowed; allowed: {', '.join(EARLY_STOPPING)}"
+        )
+    if cost is not None and early_stopping != "none":
+        raise ConfigError(
+            f"{source}: early_stopping: {early_stopping!r} is not allowed with two objectives: a trial that is bad in "
+            "one may be the best in the other; allowed: none"
         )
     warm_start = content.get("warm_start")
     if warm_start is not None and (not isinstance(warm_start, str) or kind != "search"):
@@ -348,7 +357,7 @@ def parse(
         raise ConfigError(f"{source}: first: belongs to search:; {kind}: runs its points in order")
 
     budget_ = SearchBudget(1, 1)
-    space = SearchSpace(source, baseline, dimensions, (), kind, budget_, metric, mode, early_stopping, seed)
+    space = SearchSpace(source, baseline, dimensions, (), kind, budget_, metric, mode, cost, early_stopping, seed)
     where = "first" if kind == "search" else kind
     full = [space.expand({}, f"{source}: {kind} (baseline)")]
     full += [space.expand(point, f"{source}: {where}[{i}]") for i, point in enumerate(points)]
@@ -512,12 +521,18 @@ def _confirm(value: Any, where: str, baseline: Config, metric: str) -> Confirm:
     return Confirm(numbers["of"][0], numbers["seeds"][0], final)
 
 
-def _objective(value: Any, source: str) -> tuple[str, str]:
-    where = f"{source}: objective"
+def _objective(value: Any, source: str) -> tuple[str, str, str | None]:
+    """Metric, its direction, and the second objective if there is one."""
+    where, cost = f"{source}: objective", None
+    if isinstance(value, list):
+        if len(value) != 2 or value[0] not in METRICS or value[1] not in COSTS:
+            raise ConfigError(
+                f"{where}: {value!r} is not allowed; allowed: one of {', '.join(METRICS)}, or a list of one of these "
+                f"and one of {', '.join(COSTS)}"
+            )
+        value, cost = value
     if isinstance(value, str):
         value = {"metric": value}
-    if isinstance(value, list):
-        raise ConfigError(f"{where}: several objectives at once are not supported; choose one of {', '.join(METRICS)}")
     value = _mapping(value, where)
     if unknown := [key for key in value if key not in ("metric", "mode")]:
         raise ConfigError(f"{where}: {unknown[0]}: no such key; allowed: metric, mode")
@@ -526,7 +541,7 @@ def _objective(value: Any, source: str) -> tuple[str, str]:
         raise ConfigError(f"{where}: metric: {metric!r} is not allowed; allowed: {', '.join(METRICS)}")
     if (mode := value.get("mode", METRICS[metric])) != METRICS[metric]:
         raise ConfigError(f"{where}: mode: {mode!r} is not allowed for {metric}; allowed: {METRICS[metric]}")
-    return metric, METRICS[metric]
+    return metric, METRICS[metric], cost
 
 
 def duration_s(value: Any, where: str) -> float:

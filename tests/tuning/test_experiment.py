@@ -78,7 +78,7 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
     steady = [at(20.0, 10.0 + i / 10, 8.0, 7.0) for i in range(4)]
     crossing = at(300.0, 9.0, 5.0, 3.0)
     hopeless = at(25.0, 24.0, 23.0, 22.0)
-    *others, late, bad = stopped_at(scheduler, [*steady, crossing, hopeless])
+    *_, late, bad = stopped_at(scheduler, [*steady, crossing, hopeless])
     assert late is None
     assert bad is not None, "the rule stops nothing at all"
     assert bad >= 4.0, "stopped before half of its budget"

@@ -158,13 +158,21 @@ def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
     assert second.suggest("x")["trial"] == "t0001"
 
 
-def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path):
+@pytest.mark.parametrize("damage", ["gone", "empty", "half written", "no database"])
+def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, caplog):
     first = make()
     for i in range(3):
         end(first, first.suggest(f"a{i}"), f"a{i}", value=float(i))
     values = {t.user_attrs["trial"]: (t.params, t.value) for t in study(first) if "trial" in t.user_attrs}
-    (tmp_path / "study.db").unlink()
+    file, content = tmp_path / "study.db", (tmp_path / "study.db").read_bytes()
+    file.unlink()  # a new inode: `first` still holds the old one
+    if damage != "gone":
+        file.write_bytes(
+            {"empty": b"", "half written": content[: len(content) // 2], "no database": b"x" * 999}[damage]
+        )
     second = make()
+    assert ("is damaged" in caplog.text) == (damage in ("half written", "no database"))
+    assert len(list(tmp_path.glob("study.db.damaged"))) == (damage in ("half written", "no database"))
     assert {t.user_attrs["trial"]: (t.params, t.value) for t in study(second) if "trial" in t.user_attrs} == values
     assert second.suggest("x")["trial"] == "t0003"
 
@@ -300,3 +308,40 @@ def test_what_lies_outside_the_space_is_left_out(make, earlier):
         warm_start=str(earlier),
     )  # fmt: skip
     assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]
+
+
+# ---------------------------------------------------------------------------------------------------------- two objectives
+def measured(searcher, suggestion, frechet, memory, trial_id="a"):
+    """A trial that ended ok with both objectives."""
+    folder = searcher.experiment / "trials" / suggestion["trial"]
+    end(searcher, suggestion, None, status=None)
+    record.Journal(folder).write("point", index=1, train_s=3.0, worker_s=3.0, frechet=frechet, peak_memory_mib=memory)
+    record.Journal(folder).write("end", status="ok", reason="")
+    searcher.on_trial_complete(trial_id, {})
+
+
+def test_two_objectives_end_with_their_trade_offs(make):
+    """Optuna is told both; a failure is bad in both; what another trial beats in both is not on the front."""
+    from tunediff.reporting import results
+
+    two = {"objective": ["frechet", "peak_memory_mib"], "first": None, "budget": {"per_trial": "3s", "trials": 9}}
+    searcher = make(**(EARLIER | two))
+    values = [(5.0, 300.0), (4.0, 400.0), (6.0, 310.0), (3.0, 900.0), (5.5, 250.0), (4.0, 390.0)]
+    for frechet, memory in values:
+        suggestion = searcher.suggest("a")
+        searcher.on_trial_result("a", {"objective": frechet, "index": 1})  # Optuna keeps no curves of two objectives
+        measured(searcher, suggestion, frechet, memory)
+    failed = searcher.suggest("a")
+    end(searcher, failed, "a", status="nan")
+    told = {t.user_attrs["trial"]: t.values for t in study(searcher) if "trial" in t.user_attrs}
+    assert [told[f"t{i:04d}"] for i in range(6)] == [list(pair) for pair in values]
+    assert told[failed["trial"]] == [12.0, 1800.0]
+
+    found = results.Results(searcher.experiment, searcher.space, record.read_trials(searcher.experiment))
+    assert [trial.name for trial in found.pareto] == ["t0003", "t0005", "t0000", "t0004"]
+    rows = found.pareto_table()
+    assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]
+    assert list(rows["frechet"]) == sorted(rows["frechet"])
+    assert rows["configuration"][2] == "baseline"
+    again = make(**(EARLIER | two))
+    assert again.suggest("b")["trial"] == "t0007"  # resumed: the study of two objectives opens again

@@ -109,13 +109,16 @@ def comparison(found: Results, compared: Comparison, path: Path) -> None:
 def write_all(found: Results) -> dict[str, Path]:
     """Write the tables and figures of a search into its folder; returns their paths by file name.
 
-    trials.csv, curves.csv and curves.png; of several seeds also comparison.csv, comparison.md and comparison.png; of a
+    trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv, comparison.md and comparison.png; of a
     study also study.csv, study.md and, where it has one, the figure study.png.
     """
     written = {name: found.folder / name for name in ("trials.csv", "curves.csv", "curves.png")}
     found.table().to_csv(written["trials.csv"], index=False)
     found.curves().to_csv(written["curves.csv"], index=False)
     curves(found, written["curves.png"])
+    if found.space.cost is not None:
+        written["pareto.csv"] = found.folder / "pareto.csv"
+        found.pareto_table().to_csv(written["pareto.csv"], index=False)
     if found.space.seeds > 1:
         compared = compare(found)
         written |= {name: found.folder / name for name in ("comparison.csv", "comparison.md", "comparison.png")}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from tunediff import cli, record, space
 from tunediff import config as cfg
-from tunediff import record, space
 from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
 
@@ -78,6 +78,37 @@ class Results:
         full = [trials for trials in runs.values() if len(trials) == most]
         return choose(full, key=lambda trials: sum(trial.value(self.metric) or 0.0 for trial in trials))[0]
 
+    @property
+    def pareto(self) -> list[TrialRecord]:
+        """The trade-offs of a search with two objectives: no other trial is as good in both and better in one.
+
+        From the best of the first objective to the smallest of the second.
+        """
+        cost = self.space.cost
+        assert cost is not None
+        front: list[TrialRecord] = []
+        for trial in sorted(self.ranked, key=lambda t: (self._loss(t), t.value(cost) or 0.0)):
+            value = trial.value(cost)
+            if value is not None and (not front or value < (front[-1].value(cost) or 0.0)):
+                front.append(trial)
+        return front
+
+    def pareto_table(self) -> pd.DataFrame:
+        """`pareto` as rows: trial, both objectives by their names, versus_baseline, configuration (what it changes)."""
+        assert self.space.cost is not None
+        rows = []
+        for trial in self.pareto:
+            objectives = {name: trial.value(name) for name in (self.metric, self.space.cost)}
+            changed = cfg.differences(cfg.from_dict(cfg.nest(trial.config), trial.name), self.space.baseline)
+            said = {"versus_baseline": self.versus_baseline(trial), "configuration": cli.knobs(changed)}
+            rows.append({"trial": trial.name, **objectives, **said})
+        return pd.DataFrame(rows)
+
+    def _loss(self, trial: TrialRecord) -> float:
+        """The objective, turned so that smaller is better."""
+        value = trial.value(self.metric) or 0.0
+        return -value if self.space.mode == "max" else value
+
     def versus_baseline(self, trial: TrialRecord) -> float | None:
         """Objective over the baseline's objective, of the same seed."""
         baseline = self.baseline_of(trial)
@@ -117,6 +148,7 @@ class Results:
                         k: last.get(k)
                         for k in (
                             "train_s",
+                            "worker_s",
                             "images",
                             "images_per_s",
                             "step_s",

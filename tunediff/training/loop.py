@@ -473,6 +473,7 @@ class _Segment:
         rate = images / trained if trained > 0 else 0.0
         point: dict[str, Any] = {
             "train_s": self._pace.train_s,
+            "worker_s": self._pace.train_s * self._world.size,
             "images": self._pace.images,
             "steps": self._pace.steps,
             "images_per_s": rate,

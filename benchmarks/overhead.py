@@ -1,0 +1,169 @@
+"""What a search costs beside training: `python benchmarks/overhead.py [--trials 1000]`, or `--of FOLDER` of a search.
+
+Without `--of`, a whole search runs through Ray Tune, searcher, journals, study and console, but its trials report one
+made-up point and end at once, so that all seconds are the driver's own. Prints, by windows of trials, seconds per
+trial and of one suggestion: both must not grow. With `--of`, a real search is read back: seconds before the first
+trial, between one trial's end and the next one's first second in the workers, and after the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli, record, search, space
+from tunediff.tuning import experiment, searcher, trial
+
+CONTENT = {
+    "workload": "digits",
+    "search": {
+        "loader.batch_size": [32, 64, 128, 256],
+        "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True},
+        "model.dropout": {"low": 0.0, "high": 0.5},
+        "precision.amp": ["none", "bf16"],
+        "ema.max_decay": {"low": 0.9, "high": 0.9999},
+    },
+}
+
+
+class Trivial(trial.Driver):
+    """A trial without slot and workers: one point, whose value the knobs decide, and the end."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._points = trivial(new_config, self._plan)
+        return True
+
+
+def trivial(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What `tunediff.tuning.trial.points` does, but for the training."""
+    import math
+    import os
+    import time
+    from pathlib import Path
+
+    from tunediff import config as cfg
+    from tunediff import record
+    from tunediff.tuning import trial
+
+    name, value = params["trial"], 1.0 + abs(math.log10(params["optimizer.lr"]) + 3) + params["model.dropout"]
+    config = trial.configuration({k: v for k, v in params.items() if k in cfg.knobs()}, plan)
+    journal = record.Journal(Path(plan["experiment"]) / "trials" / name)
+    journal.write(
+        "start", name=name, number=int(name[1:]), config=cfg.flat(config),
+        drawn={k: v for k, v in params.items() if k in cfg.knobs()}, fingerprint=cfg.fingerprint(config),
+        budget_s=plan["budget"]["seconds"], environment=record.environment(), pid=os.getpid(),
+    )  # fmt: skip
+    journal.write("worker", pid=os.getpid(), threads=1, device="cpu", images=1)
+    for index in range(1, config.evaluation.points + 1):
+        point = {
+            "index": index, "train_s": plan["budget"]["seconds"] * index / config.evaluation.points,
+            "frechet": value * (2 - index / config.evaluation.points), "images": 1000 * index, "images_per_s": 1000.0,
+            "label": "made up", "seconds": {"train": 0.0}, "clock": time.time(),
+        }  # fmt: skip
+        journal.write("point", **point)
+        yield trial._for_tune(point, plan["metric"])
+    journal.write("end", status="ok", reason="", seconds={"train": 0.0})
+
+
+def of_driver(trials: int, window: int) -> dict[str, Any]:
+    """Run `trials` trivial ones; seconds per trial and per suggestion by windows of `window` trials."""
+    suggestions: list[float] = []
+    suggest = searcher.Searcher.suggest
+
+    def timed(self: searcher.Searcher, trial_id: str) -> Any:
+        start = time.perf_counter()
+        found = suggest(self, trial_id)
+        if isinstance(found, dict):
+            suggestions.append(time.perf_counter() - start)
+        return found
+
+    searcher.Searcher.suggest = timed  # type: ignore[method-assign]
+    trial.Driver = Trivial  # type: ignore[misc]
+    content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
+    wanted = space.parse(content, "overhead", overrides={"evaluation.points": 2})
+    with tempfile.TemporaryDirectory() as storage:
+        folder = Path(storage) / "overhead"
+        experiment.create(folder, wanted, content)
+        console = search.Console(folder, wanted, quiet=False)
+        sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
+        try:
+            experiment.run(folder, wanted, console.listen)
+        finally:
+            sys.stdout = terminal
+        ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)
+    rows = []
+    for first in range(0, trials, window):
+        last = min(first + window, len(ended)) - 1
+        before = ended[first - 1] if first else ended[0]
+        count = last - first + (1 if first else 0)
+        rows.append(
+            {
+                "trials": f"{first}…{last}",
+                "per_trial_s": (ended[last] - before) / max(1, count),
+                "suggestion_ms_median": 1e3 * statistics.median(suggestions[first : last + 1]),
+                "suggestion_ms_max": 1e3 * max(suggestions[first : last + 1]),
+            }
+        )
+    return {"trials": len(ended), "windows": rows}
+
+
+def of_search(folder: Path) -> dict[str, Any]:
+    """Where the wall-clock of a finished search went; seconds. Of several sessions, the last."""
+    sessions = [json.loads(line) for line in (folder / "sessions.jsonl").read_text().splitlines()]
+    begin = max(line["time"] for line in sessions if line["event"] == "begin")
+    over = max(line["time"] for line in sessions)
+    events = {path.name: list(record.events(path)) for path in (folder / "trials").glob("t*")}
+    starts = sorted(min(e["time"] for e in trial if e["event"] == "worker") for trial in events.values() if trial)
+    ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
+    gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
+    work = [t.end.get("seconds", {}) for t in record.read_trials(folder) if t.end]
+    training = sum(parts.get("train", 0) + parts.get("data_wait", 0) for parts in work)
+    evaluation = sum(parts.get("evaluation", 0) for parts in work)
+    return {
+        "search": folder.name,
+        "trials": len(starts),
+        "wall_s": over - begin,
+        "before_first_trial_s": starts[0] - begin,
+        "between_trials_s_median": statistics.median(gaps) if gaps else None,
+        "between_trials_s_max": max(gaps, default=None),
+        "after_last_trial_s": over - ends[-1],
+        "training_share": training / (over - begin),
+        "training_and_evaluation_share": (training + evaluation) / (over - begin),
+    }
+
+
+def main() -> int:
+    """See the module's description."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--window", type=int, default=100, help="trials per row")
+    parser.add_argument("--of", type=Path, metavar="FOLDER", help="read a search that was run instead")
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args()
+    load = os.getloadavg()[0]
+    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window)
+    if wanted.json:
+        print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
+        return 0
+    for key, value in found.items():
+        if key != "windows":
+            print(f"{key}: {cli.number(value) if isinstance(value, float) else value}")
+    if rows := found.get("windows"):
+        print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
+        for row in rows:
+            numbers = (row["per_trial_s"], row["suggestion_ms_median"], row["suggestion_ms_max"])
+            print(f"| {row['trials']} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |")
+    print(f"load average before: {load:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
