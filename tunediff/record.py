@@ -127,6 +127,17 @@ def is_recorded(folder: Path, point: dict[str, Any]) -> bool:
 
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun."""
+    try:
+        about = (folder / JOURNAL).stat()
+    except OSError:
+        return None
+    record = _read_trial(folder, about.st_mtime_ns, about.st_size)
+    return record and dataclasses.replace(record, points=list(record.points))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
+    """A journal only grows: what was read at this size is read once, however often a long search is looked at."""
     record: TrialRecord | None = None
     points: dict[int, dict[str, Any]] = {}
     final: dict[str, Any] = {}

@@ -264,7 +264,7 @@ class Console:
             drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
             self.say(f"{name} start  {cli.knobs(_versus(self.space, drawn))}")
             return
-        found = results.read(self.folder)
+        found = results.Results(self.folder, self.space, record.read_trials(self.folder))
         trial = next((t for t in found.trials if t.name == name), None)
         if trial is None:
             return
