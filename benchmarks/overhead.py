@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, record, search, space
+from tunediff import cli, record, space
+from tunediff.reporting.console import Console
 from tunediff.tuning import experiment, searcher, trial
 
 CONTENT = {
@@ -92,7 +93,7 @@ def of_driver(trials: int, window: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage:
         folder = Path(storage) / "overhead"
         experiment.create(folder, wanted, content)
-        console = search.Console(folder, wanted, quiet=False)
+        console = Console(folder, wanted, quiet=False)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
             experiment.run(folder, wanted, console.listen)

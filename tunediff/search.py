@@ -18,6 +18,7 @@ from tunediff.record import TrialRecord
 from tunediff.reporting import comparison, confirmation, figures, results, studies
 from tunediff.reporting.comparison import Comparison
 from tunediff.reporting.confirmation import Confirmation
+from tunediff.reporting.console import Console, Table, skipped, versus
 from tunediff.space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources
 
@@ -80,10 +81,10 @@ def _main(argv: Sequence[str] | None) -> int:
     if args.resume is None:
         experiment.create(folder, wanted, content)
 
-    console = Console(folder, wanted, quiet=args.quiet or args.json)
     try:
         if not _complete(folder, wanted):
-            experiment.run(folder, wanted, console.listen, args.address, console.greet)
+            with _console(folder, wanted, args) as console:
+                experiment.run(folder, wanted, console.listen, args.address, console.greet)
         confirmed = _confirm(folder, args) if wanted.confirm is not None else None
     except KeyboardInterrupt:
         resume = f"python -m tunediff.search --resume {folder.name}"
@@ -133,12 +134,18 @@ def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
         return None
     of, wanted = prepared
     if not _complete(of, wanted):
-        console = Console(of, wanted, quiet=args.quiet or args.json)
-        console.say(f"confirming: {len(wanted.points) // wanted.seeds - 1} finalists and the baseline, new seeds")
-        experiment.run(of, wanted, console.listen, args.address)
+        with _console(of, wanted, args) as console:
+            console.say(f"confirming: {len(wanted.points) // wanted.seeds - 1} finalists and the baseline, new seeds")
+            experiment.run(of, wanted, console.listen, args.address)
     runs = results.read(of)
     figures.write_all(runs)
     return confirmation.confirm(found, runs)
+
+
+def _console(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Console:
+    """A live table in a terminal, a line per event elsewhere."""
+    quiet = args.quiet or args.json
+    return Console(folder, wanted, quiet) if quiet or not sys.stdout.isatty() else Table(folder, wanted)
 
 
 def _complete(folder: Path, wanted: SearchSpace) -> bool:
@@ -208,114 +215,12 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
         f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
     ]
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
-    lines += [f"  first {i}: {cli.knobs(_versus(wanted, point))}" for i, point in enumerate(wanted.points)]
-    return lines + _skipped(wanted)
-
-
-def _skipped(wanted: SearchSpace) -> list[str]:
-    """Which combinations of a grid are not run, and why."""
-    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]
-
-
-def _versus(wanted: SearchSpace, drawn: dict[str, Any]) -> dict[str, Any]:
-    """The knobs of a point that differ from the baseline."""
-    changed = cfg.differences(wanted.config(drawn), wanted.baseline)
-    return {name: value for name, value in changed.items() if name in drawn}
+    lines += [f"  first {i}: {cli.knobs(versus(wanted, point))}" for i, point in enumerate(wanted.points)]
+    return lines + skipped(wanted)
 
 
 def _word(value: Any) -> str:
     return cli.number(value) if value is not None else "none"
-
-
-class Console:
-    """One line per event."""
-
-    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool) -> None:
-        self.folder, self.space, self.quiet = folder, wanted, quiet
-        self.started = time.monotonic()
-        self._before = len([t for t in record.read_trials(folder) if t.finished])
-        self._printed: set[tuple[str, int]] = set()
-        self._told_skipped = False
-
-    def say(self, text: str) -> None:
-        """A line with the seconds since the start, unless quiet."""
-        if not self.quiet:
-            try:
-                print(f"[{cli.seconds(time.monotonic() - self.started):>6}] {text}", flush=True)
-            except OSError:  # the terminal went away; a night of trials must not
-                self.quiet = True
-
-    def greet(self, context: Any) -> None:
-        """Where to look while it runs."""
-        url = getattr(context, "dashboard_url", None)
-        if url:
-            self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
-        self.say(f"results {self.folder}")
-        budget = self.space.budget
-        for line in _skipped(self.space):
-            self.say(line)
-        self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
-
-    def listen(self, event: str, name: str, content: dict[str, Any]) -> None:
-        """Print what happened to a trial."""
-        if self.quiet:
-            return
-        if event == "start":
-            drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
-            self.say(f"{name} start  {cli.knobs(_versus(self.space, drawn))}")
-            return
-        found = results.Results(self.folder, self.space, record.read_trials(self.folder))
-        trial = next((t for t in found.trials if t.name == name), None)
-        if trial is None:
-            return
-        if event == "point":
-            self._tell_skipped(name)
-        if event == "point" and (name, content.get("index", 0)) not in self._printed:
-            self._printed.add((name, content.get("index", 0)))
-            self.say(f"{name} {self._point(found, trial, content)}")
-        elif event == "end":
-            self.say(f"{name} {self._end(found, trial)}")
-
-    def _tell_skipped(self, name: str) -> None:
-        """Name the files that are no images, once."""
-        if self._told_skipped:
-            return
-        self._told_skipped = True
-        for event in record.events(self.folder / "trials" / name):
-            if event.get("skipped_files"):
-                named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
-                self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
-                return
-
-    def _point(self, found: results.Results, trial: TrialRecord, point: dict[str, Any]) -> str:
-        words = [f"{point['train_s']:6.1f} s"]
-        if "frechet" in point:
-            words.append(f"{found.label} {cli.number(point['frechet'])}")
-            baseline = found.baseline_of(trial)
-            base = baseline.points if baseline is not None else []
-            same = next((p for p in base if p["index"] == point["index"]), None)
-            if same is not None and same["frechet"]:
-                words.append(f"{point['frechet'] / same['frechet']:.2f}× baseline")
-        words.append(f"{point['images_per_s']:.0f} images/s")
-        return "  ".join(words)
-
-    def _end(self, found: results.Results, trial: TrialRecord) -> str:
-        value = trial.value(found.metric)
-        words = [trial.status or "?", trial.reason] if trial.status != "ok" else ["ok"]
-        if value is not None:
-            last = trial.points[-1]
-            words += [f"{last['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
-            if (ratio := found.versus_baseline(trial)) is not None:
-                words.append(f"{ratio:.2f}× baseline")
-            words.append(f"{last['images'] / last['train_s']:.0f} images/s")
-            words.append(cli.knobs(_versus(self.space, trial.drawn)))
-        if found.best is not None:
-            words.append(f"best {found.best.name} {cli.number(found.best.value(found.metric))}")
-        done = len([t for t in found.trials if t.finished])
-        if (left := self.space.budget.trials - done) > 0 and done > self._before:
-            eta = (time.monotonic() - self.started) / (done - self._before) * left
-            words.append(f"{done}/{self.space.budget.trials}, about {cli.seconds(eta)} left")
-        return "  ".join(word for word in words if word)
 
 
 def summary(found: results.Results, wall_s: float, compared: Comparison | None = None) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from tunediff.config import ConfigError
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
 
+log = logging.getLogger(__name__)
+
 Listener = Callable[[str, str, dict[str, Any]], None]
 """Called with (event, trial name, content); events: start, point, end."""
 
@@ -211,20 +213,34 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
         for actor in actors:  # the workers of the first trials start while Tune does
             actor.warm.remote(space.baseline.parallel.workers)
 
-    class Lines(TrialProgressCallback):  # type: ignore[misc]
+    class Events(TrialProgressCallback):  # type: ignore[misc]
         """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
 
+        def __init__(self, listener: Listener | None) -> None:
+            super().__init__()
+            self._listener = listener
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"_listener": None}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
+
+        def _tell(self, event: str, name: str, content: dict[str, Any]) -> None:
+            try:
+                if self._listener is not None:
+                    self._listener(event, name, content)
+            except Exception:  # what is only shown must not end a night of trials
+                log.exception("could not show %s of %s", event, name)
+
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            listener("start", trial.config["trial"], trial.config)
+            self._tell("start", trial.config["trial"], trial.config)
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-            listener("point", trial.config["trial"], result)
+            self._tell("point", trial.config["trial"], result)
 
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            listener("end", trial.config["trial"], {})
+            self._tell("end", trial.config["trial"], {})
 
         def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            listener("end", trial.config["trial"], {})
+            self._tell("end", trial.config["trial"], {})
 
     number = len(list((folder / "tune").glob("*"))) if (folder / "tune").exists() else 0
     tuner = tune.Tuner(
@@ -244,7 +260,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
             name=f"session-{number}",
             storage_path=str(folder / "tune"),
             verbose=0,
-            callbacks=[Lines()],
+            callbacks=[Events(listener)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
