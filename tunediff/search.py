@@ -86,11 +86,13 @@ def _main(argv: Sequence[str] | None) -> int:
             with _console(folder, wanted, args) as console:
                 experiment.run(folder, wanted, console.listen, args.address, console.greet)
         confirmed = _confirm(folder, args) if wanted.confirm is not None else None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, experiment.StoppedError) as error:
         resume = f"python -m tunediff.search --resume {folder.name}"
         resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
-        print(f"\ninterrupted; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
-        return cli.INTERRUPTED
+        stopped = isinstance(error, experiment.StoppedError)
+        why = f"error: {error}" if stopped else "\ninterrupted"
+        print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+        return cli.FAILED if stopped else cli.INTERRUPTED
     found = results.read(folder)
     figures.write_all(found)
     compared = comparison.compare(found) if found.space.seeds > 1 else None

@@ -310,6 +310,25 @@ def test_what_lies_outside_the_space_is_left_out(make, earlier):
     assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]
 
 
+def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, monkeypatch):
+    """A full disk, when a trial ends: no further one is started; the resumed search knows what the journal says."""
+    searcher = make()
+    suggestion = searcher.suggest("a")
+
+    def full(*_, **__):
+        raise optuna.exceptions.StorageInternalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(searcher._study, "tell", full)
+        end(searcher, suggestion, "a", value=4.5)
+        searcher.on_trial_complete("a", {}, error=True)  # Tune tells it again
+    assert "disk is full" in str(searcher.broken)
+    assert searcher.suggest("b") == "FINISHED"
+    again = make()
+    assert [t.value for t in study(again) if t.state.is_finished()] == [4.5]
+    assert again.suggest("b")["trial"] == "t0001"
+
+
 # ---------------------------------------------------------------------------------------------------------- two objectives
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""

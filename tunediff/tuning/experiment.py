@@ -41,6 +41,10 @@ Listener = Callable[[str, str, dict[str, Any]], None]
 """Called with (event, trial name, content); events: start, point, end."""
 
 
+class StoppedError(RuntimeError):
+    """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
+
+
 def create(folder: Path, space: SearchSpace, content: dict[str, Any]) -> None:
     """Make the folder of a new search. Raises `ConfigError` if the name is taken or the place cannot be written."""
     if folder.exists():
@@ -144,12 +148,15 @@ def run(folder: Path, space: SearchSpace, listener: Listener, address: str | Non
                     greet(context)
                 _search(folder, space, share or resources.share(space, machine(address)), before, listener)
         finally:
-            _note(folder, "end")
+            with contextlib.suppress(OSError):  # a full disk is told otherwise
+                _note(folder, "end")
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two processes must not run one search; the lock ends with the process, however it ends."""
+    if (why := _unwritable(folder)) is not None:
+        raise ConfigError(f"--storage: {folder} cannot be written: {why}")
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,10 +272,33 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
     )
-    tuner.fit()
+    try:
+        tuner.fit()
+    except Exception as error:
+        if (why := _unwritable(folder)) is None:
+            raise
+        raise StoppedError(f"{folder} cannot be written: {why}") from error
+    if searcher.broken is not None:
+        raise StoppedError(f"{folder} cannot be written: {_unwritable(folder) or searcher.broken}")
     for actor in actors:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(actor.close.remote(), timeout=30)
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be written to the folder; None: it can."""
+    probe = folder / ".probe"
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(65536))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
 
 
 def _readable(trial: Any) -> str:

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher as RaySearcher
 from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from tunediff import config as cfg
 from tunediff import record
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 STUDY = "tunediff"
 REDRAWS = 20
 """Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
+FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
+"""What a full, read-only or vanished disk looks like here."""
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 WARM_POINTS = 3
@@ -75,6 +78,8 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
             study_name=STUDY,
             storage=storage or _open_study(experiment / "study.db"),
         )
+        self.broken: Exception | None = None
+        """Why journals or study could not be written: no further trial is suggested."""
         self._free = list(range(slots))
         self._live: dict[str, tuple[str, int, float]] = {}  # Tune's trial id → (our name, slot, when it began)
         self._started, self._spent_s = time.monotonic(), spent_s
@@ -184,6 +189,13 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
     # ---- Tune's interface
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's knobs, name and slot; FINISHED when a limit is reached or nothing new is left."""
+        try:
+            return self._suggest(trial_id) if self.broken is None else str(RaySearcher.FINISHED)
+        except FAULTS as error:
+            self.broken = error
+            return str(RaySearcher.FINISHED)
+
+    def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if not self._free:
             return None
         if not self._unfinished and (self._next >= self.space.budget.trials or self._time_is_up()):
@@ -273,8 +285,16 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell Optuna what the journal says; a trial without an end was stopped early, or lost its driver."""
+        if trial_id not in self._live:  # Tune tells an end again when telling it failed
+            return
         name, slot, began = self._live.pop(trial_id)
         self._free.append(slot)
+        try:
+            self._settle(trial_id, name, began, error)
+        except FAULTS as fault:  # the journals know; the study is brought up to them on resume
+            self.broken = fault
+
+    def _settle(self, trial_id: str, name: str, began: float, error: bool) -> None:
         self._durations.append(time.monotonic() - began)
         folder = self.experiment / "trials" / name
         known = self._settled(folder)

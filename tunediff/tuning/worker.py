@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import random
@@ -103,8 +104,10 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     except (SlotLostError, ray.exceptions.RayError):
         raise  # the cluster goes down or the slot is gone: that says nothing about this trial
     except Exception as error:
-        if world.size > 1 and _lost_a_peer(error):
-            raise  # another rank was killed: the group died, and the driver decides what that means
+        if _lost_a_process(error, world.size):
+            raise  # a rank or a loader process was killed: the group died, and the driver decides what that means
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise  # the disk's fault: the trial is neither good nor bad, and no end could be written
         status = "oom" if memory.is_oom(error) else "error"
         reason = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # a full disk may be what went wrong
@@ -128,10 +131,12 @@ def _end(folder: Path, slot: Any, serial: str, end: dict[str, Any]) -> None:
     ray.get(slot.post.remote(serial, {"kind": "end", **end}))
 
 
-def _lost_a_peer(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone."""
+def _lost_a_process(error: Exception, ranks: int) -> bool:
+    """Whether a collective failed because another rank is gone, or loading because its process was killed."""
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error) and "signal" in str(error):
+        return True
     signs = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
 def _reset() -> None:

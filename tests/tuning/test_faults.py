@@ -1,0 +1,204 @@
+"""Real faults, one search each: it goes on or resumes, nothing measured is lost, and no process is left behind.
+
+Minutes each, so they run when asked for: `pytest -m "cluster and slow" tests/tuning/test_faults.py`. With
+TUNEDIFF_FAULTS=FILE the table of what happened is written there.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.tuning.conftest import all_gone, of_search
+from tests.tuning.test_search import TRIALS, has, pids
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+
+TABLE = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table():
+    """The table of all faults, in the order of the tests."""
+    yield
+    if target := os.environ.get("TUNEDIFF_FAULTS"):
+        head = ["| fault | injected by | what happened | lost | left behind |", "|---|---|---|---|---|"]
+        Path(target).write_text("\n".join(head + [f"| {' | '.join(row)} |" for row in TABLE]) + "\n")
+
+
+def settle(one, process, fault, how, statuses, before=None, resumed=True):
+    """Wait for the end, or resume; check that all trials ended as expected and that nothing was lost or left."""
+    family = one.family | set(of_search(process))
+    code = process.wait(500)
+    left = all_gone(family)
+    assert left == [], left
+    happened = f"exit {code}"
+    if resumed:
+        measured = one.journals
+        assert one.run("--resume", one.name) == 0
+        assert all(one.journals[name].startswith(text) or before for name, text in measured.items())
+        happened += ", resumed"
+    names = [f"t{i:04d}" for i in range(len(statuses))]
+    assert [one.trial(name).status for name in names] == statuses, one.log
+    assert not [t for t in one.study if t.state.name == "RUNNING"]
+    points = {name: [e["index"] for e in one.events(name, "point")] for name in names}
+    twice = {name: found for name, found in points.items() if len(found) != len(set(found))}
+    assert before or twice == {}
+    finished = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+    TABLE.append([fault, how, f"{happened}; {finished}", "nothing", "nothing"])
+
+
+def begin(search, name, **changes):
+    """A search with everything it started so far in `family`, refreshed by `watch`."""
+    one = search(name, **(TRIALS | changes))
+    process = one.start(str(one.file), "--name", name)
+    one.family = set()
+    return one, process
+
+
+def ray_process(process, prefix):
+    """The search's process whose title begins so; waits for it."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for found in of_search(process):
+            try:
+                if (found.cmdline() or [""])[0].startswith(prefix) or prefix in found.name():
+                    return found
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.1)
+    raise AssertionError(f"no process {prefix}")
+
+
+@pytest.mark.parametrize("who", ["ray::TrainController", "ray::Slot", "ray::Driver"])
+def test_killed_actors_are_replaced(search, who):
+    """kill -9 of the controller of the workers, of the slot, of the trial driver."""
+    one, process = begin(search, "actor")
+    one.wait_for(has(one, "t0000", 1))
+    if who == "ray::Driver":
+        os.kill(pids(one, "t0000")[0], signal.SIGKILL)
+    else:
+        ray_process(process, who).kill()
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    settle(one, process, f"{who[5:]} dies", "kill -9", ["ok"] * 4, resumed=False)
+
+
+def test_a_killed_raylet_ends_the_search_which_then_resumes(search):
+    """Without its node a search cannot go on; what it measured is there."""
+    one, process = begin(search, "raylet")
+    one.wait_for(has(one, "t0000", 2))
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    ray_process(process, "raylet").kill()
+    settle(one, process, "raylet dies", "kill -9", ["ok"] * 4)
+
+
+def test_a_killed_loader_process_costs_one_attempt(search):
+    """The out-of-memory killer takes loader processes first: no fault of the configuration."""
+    one, process = begin(search, "loader", fixed={"loader.workers": 1, "loader.resident": False})
+    one.wait_for(has(one, "t0000", 1))
+    worker = psutil.Process(pids(one, "t0000")[1])
+    loaders = [p for p in worker.children(recursive=True) if "pt_data_worker" in p.name() or p.is_running()]
+    assert loaders
+    for loader in loaders:
+        loader.kill()
+    one.wait_for(lambda: one.trial("t0000").finished)
+    assert (one.trial("t0000").status, one.trial("t0000").attempts) == ("ok", 2)
+    one.family = set(of_search(process))
+    settle(one, process, "loader process dies", "kill -9", ["ok"] * 4, resumed=False)
+
+
+def test_a_hung_collective_times_out(search):
+    """One of two ranks stands still while the other waits for it."""
+    one, process = begin(
+        search, "collective", budget={"per_trial": "3s", "deadline": "70s"}, fixed={"parallel.workers": 2}, trials=[{}, {"loader.batch_size": 64}]
+    )  # fmt: skip
+    one.wait_for(has(one, "t0000", 1))
+    one.family = set(of_search(process))
+    psutil.Process(pids(one, "t0000")[1]).suspend()
+    one.wait_for(lambda: one.trial("t0000").finished, timeout=200)
+    settle(one, process, "a rank stands still", "SIGSTOP of one of two", ["timeout", "ok"], resumed=False)
+
+
+def test_damaged_files_are_told_apart_from_lost_ones(search):
+    """After a kill: a checkpoint of garbage, a journal with half a line, half a study file."""
+    one, process = begin(search, "files")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    for pid in (pids(one, "t0001")[1], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert all_gone(one.family) == []
+    finished = one.journals["t0000"]
+    (one.folder / "trials" / "t0001" / "checkpoint.pt").write_bytes(b"garbage" * 100)
+    with open(one.folder / "trials" / "t0001" / "journal.jsonl", "a") as journal:
+        journal.write('{"event": "point", "ind')
+    study = one.folder / "study.db"
+    study.write_bytes(study.read_bytes()[: study.stat().st_size // 2])
+    assert one.run("--resume", "files") == 0
+    assert one.journals["t0000"] == finished
+    assert "is damaged" in one.log
+    settle(
+        one,
+        process,
+        "checkpoint, journal line and study damaged",
+        "garbage, cut in half",
+        ["ok"] * 4,
+        before=True,
+        resumed=False,
+    )
+
+
+def test_a_scheduler_ends_it_with_sigterm(search):
+    one, process = begin(search, "term")
+    one.wait_for(has(one, "t0000", 2))
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    process.terminate()
+    assert process.wait(100) == 130
+    assert "resume: python -m tunediff.search --resume term" in one.log
+    settle(one, process, "batch scheduler ends it", "SIGTERM", ["ok"] * 4)
+
+
+def test_one_name_once_and_two_searches_side_by_side(search):
+    one, process = begin(search, "first")
+    one.wait_for(lambda: one.events("t0000", "worker"))
+    refused = subprocess.run(
+        ["python", "-m", "tunediff.search", "--resume", "first", "--storage", str(one.storage)],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, "running in another process" in refused.stderr) == (2, True)
+    two = search("second", **TRIALS)
+    second = two.start(str(two.file), "--name", "second")
+    two.family = set()
+    settle(two, second, "two searches on one machine", "started together", ["ok"] * 4, resumed=False)
+    settle(one, process, "two searches under one name", "--resume of a running one", ["ok"] * 4, resumed=False)
+
+
+def test_a_full_disk_ends_it_cleanly(search, tmp_path):
+    """A file system of 64 MiB runs full in the second trial; with room again, the search resumes."""
+    disk = tmp_path / "results"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        one, process = begin(search, "full")
+        one.wait_for(has(one, "t0001", 1))
+        one.family = set(of_search(process))
+        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        assert process.wait(300) == 1
+        assert "cannot be written: No space left on device" in one.log
+        assert "Traceback" not in one.log.rpartition("error:")[2]
+        assert all_gone(one.family) == []
+        (disk / "filler").unlink()
+        settle(one, process, "disk full", "a file system of 64 MiB", ["ok"] * 4)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
