@@ -19,7 +19,7 @@ FLOORS = {
     "tunediff.diffusion": 1, "tunediff.data": 1, "tunediff.evaluation": 2, "tunediff.training": 3,
     "tunediff.tuning": 4, "tunediff.reporting": 4,
     "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5, "tunediff.evaluate": 5, "tunediff.sample": 5,
-    "tunediff.profile": 5,
+    "tunediff.profile": 5, "tunediff.report": 5,
 }  # fmt: skip
 
 
