@@ -1,7 +1,10 @@
 """What a worker does with a job, without a cluster."""
 
 import csv
+import json
 import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from tunediff.training import checkpoint
 from tunediff.training.parallel import alone
 from tunediff.tuning import worker
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
     cfg.workload("digits"),
     {
@@ -129,3 +133,44 @@ def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
     last = record.read_trial(tmp_path).points[-1]
     assert last["final_frechet"] != last["frechet"]
     assert last["final_label"] == last["label"] == "FD (classifier)"
+
+
+CURVE = """
+import json, sys, types
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tests.tuning import test_worker
+from tunediff.tuning import worker
+worker.ray = types.SimpleNamespace(get=lambda answer: answer)
+for folder, job in json.load(sys.stdin):
+    worker.work(job, "serial", test_worker.Slot(Path(folder)), test_worker.alone())
+"""
+
+
+def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
+    """Other trials before it, of another precision, number of threads, order of channels and seed, leave no trace."""
+    mine = cfg.override(CONFIG, {"evaluation.images": 64, "evaluation.steps": 3, "evaluation.validation_images": 16})
+    changes = {
+        "precision.amp": "bf16", "precision.matmul": "medium", "model.channels_last": True, "seed": 7,
+        "model.dropout": 0.3, "timesteps.name": "loss_second_moment", "loader.batch_size": 32,
+    }  # fmt: skip
+    jobs = []
+    for name, config in (("fresh", mine), ("other", cfg.override(mine, changes)), ("warm", mine)):
+        folder = tmp_path / name
+        record.Journal(folder).write(
+            "start", name=name, number=0, config=cfg.flat(config), drawn={}, budget_s=1.0,
+            fingerprint=cfg.fingerprint(config),
+        )  # fmt: skip
+        job = {"name": name, "folder": str(folder), "config": cfg.to_dict(config), "evaluate": True}
+        jobs.append((str(folder), job | {"budget": {"images": 128}}))
+    for together in (jobs[:1], jobs[1:]):
+        subprocess.run([sys.executable, "-c", CURVE], input=json.dumps(together), text=True, check=True, cwd=ROOT)
+    fresh, other, warm = (record.read_trial(tmp_path / name) for name in ("fresh", "other", "warm"))
+    kept = ("frechet", "loss", "validation_loss", "images", "steps")
+    curves = [[{key: point[key] for key in kept if key in point} for point in t.points] for t in (fresh, warm, other)]
+    assert [t.status for t in (fresh, other, warm)] == ["ok"] * 3
+    assert len(curves[0]) == 2
+    assert "frechet" in curves[0][0]
+    assert curves[0] == curves[1]
+    assert curves[0] != curves[2]

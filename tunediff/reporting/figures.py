@@ -109,8 +109,8 @@ def comparison(found: Results, compared: Comparison, path: Path) -> None:
 def write_all(found: Results) -> dict[str, Path]:
     """Write the tables and figures of a search into its folder; returns their paths by file name.
 
-    trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv, comparison.md and comparison.png; of a
-    study also study.csv, study.md and, where it has one, the figure study.png.
+    trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv,
+    comparison.md and comparison.png; of a study also study.csv, study.md and, where it has one, the figure study.png.
     """
     written = {name: found.folder / name for name in ("trials.csv", "curves.csv", "curves.png")}
     found.table().to_csv(written["trials.csv"], index=False)

@@ -14,7 +14,7 @@ import torch
 
 from tunediff import config
 
-DISTURBED = 0.10
+DISTURBED = 0.15
 """Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
 which a measurement counts as disturbed."""
 
