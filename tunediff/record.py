@@ -173,7 +173,9 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
 def read_trials(experiment: Path) -> list[TrialRecord]:
     """All trials of an experiment folder, in order of their numbers."""
     folders = sorted((experiment / "trials").glob("t*")) if (experiment / "trials").is_dir() else []
-    return [record for folder in folders if (record := read_trial(folder)) is not None]
+    found = [(folder.name, record) for folder in folders if (record := read_trial(folder)) is not None]
+    # Names become paths, so the folder's counts: a line of a foreign journal cannot point elsewhere.
+    return [dataclasses.replace(record, name=name) for name, record in found]
 
 
 # ------------------------------------------------------------------------------------------------------ derived values

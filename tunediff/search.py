@@ -264,6 +264,7 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
         if found.metric == "frechet":
             block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
         block["export"] = f"python -m tunediff.export {found.folder.name}"
+    block["report"] = f"python -m tunediff.report {found.folder.name}"
     return block
 
 

@@ -575,6 +575,21 @@ def test_the_front_is_what_none_beats():
     assert report_numbers.front([]) == []
 
 
+def test_a_second_objective_has_its_front(tmp_path):
+    """More workers are better and cost more: both ends are on the front, what is worse and dearer is not."""
+    content = FILE | {"objective": ["frechet", "worker_s"]}
+    wanted = make(tmp_path / "night", content)
+    for number, (point, value, cost) in enumerate(
+        (({}, 4.0, 20.0), ({"precision.amp": "bf16"}, 2.0, 40.0), ({"loader.batch_size": 256}, 3.0, 60.0))
+    ):
+        place = write(tmp_path / "night", wanted, number, point, ((20.0, 4000, value),))
+        journal = place / "journal.jsonl"
+        journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": 20.0, "worker_s": {cost}'))
+    frame = report_numbers.trade_offs(report_read.read(tmp_path / "night")[0])
+    assert list(frame["trial"][frame["on_front_worker_s"]]) == ["t0001", "t0000"]
+    assert "2 in FD (classifier) and training seconds × workers" in written(tmp_path / "night")
+
+
 def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
     content = FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}}
     wanted = make(tmp_path / "night", content)

@@ -334,7 +334,11 @@ def trade_offs(found: Results, frame: pd.DataFrame, stars: Stars) -> Sheet | Non
     """The objective against images/s and against memory, with the trials that no other beats in both."""
     wanted = [
         (name, words)
-        for name, words in (("images_per_s", "images/s"), ("peak_memory_mib", MEASURED["peak_memory_mib"].heading))
+        for name, words in (
+            ("images_per_s", "images/s"),
+            ("peak_memory_mib", MEASURED["peak_memory_mib"].heading),
+            ("worker_s", "training seconds × workers"),
+        )
         if f"on_front_{name}" in frame and frame[name].notna().sum() > 1
     ]
     if not wanted:

@@ -186,7 +186,7 @@ def _table(subject: Subject) -> Html:
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs
 def trade_offs(subject: Subject, files: Files) -> Html | None:
-    """Pareto fronts: the objective against speed, and against memory."""
+    """Pareto fronts: the objective against speed, against memory, and against the seconds of all workers."""
     found, base = subject.found, subject.stars.baseline
     if len(found.ranked) < 2:
         return None
@@ -201,7 +201,11 @@ def trade_offs(subject: Subject, files: Files) -> Html | None:
     if figure is None:
         return None
     said = []
-    for column, words in (("on_front_images_per_s", "images/s"), ("on_front_peak_memory_mib", "memory")):
+    for column, words in (
+        ("on_front_images_per_s", "images/s"),
+        ("on_front_peak_memory_mib", "memory"),
+        ("on_front_worker_s", "training seconds × workers"),
+    ):
         if column in frame:
             names = list(frame["trial"][frame[column]])
             among = ", the baseline among them" if base is not None and base.name in names else ""

@@ -304,23 +304,22 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def trade_offs(found: Results) -> pd.DataFrame:
-    """One row per trial that ended ok: objective, images/s, memory, and on which fronts it lies."""
+    """One row per trial that ended ok: objective, images/s, memory, and on which fronts it lies.
+
+    Of a search with training seconds times workers as its second objective, that as well.
+    """
     down = 1.0 if found.space.mode == "min" else -1.0
+    signs = {"images_per_s": -1.0, "peak_memory_mib": 1.0}
+    if found.space.cost is not None:
+        signs[found.space.cost] = 1.0
+    signs.pop(found.metric, None)
     rows = []
     for trial in found.ranked:
-        value, last = trial.value(found.metric), trial.points[-1]
-        rows.append(
-            {
-                "trial": trial.name,
-                found.metric: value,
-                "images_per_s": rate(trial),
-                "peak_memory_mib": last.get("peak_memory_mib"),
-            }
-        )
-    frame = pd.DataFrame(rows, columns=list(dict.fromkeys(("trial", found.metric, "images_per_s", "peak_memory_mib"))))
-    for name, sign in (("images_per_s", -1.0), ("peak_memory_mib", 1.0)):
-        if name == found.metric:
-            continue
+        last = trial.points[-1]
+        values = {name: rate(trial) if name == "images_per_s" else last.get(name) for name in signs}
+        rows.append({"trial": trial.name, found.metric: trial.value(found.metric), **values})
+    frame = pd.DataFrame(rows, columns=["trial", found.metric, *signs])
+    for name, sign in signs.items():
         known = frame[name].notna()
         pairs = [(down * a, sign * b) for a, b in zip(frame[found.metric][known], frame[name][known], strict=True)]
         frame[f"on_front_{name}"] = False

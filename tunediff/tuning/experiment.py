@@ -205,6 +205,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     from ray import tune
     from ray.tune.progress_reporter import TrialProgressCallback
 
+    from tunediff.tuning import dashboard
     from tunediff.tuning import slot as slots
     from tunediff.tuning.searcher import Searcher
     from tunediff.tuning.trial import Driver, plan
@@ -223,31 +224,31 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     class Events(TrialProgressCallback):  # type: ignore[misc]
         """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
 
-        def __init__(self, listener: Listener | None) -> None:
+        def __init__(self, *listeners: Listener) -> None:
             super().__init__()
-            self._listener = listener
+            self._listeners = listeners
 
         def __getstate__(self) -> dict[str, Any]:
-            return {"_listener": None}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
+            return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
 
         def _tell(self, event: str, name: str, content: dict[str, Any]) -> None:
-            try:
-                if self._listener is not None:
-                    self._listener(event, name, content)
-            except Exception:  # what is only shown must not end a night of trials
-                log.exception("could not show %s of %s", event, name)
+            for listener in self._listeners:
+                try:
+                    listener(event, name, content)
+                except Exception:  # what is only shown must not end a night of trials
+                    log.exception("could not show %s of %s", event, name)
 
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             self._tell("start", trial.config["trial"], trial.config)
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-            self._tell("point", trial.config["trial"], result)
+            self._tell("point", trial.config["trial"], {**result, "slot": trial.config["slot"]})
 
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            self._tell("end", trial.config["trial"], {})
+            self._tell("end", trial.config["trial"], trial.config)
 
         def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            self._tell("end", trial.config["trial"], {})
+            self._tell("end", trial.config["trial"], trial.config)
 
     number = len(list((folder / "tune").glob("*"))) if (folder / "tune").exists() else 0
     tuner = tune.Tuner(
@@ -267,7 +268,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
             name=f"session-{number}",
             storage_path=str(folder / "tune"),
             verbose=0,
-            callbacks=[Events(listener)],
+            callbacks=[Events(listener, dashboard.Board(folder, space, actors).tell)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),

@@ -92,6 +92,7 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     from tunediff.training.precision import NotFiniteError
 
     folder = Path(job["folder"])
+    print(f"{job['name']}: {folder}", flush=True)  # this process's log, as Ray's pages show it, names its trials
     try:
         outcome = _train(job, serial, slot, world, folder)
         if world.main:
@@ -133,8 +134,8 @@ def _end(folder: Path, slot: Any, serial: str, end: dict[str, Any]) -> None:
 
 def _lost_a_process(error: Exception, ranks: int) -> bool:
     """Whether a collective failed because another rank is gone, or loading because its process was killed."""
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error) and "signal" in str(error):
-        return True
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return "killed by signal" in str(error) or "exited unexpectedly" in str(error)  # whoever notices first says it
     signs = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
     return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 

@@ -1,0 +1,80 @@
+"""What Ray's pages are told about a search, without a cluster."""
+
+import types
+
+import pytest
+
+from tunediff import config as cfg
+from tunediff import record, space
+from tunediff.tuning import dashboard
+
+CONTENT = {
+    "workload": "digits",
+    "budget": {"per_trial": "9s", "trials": 4},
+    "search": {"loader.batch_size": [64, 128, 256], "precision.amp": ["none", "bf16"]},
+}
+
+
+class Slot:
+    """Takes notes as the actor does."""
+
+    def __init__(self):
+        self.notes = []
+        self.note = types.SimpleNamespace(
+            options=lambda name: types.SimpleNamespace(remote=lambda line: self.notes.append((name, line)))
+        )
+
+
+class Gauge:
+    said = []
+
+    def __init__(self, name, description, tag_keys):
+        self.name = name
+
+    def set(self, value, tags):
+        Gauge.said.append((self.name, value, tags["trial"]))
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
+    monkeypatch.setattr(Gauge, "said", [])
+    slots = [Slot(), Slot()]
+    return dashboard.Board(tmp_path, space.parse(CONTENT, "here"), slots), slots
+
+
+def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):
+    told, slots = board
+    drawn = {"loader.batch_size": 256, "precision.amp": "none"}
+    config = told._space.config(drawn)
+    told.tell("start", "t0003", {"trial": "t0003", "slot": 1, **drawn})
+    journal = record.Journal(tmp_path / "trials" / "t0003")
+    journal.write("start", name="t0003", number=3, config=cfg.flat(config), drawn=drawn, fingerprint="", budget_s=9.0)
+    point = {"index": 1, "train_s": 4.5, "frechet": 23.44, "images_per_s": 4012.7, "label": "FD (classifier)"}
+    journal.write("point", **point)
+    told.tell("point", "t0003", {**point, "objective": 23.44, "slot": 1})
+    journal.write("end", status="oom", reason="16 GiB wanted")
+    told.tell("end", "t0003", {"slot": 1})
+    assert slots[0].notes == []
+    assert [line for _, line in slots[1].notes] == [
+        "t0003  start  loader.batch_size=256",
+        "t0003  FD (classifier) 23.4  at 4.5 s, 4,013 images/s  loader.batch_size=256",
+        "t0003  oom  FD (classifier) 23.4  at 4.5 s, 4,013 images/s  16 GiB wanted  loader.batch_size=256",
+    ]
+    assert all(name == line for name, line in slots[1].notes)
+    assert ("tunediff_objective", 23.44, "t0003") in Gauge.said
+    assert ("tunediff_images_per_s", 4012.7, "t0003") in Gauge.said
+
+
+def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):
+    told, slots = board
+    told.tell("start", "t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
+    assert slots[0].notes[0][1] == "t0000  start  baseline"
+    journal = record.Journal(tmp_path / "trials" / "t0000")
+    config = told._space.baseline
+    journal.write("start", name="t0000", number=0, config=cfg.flat(config), drawn={}, fingerprint="", budget_s=9.0)
+    journal.write("end", status="error", reason="no " * 200)
+    told.tell("end", "t0000", {"slot": 0})
+    name, line = slots[0].notes[1]
+    assert len(name) == dashboard.WIDTH
+    assert line.endswith("no  baseline")

@@ -1,0 +1,56 @@
+"""What Ray's dashboard shows of a search.
+
+Its open version has pages for jobs, tasks, actors and logs, none for Tune or Train. So what happens to a trial becomes
+a task of the slot's actor, with the words as its name, and a line of that actor's log; numbers also become gauges, for
+those who have Prometheus and Grafana beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli, record
+from tunediff import config as cfg
+from tunediff.space import SearchSpace
+
+WIDTH = 200
+"""Characters of a task's name."""
+
+
+class Board:
+    """Tells Ray's pages what happens."""
+
+    def __init__(self, folder: Path, space: SearchSpace, slots: list[Any]) -> None:
+        from ray.util.metrics import Gauge
+
+        self._folder, self._space, self._slots = folder, space, slots
+        keys = ("search", "trial")
+        self._gauges = {
+            "objective": Gauge("tunediff_objective", "objective at the last evaluation of a trial", keys),
+            "images_per_s": Gauge("tunediff_images_per_s", "images trained per second by a trial", keys),
+            "train_s": Gauge("tunediff_train_s", "training seconds of a trial", keys),
+        }
+
+    def tell(self, event: str, name: str, content: dict[str, Any]) -> None:
+        """Pass on an event of a trial: `start`, `point` or `end`; `content` as Ray Tune has it."""
+        trial = record.read_trial(self._folder / "trials" / name)
+        drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in cfg.knobs()}
+        changed = cfg.differences(self._space.config(drawn), self._space.baseline)
+        knobs = cli.knobs({knob: value for knob, value in changed.items() if knob in drawn})
+        words = [name, event if event == "start" else ""]
+        if trial is not None and event != "start" and trial.points:
+            last = trial.points[-1]
+            if "frechet" in last:
+                words.append(f"{last.get('label', 'FD')} {cli.number(last['frechet'])}")
+            words.append(f"at {last['train_s']:.1f} s, {last['images_per_s']:,.0f} images/s")
+        if trial is not None and event == "end":
+            words.insert(1, trial.status or "ended")
+            words.append(trial.reason)
+        line = "  ".join(word for word in [*words, knobs] if word)
+        slot = self._slots[int(content.get("slot", 0)) % len(self._slots)]
+        slot.note.options(name=line[:WIDTH]).remote(line)
+        if event == "point":
+            for key, gauge in self._gauges.items():
+                if key in content:
+                    gauge.set(float(content[key]), {"search": self._folder.name, "trial": name})
