@@ -73,8 +73,8 @@ def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):
     journal = record.Journal(tmp_path / "trials" / "t0000")
     config = told._space.baseline
     journal.write("start", name="t0000", number=0, config=cfg.flat(config), drawn={}, fingerprint="", budget_s=9.0)
-    journal.write("end", status="error", reason="no " * 200)
+    journal.write("end", status="error", reason="no, " * 200 + "room")
     told.tell("end", "t0000", {"slot": 0})
     name, line = slots[0].notes[1]
     assert len(name) == dashboard.WIDTH
-    assert line.endswith("no  baseline")
+    assert line.endswith("room  baseline")
