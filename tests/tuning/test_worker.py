@@ -90,6 +90,15 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     assert record.read_trial(tmp_path).status == "ok"
 
 
+def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):
+    """A slot was killed, its workers lived on for a moment and wrote the end."""
+    worker.work(job, "s1", Slot(tmp_path), alone())
+    before, slot = kinds(tmp_path), Slot(tmp_path)
+    worker.work(job, "s2", slot, alone())
+    assert kinds(tmp_path) == before
+    assert [kind for kind, _ in slot.heard] == ["end"]
+
+
 def test_a_probe_keeps_nothing(tmp_path, job):
     worker.work(job | {"keep": False}, "s1", Slot(tmp_path), alone())
     assert sorted(path.name for path in tmp_path.iterdir()) == [record.JOURNAL]

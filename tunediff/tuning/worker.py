@@ -93,6 +93,12 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
 
     folder = Path(job["folder"])
     print(f"{job['name']}: {folder}", flush=True)  # this process's log, as Ray's pages show it, names its trials
+    known = record.read_trial(folder)
+    if world.agree([float(known is not None and known.finished)])[0]:
+        # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
+        if world.main and known is not None:
+            ray.get(slot.post.remote(serial, {"kind": "end", "status": known.status}))
+        return
     try:
         outcome = _train(job, serial, slot, world, folder)
         if world.main:
