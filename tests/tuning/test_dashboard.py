@@ -1,6 +1,7 @@
 """What Ray's pages are told about a search, without a cluster."""
 
 import types
+import typing
 
 import pytest
 
@@ -26,7 +27,7 @@ class Slot:
 
 
 class Gauge:
-    said = []
+    said: typing.ClassVar = []
 
     def __init__(self, name, description, tag_keys):
         self.name = name
