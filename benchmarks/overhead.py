@@ -74,8 +74,11 @@ def trivial(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, 
     journal.write("end", status="ok", reason="", seconds={"train": 0.0})
 
 
-def of_driver(trials: int, window: int) -> dict[str, Any]:
-    """Run `trials` trivial ones; seconds per trial and per suggestion by windows of `window` trials."""
+def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, Any]:
+    """Run `trials` trivial ones; seconds per trial and per suggestion by windows of `window` trials.
+
+    `keep`: a new folder for the search, which is removed otherwise.
+    """
     suggestions: list[float] = []
     suggest = searcher.Searcher.suggest
 
@@ -91,7 +94,7 @@ def of_driver(trials: int, window: int) -> dict[str, Any]:
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
     wanted = space.parse(content, "overhead", overrides={"evaluation.points": 2})
     with tempfile.TemporaryDirectory() as storage:
-        folder = Path(storage) / "overhead"
+        folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
         experiment.create(folder, wanted, content)
         console = Console(folder, wanted, quiet=False)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
@@ -146,11 +149,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--window", type=int, default=100, help="trials per row")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the search of trivial trials there")
     parser.add_argument("--of", type=Path, metavar="FOLDER", help="read a search that was run instead")
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     load = os.getloadavg()[0]
-    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window)
+    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
     if wanted.json:
         print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
         return 0

@@ -112,3 +112,15 @@ def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     assert (found["frechet"], found["final_frechet"], found["final_label"]) == (5.0, 4.0, "FID")
     journal.write("point", index=1, train_s=1.1, frechet=6.0)  # began anew: the old final is of other weights
     assert "final_frechet" not in record.read_trial(tmp_path).points[-1]
+
+
+def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+    assert record.unwritable(tmp_path) is None
+    assert "No such file" in record.unwritable(tmp_path / "gone")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record.os, "fsync", full)
+    assert record.unwritable(tmp_path) == "No space left on device"
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,9 @@ at full protocol), `end`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import importlib.metadata
 import json
@@ -176,6 +178,26 @@ def read_trials(experiment: Path) -> list[TrialRecord]:
     found = [(folder.name, record) for folder in folders if (record := read_trial(folder)) is not None]
     # Names become paths, so the folder's counts: a line of a foreign journal cannot point elsewhere.
     return [dataclasses.replace(record, name=name) for name, record in found]
+
+
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors that say nothing about the configuration that met them."""
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing of use can be written to the folder; None: it can. A disk with under 8 MiB left counts as full."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(8 * 2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------ derived values

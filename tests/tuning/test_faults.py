@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,13 +33,15 @@ def table():
 
 
 def settle(one, process, fault, how, statuses, before=None, resumed=True):
-    """Wait for the end, or resume; check that all trials ended as expected and that nothing was lost or left."""
+    """Wait for the end; resume a search that had to stop (`resumed`; None: it may have managed without), and check
+    that all trials ended as expected and that nothing was lost or left."""
     family = one.family | set(of_search(process))
     code = process.wait(500)
     left = all_gone(family)
     assert left == [], left
     happened = f"exit {code}"
-    if resumed:
+    assert resumed is None or bool(code) == resumed, one.log
+    if code:
         measured = one.journals
         assert one.run("--resume", one.name) == 0
         assert all(one.journals[name].startswith(text) or before for name, text in measured.items())
@@ -89,14 +92,84 @@ def test_killed_actors_are_replaced(search, who):
     settle(one, process, f"{who[5:]} dies", "kill -9", ["ok"] * 4, resumed=False)
 
 
-def test_a_killed_raylet_ends_the_search_which_then_resumes(search):
-    """Without its node a search cannot go on; what it measured is there."""
+def test_a_killed_search_resumes(search):
+    """kill -9 of the search itself and of the worker, as in a power cut."""
+    one, process = begin(search, "killed")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    for pid in (pids(one, "t0001")[1], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    settle(one, process, "search and worker die", "kill -9", ["ok"] * 4)
+
+
+def test_a_killed_worker_continues_in_a_fresh_group(search):
+    one, process = begin(search, "worker")
+    one.wait_for(has(one, "t0000", 1))
+    os.kill(pids(one, "t0000")[1], signal.SIGKILL)
+    one.wait_for(has(one, "t0001", 1))
+    assert (one.trial("t0000").attempts, len(one.events("t0000", "point"))) == (2, 2)
+    one.family = set(of_search(process))
+    settle(one, process, "worker dies", "kill -9", ["ok"] * 4, resumed=False)
+
+
+def test_a_trial_that_wants_too_much_memory_is_oom_and_teaches(search):
+    """A configuration that needs at least as much is not run."""
+    huge = {"loader.batch_size": 65536, "model.channels": 512}
+    trials = [{}, huge, {**huge, "loader.batch_size": 131072}, {"loader.batch_size": 64}]
+    one, process = begin(search, "memory", fixed={"data.image_size": 16}, trials=trials)
+    one.wait_for(has(one, "t0000", 1))
+    one.family = set(of_search(process))
+    settle(one, process, "memory runs out", "a tensor of 32 GiB", ["ok", "oom", "oom", "ok"], resumed=False)
+    assert "t0001" in one.trial("t0002").reason
+    assert not one.events("t0002", "worker")
+
+
+def test_a_hung_loader_times_out(search):
+    """A loader process stands still, as on a file system that does not answer."""
+    one, process = begin(
+        search, "stuck", budget={"per_trial": "3s", "deadline": "60s"}, trials=[{}, {"loader.batch_size": 64}],
+        fixed={"loader.workers": 1, "loader.resident": False},
+    )  # fmt: skip
+    one.wait_for(has(one, "t0000", 1))
+    for loader in psutil.Process(pids(one, "t0000")[1]).children(recursive=True):
+        loader.suspend()
+    one.family = set(of_search(process))
+    one.wait_for(lambda: one.trial("t0000").finished, timeout=200)
+    settle(one, process, "a loader process stands still", "SIGSTOP", ["timeout", "ok"], resumed=False)
+
+
+JUMP = """
+import os, time
+wall = time.time
+time.time = lambda: wall() - (3600 if os.path.exists(os.environ["TUNEDIFF_JUMP"]) else 0)
+"""
+
+
+def test_a_clock_that_jumps_changes_no_training(search, tmp_path, monkeypatch):
+    """The wall clock of every process goes back by an hour in the middle of a trial, as after a time correction."""
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "sitecustomize.py").write_text(JUMP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "early"))
+    monkeypatch.setenv("TUNEDIFF_JUMP", str(tmp_path / "now"))
+    one, process = begin(search, "clock")
+    one.wait_for(has(one, "t0000", 1))
+    (tmp_path / "now").touch()
+    one.wait_for(has(one, "t0001", 1))
+    assert one.events("t0001", "start")[0]["time"] < one.events("t0000", "start")[0]["time"]
+    one.family = set(of_search(process))
+    settle(one, process, "clock jumps", "wall clock of all processes − 1 h", ["ok"] * 4, resumed=False)
+    assert all(3.0 <= one.trial(f"t000{i}").points[-1]["train_s"] < 5.0 for i in range(4))
+
+
+def test_a_killed_raylet_loses_nothing(search):
+    """Where all processes are up a search does without; otherwise it ends, and resumes."""
     one, process = begin(search, "raylet")
     one.wait_for(has(one, "t0000", 2))
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
     ray_process(process, "raylet").kill()
-    settle(one, process, "raylet dies", "kill -9", ["ok"] * 4)
+    settle(one, process, "raylet dies", "kill -9", ["ok"] * 4, resumed=None)
 
 
 def test_a_killed_loader_process_costs_one_attempt(search):
@@ -146,7 +219,7 @@ def test_damaged_files_are_told_apart_from_lost_ones(search):
     assert "is damaged" in one.log
     settle(
         one,
-        process,
+        one.process,
         "checkpoint, journal line and study damaged",
         "garbage, cut in half",
         ["ok"] * 4,
@@ -170,7 +243,7 @@ def test_one_name_once_and_two_searches_side_by_side(search):
     one, process = begin(search, "first")
     one.wait_for(lambda: one.events("t0000", "worker"))
     refused = subprocess.run(
-        ["python", "-m", "tunediff.search", "--resume", "first", "--storage", str(one.storage)],
+        [sys.executable, "-m", "tunediff.search", "--resume", "first", "--storage", str(one.storage)],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert (refused.returncode, "running in another process" in refused.stderr) == (2, True)
@@ -181,24 +254,47 @@ def test_one_name_once_and_two_searches_side_by_side(search):
     settle(one, process, "two searches under one name", "--resume of a running one", ["ok"] * 4, resumed=False)
 
 
-def test_a_full_disk_ends_it_cleanly(search, tmp_path):
-    """A file system of 64 MiB runs full in the second trial; with room again, the search resumes."""
-    disk = tmp_path / "results"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], capture_output=True).returncode:
+@pytest.fixture
+def disk(tmp_path):
+    """The folder of results on a file system of its own."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("mounting a file system needs root")
-    try:
-        one, process = begin(search, "full")
-        one.wait_for(has(one, "t0001", 1))
-        one.family = set(of_search(process))
-        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(4096))
-        assert process.wait(300) == 1
-        assert "cannot be written: No space left on device" in one.log
-        assert "Traceback" not in one.log.rpartition("error:")[2]
-        assert all_gone(one.family) == []
-        (disk / "filler").unlink()
-        settle(one, process, "disk full", "a file system of 64 MiB", ["ok"] * 4)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def stopped(one, process, why):
+    """The search ended by itself and said why."""
+    assert process.wait(300) == 1
+    assert f"cannot be written: {why}" in one.log
+    assert "Traceback" not in one.log.rpartition("error:")[2]
+    assert all_gone(one.family) == []
+
+
+def test_a_full_disk_ends_it_cleanly(search, disk):
+    """A file system of 64 MiB runs full in the second trial; with room again, the search resumes."""
+    one, process = begin(search, "full")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    stopped(one, process, "No space left on device")
+    (disk / "filler").unlink()
+    settle(one, process, "disk full", "a file system of 64 MiB", ["ok"] * 4)
+
+
+def test_storage_that_becomes_read_only_ends_it_cleanly(search, disk):
+    """As a file system does after an error of its disk."""
+    one, process = begin(search, "readonly")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    subprocess.run(["mount", "-o", "remount,ro,force", disk], check=False, capture_output=True)
+    if os.access(disk, os.W_OK):  # files are open for writing: bind it read-only over itself instead
+        subprocess.run(["mount", "--bind", disk, disk], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
+    stopped(one, process, "Read-only file system")
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    settle(one, process, "storage becomes read-only", "remounted", ["ok"] * 4)

@@ -329,6 +329,20 @@ def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, 
     assert again.suggest("b")["trial"] == "t0001"
 
 
+def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatch):
+    """Its end cannot be told from the disk's: it has none, and the resumed search takes it up."""
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "unwritable", lambda folder: "No space left on device")
+        searcher.on_trial_complete("a", None, error=True)
+    assert "No space left" in str(searcher.broken)
+    assert not record.read_trial(searcher.experiment / "trials" / suggestion["trial"]).finished
+    again = make().suggest("b")
+    assert {key: again[key] for key in suggestion} == suggestion
+
+
 # ---------------------------------------------------------------------------------------------------------- two objectives
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""

@@ -155,7 +155,7 @@ def run(folder: Path, space: SearchSpace, listener: Listener, address: str | Non
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two processes must not run one search; the lock ends with the process, however it ends."""
-    if (why := _unwritable(folder)) is not None:
+    if (why := record.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")
     with open(folder / ".lock", "w") as lock:
         try:
@@ -276,30 +276,14 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     try:
         tuner.fit()
     except Exception as error:
-        if (why := _unwritable(folder)) is None:
+        if (why := record.unwritable(folder)) is None:
             raise
         raise StoppedError(f"{folder} cannot be written: {why}") from error
     if searcher.broken is not None:
-        raise StoppedError(f"{folder} cannot be written: {_unwritable(folder) or searcher.broken}")
+        raise StoppedError(f"{folder} cannot be written: {record.unwritable(folder) or searcher.broken}")
     for actor in actors:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(actor.close.remote(), timeout=30)
-
-
-def _unwritable(folder: Path) -> str | None:
-    """Why nothing can be written to the folder; None: it can."""
-    probe = folder / ".probe"
-    try:
-        with open(probe, "wb") as file:
-            file.write(bytes(65536))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return None
 
 
 def _readable(trial: Any) -> str:

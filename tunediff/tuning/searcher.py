@@ -299,6 +299,8 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         folder = self.experiment / "trials" / name
         known = self._settled(folder)
         if known is None or not known.finished:
+            if error and (why := record.unwritable(self.experiment)) is not None:
+                raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
             end = {"status": "error", "reason": "its driver died"} if error else self._pruned(known)
             record.Journal(folder).write("end", **end)
             known = record.read_trial(folder)

@@ -127,6 +127,8 @@ def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, A
                 return
             else:  # the group died, or the slot was restarted and knows nothing of this job
                 reason = _short(event.get("reason", "its slot was restarted"))
+                if any(os.strerror(code) in reason for code in record.DISK_FAULTS):
+                    raise OSError(reason)  # the disk's fault: the trial has no end, and the search looks at the disk
                 if "outofmemory" in reason.lower().replace(" ", ""):
                     journal.write("end", status="oom", reason=reason)
                     return

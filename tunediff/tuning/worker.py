@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import os
 import random
@@ -113,8 +112,10 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     except Exception as error:
         if _lost_a_process(error, world.size):
             raise  # a rank or a loader process was killed: the group died, and the driver decides what that means
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if isinstance(error, OSError) and error.errno in record.DISK_FAULTS:
             raise  # the disk's fault: the trial is neither good nor bad, and no end could be written
+        if (why := record.unwritable(folder)) is not None:  # not all that writes says so by its error
+            raise OSError(why) from error
         status = "oom" if memory.is_oom(error) else "error"
         reason = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # a full disk may be what went wrong
