@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -227,3 +228,9 @@ def test_what_has_an_effect_is_not_said_to_have_none():
 def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
     with pytest.raises(ConfigError, match=reason):
         cfg.override(Config(), knobs)
+
+
+def test_the_workload_of_own_images_takes_its_path_from_the_command_line(tmp_path):
+    assert cfg.named(Path("images"), {"data.path": str(tmp_path)}).data.path == str(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.path: None is not allowed"):
+        cfg.named(Path("images"), {})

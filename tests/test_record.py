@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tunediff import record
+from tunediff.config import ConfigError
 from tunediff.record import Journal, read_trial, seconds_to, speedup
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
@@ -124,3 +125,9 @@ def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(record.os, "fsync", full)
     assert record.unwritable(tmp_path) == "No space left on device"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_of_another_kind_is_named(tmp_path):
+    (tmp_path / record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
+    with pytest.raises(ConfigError, match=r"journal\.jsonl: is damaged: KeyError"):
+        read_trial(tmp_path)

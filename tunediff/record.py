@@ -25,6 +25,8 @@ from typing import Any
 
 import psutil
 
+from tunediff.config import ConfigError
+
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
 weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason."""
@@ -128,12 +130,18 @@ def is_recorded(folder: Path, point: dict[str, Any]) -> bool:
 
 
 def read_trial(folder: Path) -> TrialRecord | None:
-    """The record of the trial in `folder`; None when its journal has not begun."""
+    """The record of the trial in `folder`; None when its journal has not begun.
+
+    Raises `ConfigError` for whole lines that are no journal's; torn ones are passed over.
+    """
     try:
         about = (folder / JOURNAL).stat()
     except OSError:
         return None
-    record = _read_trial(folder, about.st_mtime_ns, about.st_size)
+    try:
+        record = _read_trial(folder, about.st_mtime_ns, about.st_size)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / JOURNAL}: is damaged: {type(error).__name__}: {error}") from None
     return record and dataclasses.replace(record, points=list(record.points))
 
 
