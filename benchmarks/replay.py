@@ -314,6 +314,8 @@ STRATEGIES: dict[str, Strategy] = {
 }
 CANDIDATES: dict[str, Strategy] = {
     "3 at random first": Strategy(_tpe(3)),
+    "3 at random first, ASHA": Strategy(_tpe(3), ASHA),
+    "3 at random first, ASHA from 25 %": Strategy(_tpe(3), Stopping("asha", grace=0.25)),
     "8 at random first": Strategy(_tpe(8)),
     "10 at random first": Strategy(_tpe(10)),
     "univariate": Strategy(_tpe(multivariate=False, group=False)),
