@@ -622,7 +622,9 @@ def figure(table: Table, runs: Sequence[Run], path: Path) -> None:
 
     image, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     seconds = np.linspace(0.0, table.total_s, 400)
-    for i, (name, mine) in enumerate(_grouped(runs).items()):
+    grouped = _grouped(runs)
+    main = {name: mine for name, mine in grouped.items() if name in STRATEGIES}  # more would hide each other
+    for i, (name, mine) in enumerate((main or grouped).items()):
         curves = 100 * np.array([regret(table, mine, s) for s in seconds])
         style: dict[str, Any] = {"color": "black"} if name == "random" else {"color": f"C{i % 10}"}
         low, middle, high = np.quantile(curves, (0.25, 0.5, 0.75), axis=1)

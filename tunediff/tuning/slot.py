@@ -9,6 +9,7 @@ torch; trial drivers (Tune) and workers (Train) both talk to it, and each may di
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from typing import Any
@@ -50,7 +51,7 @@ class Slot:
 
     async def note(self, line: str) -> None:
         """Log a line; the call's own name is what the dashboard's table of tasks shows."""
-        print(line, flush=True)
+        print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for trial drivers
     async def submit(self, job: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import random
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
     from tunediff.training.precision import NotFiniteError
 
     folder = Path(job["folder"])
-    print(f"{job['name']}: {folder}", flush=True)  # this process's log, as Ray's pages show it, names its trials
+    print(f"{job['name']}: {folder}", file=sys.stderr, flush=True)  # Ray's page of this process
     known = record.read_trial(folder)
     if world.agree([float(known is not None and known.finished)])[0]:
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
