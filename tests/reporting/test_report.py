@@ -693,11 +693,13 @@ def test_unknown_names_are_refused_naming_those_there_are(night, tmp_path, capsy
 # -------------------------------------------------------------------------------------------------------- tables alone
 def test_a_folder_that_kept_only_its_tables(tmp_path, plain):
     """The runs that the documentation speaks of."""
-    subject = report.read(ROOT / "ray_results" / "reference" / "digits-cpu")
-    assert (subject.stars.baseline.name, subject.stars.winner.name) == ("t0000", "t0007")
+    folder = ROOT / "ray_results" / "reference" / "digits-cpu"
+    best = min((row for row in rows(folder / "trials.csv") if row["status"] == "ok"), key=lambda r: float(r["frechet"]))
+    subject = report.read(folder)
+    assert (subject.stars.baseline.name, subject.stars.winner.name) == ("t0000", best["trial"])
     report.write_all(subject, tmp_path)
     text = words((tmp_path / "report.html").read_text())
-    assert "t0007 is best: after 20 training seconds its FD (classifier) is 0.661, 38 % below the 1.06" in text
+    assert f"{best['trial']} is best: after 20 training seconds its FD (classifier) is" in text
     assert (tmp_path / "report" / "winner_samples.png").exists()
 
 

@@ -100,13 +100,15 @@ def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(tmp_path, ima
     fetch, move = Batches.fetch, Batches.move
     monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.02) or fetch(self))
     waiting = last_point(tmp_path / "a", images)
-    assert 0.02 <= waiting["step_data_wait_s"] < 0.03
-    assert waiting["data_wait_share"] > 0.3
     monkeypatch.setattr(Batches, "fetch", fetch)
     monkeypatch.setattr(Batches, "move", lambda self, fetched: time.sleep(0.02) or move(self, fetched))
     copying = last_point(tmp_path / "b", images)
-    assert 0.02 <= copying["step_host_to_device_s"] < 0.03
-    assert copying["data_wait_share"] < 0.3
+    # Against each other: how much of a step 20 ms are depends on who else is on the machine.
+    assert 0.02 <= waiting["step_data_wait_s"]
+    assert 0.02 <= copying["step_host_to_device_s"]
+    assert copying["step_data_wait_s"] < 0.5 * waiting["step_data_wait_s"]
+    assert waiting["step_host_to_device_s"] < 0.5 * copying["step_host_to_device_s"]
+    assert waiting["data_wait_share"] > 2 * copying["data_wait_share"]
 
 
 def test_after_step_is_called_after_each(tmp_path, images):
