@@ -21,6 +21,10 @@ FIXED = {
 }  # fmt: skip
 
 
+def _interruptible():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Search:
     """One search of a test: its file, its folder, its process."""
 
@@ -35,7 +39,10 @@ class Search:
     def start(self, *words):
         command = [sys.executable, "-m", "tunediff.search", *words, "--storage", str(self.storage)]
         log = open(self.storage.parent / f"{self.name}.log", "a")  # noqa: SIM115
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.storage.parent)
+        # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C must work all the same.
+        self.process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=self.storage.parent, preexec_fn=_interruptible
+        )
         return self.process
 
     def run(self, *words, timeout=500):
