@@ -575,6 +575,15 @@ def test_the_front_is_what_none_beats():
     assert report_numbers.front([]) == []
 
 
+def test_a_quantity_that_no_trial_has_leaves_its_front_empty(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    for number, value in enumerate((4.0, 2.0)):
+        journal = write(tmp_path / "night", wanted, number, curve=((20.0, 4000, value),)) / "journal.jsonl"
+        journal.write_text(re.sub(r'"peak_memory_mib": [0-9.]+, ', "", journal.read_text()))
+    assert not report_numbers.trade_offs(report_read.read(tmp_path / "night")[0])["on_front_peak_memory_mib"].any()
+    assert "What won" in written(tmp_path / "night")
+
+
 def test_a_second_objective_has_its_front(tmp_path):
     """More workers are better and cost more: both ends are on the front, what is worse and dearer is not."""
     content = FILE | {"objective": ["frechet", "worker_s"]}

@@ -323,7 +323,8 @@ def trade_offs(found: Results) -> pd.DataFrame:
         known = frame[name].notna()
         pairs = [(down * a, sign * b) for a, b in zip(frame[found.metric][known], frame[name][known], strict=True)]
         frame[f"on_front_{name}"] = False
-        frame.loc[known, f"on_front_{name}"] = front(pairs)
+        if pairs:  # journals of another version, or a stranger's, may lack one of them throughout
+            frame.loc[known, f"on_front_{name}"] = front(pairs)
     return frame
 
 
