@@ -1,6 +1,7 @@
 """Config: names, defaults, refusals, round trips."""
 
 import dataclasses
+import platform
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimiz
 optimizer.clip_norm optimizer.implementation ema.half_life ema.max_decay
 loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
-precision.amp precision.matmul precision.cudnn_benchmark compile.mode compile.dynamic compile.scope
+precision.amp precision.matmul precision.cudnn_benchmark memory.keep_freed compile.mode compile.dynamic compile.scope
 parallel.workers parallel.bucket_mib parallel.static_graph
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
 evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
@@ -198,6 +199,7 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
         ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
+        ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
     ],
 )
@@ -206,10 +208,17 @@ def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
     assert len(found[name]) > 10
 
 
+def test_keeping_memory_is_an_order_to_glibc(monkeypatch):
+    assert ("memory.keep_freed" in cfg.not_effective(Config(), "cpu")) == (platform.libc_ver()[0] != "glibc")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert "glibc" in cfg.not_effective(Config(), "cpu")["memory.keep_freed"]
+
+
 def test_what_has_an_effect_is_not_said_to_have_none():
-    assert cfg.not_effective(Config(), "cuda") == {}
+    assert cfg.not_effective(cfg.override(Config(), {"memory.keep_freed": False}), "cuda") == {}
     effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
     effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
+    effective |= {"memory.keep_freed": False}
     assert cfg.not_effective(cfg.override(Config(), effective), "cuda") == {}
     assert cfg.not_effective(cfg.override(Config(), {"precision.matmul": "medium"}), "cpu").keys() == {
         "loader.pin_memory", "loader.non_blocking",

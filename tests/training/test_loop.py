@@ -439,8 +439,9 @@ def test_checkpointed_levels_keep_less():
     [
         {"loader__workers": 1, "loader__persistent_workers": False, "loader__transfer": "float32"},
         {"loader__pin_memory": False, "loader__non_blocking": False, "precision__cudnn_benchmark": True},
+        {"memory__keep_freed": False},
     ],
-    ids=["loader processes", "copies"],
+    ids=["loader processes", "copies", "memory given back"],
 )
 def test_systems_knobs_change_no_weight(tmp_path, images, knobs):
     plain = weights(run(tmp_path / "a", images))

@@ -99,6 +99,7 @@ def train(
     graphs_before = compiled_graphs()
     with clock.part("setup"):
         memory.reset(device)
+        memory.keep_freed(config.memory.keep_freed, device)
         torch.manual_seed(config.seed)  # equal initial weights on all ranks
         network = UNet(config.model, config.data.channels, config.data.image_size).to(device)
         if initial is not None:

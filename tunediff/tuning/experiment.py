@@ -219,7 +219,7 @@ def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: 
     actors = [slots.create(name, str(folder / "train"), share.to_dict()) for name in names]
     if not space.fresh and space.baseline.compile.mode == "none":
         for actor in actors:  # the workers of the first trials start while Tune does
-            actor.warm.remote(space.baseline.parallel.workers)
+            actor.warm.remote(slots.kind_of_group(space.baseline))
 
     class Events(TrialProgressCallback):  # type: ignore[misc]
         """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""

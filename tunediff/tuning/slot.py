@@ -2,13 +2,14 @@
 
 Starting workers takes longer than a short trial: a controller and every worker start Python and import torch, one after
 the other. So a group stays, and its workers take one job after the other from their slot. A job that needs another
-world size, that compiles, or that follows a fault gets a fresh group. The slot itself is an actor that imports no
+`Kind` of group, that compiles, or that follows a fault gets a fresh one. The slot itself is an actor that imports no
 torch; trial drivers (Tune) and workers (Train) both talk to it, and each may die and come back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
 import uuid
@@ -16,8 +17,25 @@ from typing import Any
 
 import ray
 
+from tunediff.config import Config
+
 NAMESPACE = "tunediff"
 POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the processes of a group are started with and keep."""
+
+    size: int
+    """World size."""
+    keep_freed: bool
+    """`memory.keep_freed`."""
+
+
+def kind_of_group(config: Config) -> Kind:
+    """The kind that a configuration's training needs."""
+    return Kind(config.parallel.workers, config.memory.keep_freed)
 
 
 class Slot:
@@ -36,18 +54,18 @@ class Slot:
         self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
-        self._group_size, self._group_fresh = 0, False
+        self._group_kind, self._group_fresh = Kind(0, False), False
         self._retired: set[str] = set()
 
     def __repr__(self) -> str:
         job = self._job["name"] if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
-    async def warm(self, size: int) -> None:
-        """Start a group of `size` workers before there is a job for them."""
+    async def warm(self, kind: Kind) -> None:
+        """Start a group before there is a job for it."""
         async with self._turn:
             if self._group is None:
-                self._start(size, fresh=False)
+                self._start(kind, fresh=False)
 
     async def note(self, line: str) -> None:
         """Log a line; the call's own name is what the dashboard's table of tasks shows."""
@@ -62,9 +80,9 @@ class Slot:
                     return self._serial
                 await self._abandon()
             fresh = job["fresh"] or self._group_fresh
-            if self._group is None or self._group_size != job["world_size"] or fresh:
+            if self._group is None or self._group_kind != job["kind"] or fresh:
                 await self._retire()
-                self._start(job["world_size"], job["fresh"])
+                self._start(job["kind"], job["fresh"])
             async with self._changed:
                 self._serial = uuid.uuid4().hex
                 self._job, self._events, self._decisions, self._ended = job, [], {}, False
@@ -143,15 +161,15 @@ class Slot:
         return answer
 
     # ---- the group
-    def _start(self, size: int, fresh: bool) -> None:
+    def _start(self, kind: Kind, fresh: bool) -> None:
         from tunediff.tuning.worker import run_group
 
         self._generation = uuid.uuid4().hex[:8]
-        self._group_size, self._group_fresh = size, fresh
+        self._group_kind, self._group_fresh = kind, fresh
         task = ray.remote(run_group).options(
             num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}"
         )
-        self._group = task.remote(self._name, self._generation, size, self._storage, self._resources)
+        self._group = task.remote(self._name, self._generation, kind, self._storage, self._resources)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:

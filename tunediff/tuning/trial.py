@@ -71,7 +71,7 @@ def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, A
     """
     import ray
 
-    from tunediff.tuning.slot import get
+    from tunediff.tuning.slot import get, kind_of_group
 
     name, folder = params["trial"], Path(plan["experiment"]) / "trials" / params["trial"]
     drawn = {knob: value for knob, value in params.items() if knob in cfg.knobs()}
@@ -100,7 +100,7 @@ def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, A
             "config": cfg.to_dict(config),
             "budget": plan["budget"],
             "folder": str(folder),
-            "world_size": config.parallel.workers,
+            "kind": kind_of_group(config),
             "fresh": plan["fresh"] or config.compile.mode != "none",  # caches of compilation outlive a trial
             "evaluate": plan["metric"] == "frechet",
             "keep": plan["metric"] == "frechet",

@@ -20,28 +20,34 @@ from tunediff import config as cfg
 from tunediff import record
 from tunediff.clock import Budget, Clock
 from tunediff.config import Config
+from tunediff.tuning.slot import Kind, get
 
 
 class SlotLostError(RuntimeError):
     """The slot does not know the job any more; its driver will hand it in again."""
 
 
-def run_group(slot: str, generation: str, size: int, storage: str, resources: dict[str, Any]) -> None:
-    """Run a group of `size` workers until its slot lets it go. Raises when a worker fails."""
+def run_group(slot: str, generation: str, kind: Kind, storage: str, resources: dict[str, Any]) -> None:
+    """Run a group of workers until its slot lets it go. Raises when a worker fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from tunediff.training import memory
+
     TorchTrainer(
         serve,
-        train_loop_config={"slot": slot, "generation": generation, "threads": resources["threads"][str(size)]},
+        train_loop_config={"slot": slot, "generation": generation, "threads": resources["threads"][str(kind.size)]},
         torch_config=TorchConfig(backend="nccl" if resources["gpu"] else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
-            num_workers=size, use_gpu=resources["gpu"], resources_per_worker=resources["per_worker"][str(size)]
+            num_workers=kind.size,
+            use_gpu=resources["gpu"],
+            resources_per_worker=resources["per_worker"][str(kind.size)],
         ),
         run_config=RunConfig(
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
+            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed and not resources["gpu"] else {}},
         ),
     ).fit()
 
@@ -53,7 +59,6 @@ def serve(setup: dict[str, Any]) -> None:
     import torch
 
     from tunediff.training.parallel import World
-    from tunediff.tuning.slot import get
 
     context = ray.train.get_context()
     device = ray.train.torch.get_device()

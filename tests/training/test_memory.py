@@ -1,0 +1,93 @@
+"""Host memory that a training frees: kept by its process, or given back."""
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tunediff.training import memory
+
+ROOT = Path(__file__).resolve().parents[2]
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be told")
+
+# Page faults of one more block of each size, when the heap has found its shape; before and after the order. In a process
+# of its own: what a process keeps can be undone only in part.
+FAULTS = """
+import json, resource, sys, threading
+import torch
+from tunediff.training import memory
+
+def faults(mib):
+    taken = []
+    for _ in range(20):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.empty(mib * 2**18).fill_(1.0)
+        taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return taken[-1]
+
+def look():
+    found = [[faults(mib) for mib in (40, 100)]]
+    for keep in (True, False):
+        memory.keep_freed(keep, torch.device(sys.argv[1]))
+        found.append([faults(mib) for mib in (40, 100)])
+    print(json.dumps(found))
+
+if sys.argv[2] == "main":
+    look()
+else:
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+"""
+PAGES = {40: 40 * 256, 100: 100 * 256}
+
+
+def faults(device="cpu", where="main", environment=None):
+    """Before, kept, given back: for blocks of 40 and of 100 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, device, where], cwd=ROOT, env=environment, text=True, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@glibc
+def test_what_is_kept_needs_no_new_pages():
+    before, kept, given_back = faults()
+    for found in (before, given_back):
+        assert all(count > pages / 2 for count, pages in zip(found, PAGES.values(), strict=True))
+    assert all(count < pages / 20 for count, pages in zip(kept, PAGES.values(), strict=True))
+
+
+@glibc
+def test_a_gpus_training_changes_nothing():
+    _, kept, _ = faults(device="cuda")
+    assert all(count > pages / 2 for count, pages in zip(kept, PAGES.values(), strict=True))
+
+
+@glibc
+def test_in_another_thread_the_environment_does_it(monkeypatch):
+    """Ray Train trains in a thread."""
+    for name, value in memory.KEEPING.items():
+        monkeypatch.setenv(name, value)
+    before, kept, _ = faults(where="thread")
+    for found in (before, kept):
+        assert all(count < pages / 20 for count, pages in zip(found, PAGES.values(), strict=True))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_training_gives_the_order(monkeypatch, tmp_path, images, keep):
+    from tests.training.conftest import tiny
+    from tunediff.clock import Budget
+    from tunediff.training.loop import train
+    from tunediff.training.parallel import World
+
+    given = []
+    monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))
+    config, world = tiny(memory__keep_freed=keep), World(0, 1, torch.device("cpu"))
+    train(config, Budget(images=16), images, None, world, None, lambda point: True)
+    assert given == [(keep, "cpu")]
