@@ -243,7 +243,8 @@ def lucidrains_training(config: Config, world: World, job: Job) -> Steps:
 
 # ------------------------------------------------------------------------------------------------------------ sampling
 def our_sampling(config: Config, world: World, job: Job) -> Steps:
-    """`generate` as an evaluation calls it."""
+    """`generate` as `python -m tunediff.sample` calls it."""
+    memory.keep_freed(config.memory.keep_freed, world.device)
     network = UNet(config.model, config.data.channels, config.data.image_size).to(world.device).eval()
     network.requires_grad_(False)
     amp, predict = Amp(config.precision, world.device), loop.compiled(network, network, config.compile)

@@ -215,12 +215,14 @@ def _evaluate(task: _Task) -> int:
     from tunediff.evaluation.progress import Progress
     from tunediff.evaluation.quality import Quality, Real
     from tunediff.evaluation.sampling import shares
+    from tunediff.training import memory
     from tunediff.training.parallel import from_environment
 
     config, evaluation = task.config, task.config.evaluation
     steps = evaluation.steps if evaluation.sampler == "ddim" else config.process.steps
     try:
         with from_environment() as world:
+            memory.keep_freed(config.memory.keep_freed, world.device)
             # ---- the model, the ruler, the real images
             with open(task.model.weights, "rb") as file:  # now: a training that goes on will replace it
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -106,10 +106,12 @@ def _prepare(out: Path) -> None:
 
 def _sample(model: Saved, config: Config, args: argparse.Namespace) -> int:
     from tunediff.evaluation.distance import NonFiniteError
+    from tunediff.training import memory
     from tunediff.training.parallel import from_environment
 
     try:
         with from_environment() as world:
+            memory.keep_freed(config.memory.keep_freed, world.device)
             images, seconds = _draw(model, config, args, world)
             if world.main:
                 path = args.out if images is None else _write(images, args, model, config.evaluation.sampler)
