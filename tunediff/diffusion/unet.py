@@ -173,8 +173,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pixels = self.norm(x).flatten(2).transpose(1, 2)  # [B, H·W, C]
         q, k, v = self.qkv(pixels).unsqueeze(1).chunk(3, dim=-1)
-        mixed: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).squeeze(1))
-        return x + mixed.transpose(1, 2).reshape(x.shape)
+        mixed = F.scaled_dot_product_attention(q, k, v).squeeze(1)
+        if x.device.type == "cpu":
+            # The same product as a 1×1 convolution. Compiled in bfloat16 for a CPU, a GroupNorm that reads the linear
+            # layer's transposed output gets gradients of NaN (torch 2.15, its vector code; scalar code is right).
+            weight = self.out.weight[:, :, None, None]
+            return x + F.conv2d(mixed.transpose(1, 2).reshape(x.shape), weight, self.out.bias)
+        projected: Tensor = self.out(mixed)
+        return x + projected.transpose(1, 2).reshape(x.shape)
 
 
 class Downsample(nn.Module):
