@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -174,6 +175,22 @@ def test_a_killed_worker_is_an_error_not_a_hang() -> None:
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             list(itertools.islice(batches, 5))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), EOFError(), FileNotFoundError()], ids=repr)
+def test_a_worker_killed_while_it_hands_over_a_batch_is_the_same_error(error) -> None:
+    """What multiprocessing says then; seen once in many kills."""
+
+    def broken() -> Iterator[Tensor]:
+        raise error
+        yield
+
+    with loader.build(numbered(), config(loader__workers=1)) as batches:
+        next(batches)
+        batches._source.close()  # type: ignore[union-attr]
+        batches._source._batches = broken()  # type: ignore[union-attr]
+        with pytest.raises(RuntimeError, match="DataLoader worker exited unexpectedly"):
+            next(batches)
 
 
 @pytest.mark.gpu

@@ -58,8 +58,8 @@ def faults(device="cpu", where="main", environment=None):
 @glibc
 def test_what_is_kept_needs_no_new_pages():
     before, kept, given_back = faults()
-    for found in (before, given_back):
-        assert all(count > pages / 2 for count, pages in zip(found, PAGES.values(), strict=True))
+    assert all(count > pages / 2 for count, pages in zip(before, PAGES.values(), strict=True))
+    assert given_back[-1] > PAGES[100] / 2  # the smaller block may fit into what stays between thresholds
     assert all(count < pages / 20 for count, pages in zip(kept, PAGES.values(), strict=True))
 
 

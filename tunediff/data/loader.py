@@ -207,10 +207,13 @@ class _Loaded:
         self._batches: Any = iter(self._loader)
 
     def __next__(self) -> Tensor:
-        batch: Tensor | None = next(self._batches, None)
-        if batch is None:
-            self._batches = iter(self._loader)
-            batch = next(self._batches)
+        try:
+            batch: Tensor | None = next(self._batches, None)
+            if batch is None:
+                self._batches = iter(self._loader)
+                batch = next(self._batches)
+        except (ConnectionError, EOFError, FileNotFoundError) as error:  # killed while it handed over a batch
+            raise RuntimeError("a DataLoader worker exited unexpectedly") from error
         assert batch is not None
         return batch
 

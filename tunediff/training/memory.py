@@ -41,6 +41,8 @@ def keep_freed(keep: bool, device: torch.device) -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for name, value in wanted.items():
             mallopt(name, value)
+        if not keep:
+            ctypes.CDLL(None).malloc_trim(0)
         _kept = keep
 
 
