@@ -183,3 +183,22 @@ def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
     assert "frechet" in curves[0][0]
     assert curves[0] == curves[1]
     assert curves[0] != curves[2]
+
+
+@pytest.mark.parametrize(("keep", "gpu"), [(True, False), (False, False), (True, True)])
+def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, keep, gpu):
+    """Ray Train trains in a thread, where keeping freed memory must be in the environment from the start."""
+    import ray.train.torch
+
+    from tunediff.training import memory
+    from tunediff.tuning.slot import Kind
+
+    started = []
+    trainer = types.SimpleNamespace(fit=lambda: None)
+    monkeypatch.setattr(ray.train.torch, "TorchTrainer", lambda loop, **given: started.append(given) or trainer)
+    share = {"gpu": gpu, "threads": {"2": 1}, "per_worker": {"2": {"CPU": 0.9}}}
+    worker.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
+    (given,) = started
+    assert given["scaling_config"].num_workers == 2
+    environment = given["run_config"].worker_runtime_env["env_vars"]
+    assert environment == (memory.KEEPING if keep and not gpu else {})
