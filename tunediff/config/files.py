@@ -1,0 +1,102 @@
+"""Configurations as YAML files and as `knob=value` words on a command line."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tunediff.config import workload
+from tunediff.config.schema import (
+    ConfigError,
+    Configuration,
+    Schema,
+    flatten,
+    override,
+    to_dict,
+    with_absolute_paths,
+)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice: YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; `ConfigError` for anything that is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
+    try:
+        content = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
+    return content
+
+
+def load(path: Path, words: list[str] | None = None) -> Any:
+    """A configuration file, sections or dotted names; what is missing takes its default. `words` go on top.
+
+    Raises `ConfigError`.
+    """
+    content = read_yaml(path)
+    if "workload" not in content:
+        allowed = ", ".join(workload.SHIPPED)
+        raise ConfigError(f"{path}: workload: is missing: which training are these knobs of? allowed: {allowed}")
+    schema = workload.find(str(content.pop("workload")), str(path)).schema
+    config = override(schema.default(), flatten(content), where=str(path), check=not words)
+    return with_absolute_paths(override(config, parse_overrides(words or [], schema), where="command line"))
+
+
+def named(path: Path, words: list[str]) -> Any:
+    """The configuration a user means: a file, such as an exported best.yaml, or a baseline by its name."""
+    if str(path) in workload.baseline_names() and not path.is_file():
+        config = workload.baseline(str(path))
+        overrides = parse_overrides(words, config.schema)
+        return with_absolute_paths(override(config, overrides, where="command line"))
+    return load(path, words)
+
+
+def dump(config: Configuration, comments: list[str] | None = None) -> str:
+    """YAML text of the full configuration, `comments` as `#` lines above it."""
+    head = "".join(f"# {line}\n" for line in comments or [])
+    return head + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
+def parse_overrides(words: list[str], schema: Schema) -> dict[str, Any]:
+    """`knob=value` words from a command line; values are YAML, and numbers may be written 1e-3."""
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"command line: {word!r} is not understood; write knob=value")
+        if name not in schema.knobs:
+            raise ConfigError(schema.unknown_knob(name, "command line"))
+        knob = schema.knobs[name]
+        try:
+            value = yaml.load(text, _UniqueKeyLoader)
+        except yaml.YAMLError:
+            raise ConfigError(f"command line: {name}: {text!r} is not YAML; allowed: {knob.allowed}") from None
+        if isinstance(value, str) and knob.kind == "float":
+            with contextlib.suppress(ValueError):  # what is no number is refused with the allowed range
+                value = float(value)
+        values[name] = value
+    return values

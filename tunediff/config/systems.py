@@ -1,0 +1,176 @@
+"""The sections that every workload has: how its training runs, whatever it is that is learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from tunediff.config.schema import Bool, Configuration, Fixed, Float, Int, Refusal, Ruler, section
+
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that record CUDA graphs."""
+
+
+@section
+class Loader:
+    """How training data reaches the device."""
+
+    batch_size: Annotated[Int, Ge(1), Le(65536)] = 128
+    """Images per optimizer step over all workers and accumulation steps."""
+    accumulation: Annotated[Int, Ge(1), Le(256)] = 1
+    """Forward/backward passes per optimizer step."""
+    resident: Bool = False
+    """Keep the whole set on the device and draw batches there; `workers` and what follows have no effect."""
+    workers: Annotated[Int, Ge(0), Le(128)] = 2
+    """Loader processes per training worker; 0 loads in the training process."""
+    prefetch_factor: Annotated[Int, Ge(1), Le(64)] = 2
+    """Batches each loader process prepares ahead."""
+    persistent_workers: Bool = True
+    """Keep the loader processes from one pass over the images to the next; false starts new ones every time."""
+    pin_memory: Bool = True
+    """Page-locked host memory, from which a GPU can copy by itself; no effect on a CPU."""
+    non_blocking: Bool = True
+    """Go on while a batch is copied from page-locked memory to the GPU; no effect on a CPU."""
+    transfer: Literal["uint8", "float32"] = "uint8"
+    """What is copied to the device: bytes that are converted there, or numbers four times as large."""
+
+    def check(self, config: Systems) -> None:
+        mode = config.compile.mode
+        if self.accumulation > 1 and mode in CUDA_GRAPHS:
+            why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
+            raise Refusal("loader.accumulation", why)
+        if self.batch_size % (passes := config.parallel.workers * self.accumulation):
+            why = f"must be a multiple of parallel.workers × loader.accumulation = {passes}"
+            raise Refusal("loader.batch_size", why)
+
+    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+        if self.resident:
+            names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
+            return {f"loader.{name}": "loader.resident keeps all images on the device" for name in names}
+        found: dict[str, str] = {}
+        if self.workers == 0:
+            without = "there are no loader processes (loader.workers = 0)"
+            found |= {f"loader.{name}": without for name in ("prefetch_factor", "persistent_workers")}
+        if self.non_blocking and not self.pin_memory:
+            found["loader.non_blocking"] = "only copies from page-locked memory go on by themselves (loader.pin_memory)"
+        if device != "cuda":
+            copied = {"loader.pin_memory": self.pin_memory, "loader.non_blocking": self.non_blocking}
+            found |= {name: "nothing is copied to a GPU" for name, on in copied.items() if on}
+        return found
+
+
+@section
+class Precision:
+    """Number formats."""
+
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    """Autocast type of forward and backward; fp16 uses loss scaling."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision);
+    on a GPU `high` and `medium` also allow TF32 convolutions."""
+    cudnn_benchmark: Bool = False
+    """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
+
+    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if device != "cuda" and self.matmul == "high":
+            found["precision.matmul"] = "TF32 is a format of NVIDIA GPUs"
+        if device != "cuda" and self.cudnn_benchmark:
+            found["precision.cudnn_benchmark"] = "cuDNN is for NVIDIA GPUs"
+        return found
+
+
+@section
+class Memory:
+    """Host memory of the training processes."""
+
+    keep_freed: Bool = True
+    """CPU training: memory that a step frees stays with the process for the next one. Otherwise the system takes large
+    blocks back at once and hands them out again page by page. Learns the same, faster, with a tenth to a third more
+    memory; glibc only, no effect on a GPU, whose allocator always does so."""
+
+    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+        if self.keep_freed and device == "cuda":
+            return {"memory.keep_freed": "a GPU's allocator keeps what is freed anyway"}
+        if self.keep_freed and platform.libc_ver()[0] != "glibc":
+            return {"memory.keep_freed": "only the allocator of glibc takes this order"}
+        return {}
+
+
+@section
+class Compile:
+    """torch.compile."""
+
+    mode: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    """`none` runs eagerly; the others are torch.compile's modes."""
+    dynamic: Bool = False
+    """Compile once for every batch size instead of once for each; only with a mode other than `none`."""
+    scope: Literal["model", "blocks"] = "model"
+    """What is compiled: the whole network, or each residual block for itself, which compiles faster since equal blocks
+    share the result; only with a mode other than `none`."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is compiled."""
+        return self.mode != "none"
+
+    def check(self, config: Systems) -> None:
+        for name, changed in (("dynamic", self.dynamic), ("scope", self.scope != "model")):
+            if changed and not self.active:
+                raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
+
+    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+        if device != "cuda" and self.mode == "reduce-overhead":
+            return {"compile.mode": "CUDA graphs need a GPU; it compiles as default does"}
+        return {}
+
+
+@section
+class Parallel:
+    """Data-parallel training (DistributedDataParallel; gloo on CPU, NCCL on GPU)."""
+
+    workers: Annotated[Int, Ge(1), Le(1024)] = 1
+    """World size: training processes, one per GPU, or sharing the CPU cores."""
+    bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
+    """Gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
+    static_graph: Bool = False
+    """Tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
+    parameters and lets it order the buckets by the first step."""
+
+    def check(self, config: Systems) -> None:
+        if self.static_graph and config.loader.accumulation > 1:
+            why = "passes of an accumulation that average nothing are another graph"
+            raise Refusal("parallel.static_graph", why)
+
+    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+        changed = {"bucket_mib": self.bucket_mib != Parallel().bucket_mib, "static_graph": self.static_graph}
+        alone = "one worker has nobody to average with"
+        return {f"parallel.{name}": alone for name, set_ in changed.items() if set_ and self.workers == 1}
+
+
+@section
+class Evaluation:
+    """How a model is judged. Never searched: trials of one study must be measured with one ruler.
+
+    A workload's own section `evaluation` is a subclass.
+    """
+
+    points: Annotated[Int, Ge(1), Le(100), Ruler()] = 4
+    """Evaluations per training, at equal fractions of the budget; the last is the result."""
+
+
+@section
+class Systems(Configuration):
+    """One training: everything but the budget, which belongs to the search or the command."""
+
+    loader: Loader = dataclasses.field(default_factory=Loader)
+    precision: Precision = dataclasses.field(default_factory=Precision)
+    memory: Memory = dataclasses.field(default_factory=Memory)
+    compile: Compile = dataclasses.field(default_factory=Compile)
+    parallel: Parallel = dataclasses.field(default_factory=Parallel)
+    evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
+    seed: Annotated[Int, Ge(0), Lt(2**31), Fixed()] = 0
+    """Seed of initial weights, data order and everything that is drawn."""

@@ -1,0 +1,107 @@
+"""What a workload declares, and where it is found.
+
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
+and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
+baselines; `check_files(config, evaluates)`, which refuses missing files before anything starts; `network(knobs)`, the
+bare model; and `evaluator(config, world)`, which judges a finished one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import typing
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Literal
+
+from tunediff.config.schema import ConfigError, Configuration, Schema, override
+from tunediff.config.systems import Systems
+
+SHIPPED = {"diffusion": "tunediff.workloads.diffusion"}
+"""Our own workloads: name and package."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What a workload is judged by."""
+
+    name: str
+    """The key in what its evaluation returns, and in every point of a curve."""
+    mode: Literal["min", "max"]
+    """Which direction is better."""
+    label: str = ""
+    """What it is called; an evaluation may return a better `label`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A workload that was found."""
+
+    name: str
+    declared: ModuleType
+    """Where `Knobs` and `OBJECTIVE` stand."""
+    package: str = ""
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """Its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
+        if (own := getattr(self.declared, "Knobs", None)) is None:
+            raise ConfigError(f"{self.name}: has no class Knobs")
+        return Schema(self.name, own, Systems)
+
+    @property
+    def objective(self) -> Metric:
+        """What a search of it optimizes unless told otherwise."""
+        return typing.cast(Metric, self.declared.OBJECTIVE)
+
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Named baselines: knobs by dotted name."""
+        return getattr(self.declared, "PRESETS", {})
+
+    @functools.cached_property
+    def code(self) -> ModuleType:
+        """Where `train` stands; imports torch."""
+        return importlib.import_module(f"{self.package}.train") if self.package else self.declared
+
+    def offers(self, function: str) -> Any:
+        """A function of the workload that not every workload has, or None."""
+        return getattr(self.declared, function, None) or getattr(self.code, function, None)
+
+
+@functools.cache
+def find(name: str, where: str = "workload") -> Workload:
+    """The workload of that name, as `to_dict` writes it. Raises `ConfigError`."""
+    if name not in SHIPPED:
+        raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
+    return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
+
+
+def of(config: Configuration) -> Workload:
+    """The workload that a configuration belongs to."""
+    return find(config.schema.workload)
+
+
+def baseline_names() -> list[str]:
+    """What may stand after `workload:` in a search file."""
+    return [preset for shipped in SHIPPED for preset in find(shipped).presets]
+
+
+def baseline(name: str, where: str = "workload") -> Any:
+    """The configuration of a named baseline (`digits`, `cifar10`, `images`), not yet checked as a whole."""
+    for workload in map(find, SHIPPED):
+        if name in workload.presets:
+            # `images` needs a path, which comes on top: rules that join knobs are applied when all of them are there.
+            default = workload.schema.default()
+            return override(default, workload.presets[name], where=f"workload {name}", check=False)
+    raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())}")
+
+
+def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
+    """The configuration that `to_dict` wrote, of whatever workload. Raises `ConfigError`."""
+    if "workload" not in nested:
+        raise ConfigError(f"{where}: workload: is missing; allowed: {', '.join(SHIPPED)}")
+    rest = {key: value for key, value in nested.items() if key != "workload"}
+    return find(str(nested["workload"]), where).schema.from_dict(rest, where, check)
