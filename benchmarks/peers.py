@@ -52,12 +52,12 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import Config
 from tunediff.data.images import Images
-from tunediff.diffusion import handoff
-from tunediff.diffusion.process import Diffusion
-from tunediff.diffusion.unet import UNet
-from tunediff.evaluation.sampling import generate, to_uint8
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.unet import UNet
+from tunediff.workloads.diffusion.sampling import generate, to_uint8
 from tunediff.training import loop, memory
-from tunediff.training.parallel import World, alone
+from tunediff.distributed import World, alone
 from tunediff.training.precision import Amp
 
 BATCHES = 8  # distinct batches, taken in turn

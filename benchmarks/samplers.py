@@ -24,10 +24,10 @@ from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import images as data
-from tunediff.diffusion import timesteps, weighting
-from tunediff.diffusion.objective import Objective
+from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.workloads.diffusion.objective import Objective
 from tunediff.training import loop
-from tunediff.training.parallel import World, alone
+from tunediff.distributed import World, alone
 
 TIMED = {
     timesteps.TimestepSampler: ("sample", "update", "before_step", "after_step"),

@@ -19,13 +19,13 @@ from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff import evaluate, record
 from tunediff.data import images as data
-from tunediff.diffusion import handoff
-from tunediff.diffusion.process import Diffusion
-from tunediff.diffusion.unet import UNet
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.unet import UNet
 from tunediff.evaluation import features, progress
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
-from tunediff.evaluation.sampling import generate
+from tunediff.workloads.diffusion.sampling import generate
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 NAMES = [name for names in KINDS.values() for name in names]

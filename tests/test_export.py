@@ -7,7 +7,7 @@ from tests.reporting.test_saved import network, run_folder, search_folder
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff import export
-from tunediff.diffusion import handoff
+from tunediff.workloads.diffusion import handoff
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tunediff import config as cfg
 from tunediff import profile, record
 from tunediff.reporting.export import provenance
 from tunediff.training import profiling
-from tunediff.training.parallel import World
+from tunediff.distributed import World
 from tunediff.training.precision import NotFiniteError
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling, "HOST_SHARE", 0.5)
-    monkeypatch.setattr("tunediff.training.parallel.alone", lambda: World(0, 1, torch.device("cpu")))
+    monkeypatch.setattr("tunediff.distributed.alone", lambda: World(0, 1, torch.device("cpu")))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path

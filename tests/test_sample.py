@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from tests.reporting.test_saved import network, run_folder
 from tests.training.conftest import tiny
 from tunediff import sample
-from tunediff.diffusion import handoff
-from tunediff.diffusion.process import Diffusion
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.evaluation import progress
-from tunediff.evaluation.sampling import Noise
+from tunediff.workloads.diffusion.sampling import Noise
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 

@@ -32,12 +32,12 @@ from tunediff.reporting.saved import Saved
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunediff.diffusion.process import Diffusion
-    from tunediff.diffusion.unet import UNet
+    from tunediff.distributed import World
     from tunediff.evaluation.features import Extractor
     from tunediff.evaluation.progress import Progress
     from tunediff.evaluation.quality import Quality, Value
-    from tunediff.training.parallel import World
+    from tunediff.workloads.diffusion.process import Diffusion
+    from tunediff.workloads.diffusion.unet import UNet
 
 IMAGES, DDIM_STEPS = 10_000, 50
 MOST_SEEDS = 100
@@ -209,14 +209,14 @@ def _prepare(option: str, path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- measurement
 def _evaluate(task: _Task) -> int:
     from tunediff.data import images as data
-    from tunediff.diffusion.process import Diffusion
+    from tunediff.distributed import from_environment
     from tunediff.evaluation import features
     from tunediff.evaluation.distance import NonFiniteError
     from tunediff.evaluation.progress import Progress
     from tunediff.evaluation.quality import Quality, Real
-    from tunediff.evaluation.sampling import shares
     from tunediff.training import memory
-    from tunediff.training.parallel import from_environment
+    from tunediff.workloads.diffusion.process import Diffusion
+    from tunediff.workloads.diffusion.sampling import shares
 
     config, evaluation = task.config, task.config.evaluation
     steps = evaluation.steps if evaluation.sampler == "ddim" else config.process.steps
@@ -272,7 +272,7 @@ def _draw(
     """
     from tunediff.evaluation.distance import NonFiniteError
     from tunediff.evaluation.features import one_ruler
-    from tunediff.evaluation.sampling import generate
+    from tunediff.workloads.diffusion.sampling import generate
 
     data, seconds, failure = config.data, 0.0, ""
     shape = (data.channels, data.image_size, data.image_size)

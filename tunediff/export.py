@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tunediff import cli
 from tunediff.config import ConfigError
-from tunediff.diffusion import handoff
 from tunediff.reporting import results, saved
 from tunediff.reporting.export import choose, export
 from tunediff.reporting.saved import Saved
+from tunediff.workloads.diffusion import handoff
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -144,9 +144,9 @@ def _profile(config: Config, workers: int, args: argparse.Namespace) -> int:
 def _measure(config: Config, args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything, in the order of rising disturbance: plain timings first, other batch sizes and compilers last."""
     from tunediff.data import images as data
+    from tunediff.distributed import alone
     from tunediff.reporting.advice import advise
     from tunediff.training import profiling
-    from tunediff.training.parallel import alone
 
     images, world, folder = data.load(config.data), alone(), args.out
     bench, cuda = profiling.Bench(images, world), world.device.type == "cuda"

@@ -8,30 +8,152 @@ at full protocol), `end`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import functools
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from tunediff.config import ConfigError
+from tunediff import config as cfg
+from tunediff import environment
+from tunediff.config import ConfigError, Configuration
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
 weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason."""
 
 JOURNAL = "journal.jsonl"
+
+
+# ------------------------------------------------------------------------------------------------------------- points
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """Something that a training measures or that follows from it, as tables and axes show it."""
+
+    label: str
+    unit: str = ""
+    """As shown; the name says the unit of the stored value."""
+    meaning: str = ""
+    scale: float = 1.0
+    """Shown = stored × scale."""
+
+    @property
+    def heading(self) -> str:
+        """`step (ms)`."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def _measured(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
+    return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One evaluation: how far a training has come, how fast it was since the one before, and what it can do.
+
+    `point[name]`, `point.get(name)` and `name in point` look a value up by the flat name under which the journal and
+    every table have it: a field, `step_<phase>_s`, or what the workload's evaluation found.
+    """
+
+    index: int
+    """1, 2, …: its place on the curve."""
+    fraction: float
+    """Of the budget, at which it lies."""
+    train_s: float = _measured("training", "s", "training seconds of the run")
+    worker_s: float = _measured("worker seconds", "s", "training seconds × workers")
+    images: int = _measured("images", "", "images that the run trained")
+    steps: int = _measured("steps", "", "optimizer steps of the run")
+    images_per_s: float = _measured("images/s", "", "images trained per second, without compilation")
+    images_per_s_sd: float = _measured("± images/s", "", "standard deviation of it within the run")
+    data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
+    first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
+    peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
+    cpu_share: float = _measured("CPU cores used", "", "CPU seconds of the training process per second")
+    load_average: float = _measured("load average", "", "of the machine, over the last minute")
+    other_load_share: float = _measured("others' load", "%", "share of the machine's cores that others used", 100.0)
+    core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
+    disturbed: bool
+    """Whether others took cores that this training wanted: its seconds are not its own alone."""
+    loss: float = _measured("loss", "", "mean training loss since the evaluation before", default=math.nan)
+    peak_memory_mib: float = _measured(
+        "memory", "MiB", "most memory allocated on the device; on a CPU by the process", default=math.nan
+    )
+    peak_host_memory_mib: float = _measured(
+        "host memory", "MiB", "most memory of the training process on the host", default=math.nan
+    )
+    peak_reserved_mib: float | None = _measured(
+        "memory reserved", "MiB", "most memory that torch's allocator held on the device", default=None
+    )
+    step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0, default=None)
+    flops_per_image: float | None = _measured(
+        "GFLOP/image", "", "arithmetic of a training step per image", 1e-9, default=None
+    )
+    peak_share: float | None = _measured(
+        "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0, default=None
+    )
+    energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before", default=None)
+    images_per_j: float | None = _measured("images/J", "", "images trained per joule", default=None)
+    compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made", default=None)
+    phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of the clock so far, by its parts."""
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the workload's evaluation returned and what it noted, by name."""
+
+    @functools.cached_property
+    def flat(self) -> dict[str, Any]:
+        """Everything by its flat name, but what is not known. Not to be changed."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
+        steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
+        known = {name: value for name, value in own.items() if value is not None}
+        return {**known, **steps, "seconds": self.seconds, **self.found}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> Point:
+        """The point that `flat` came from. Raises `TypeError` if it lacks a field."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
+        own = {name: value for name, value in flat.items() if name in fields}
+        rest = {name: value for name, value in flat.items() if name not in fields}
+        phases = {name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)}
+        found = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
+        return cls(**own, phases_s=phases, found=found)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value by its flat name."""
+        return self.flat.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.flat[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.flat
+
+
+_NESTED = ("phases_s", "seconds", "found")
+QUANTITIES: dict[str, Quantity] = {
+    field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata
+}
+"""What every point holds, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a trial ended, and what it took."""
+
+    status: str
+    """One of `STATUSES`."""
+    reason: str = ""
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of the worker's clock, by its parts."""
+    steps: int = 0
+    peak: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Peak memory in MiB, by the names of `Point`."""
 
 
 @dataclasses.dataclass
@@ -42,19 +164,16 @@ class TrialRecord:
     """`t0007`: its place in the search."""
     number: int
     config: dict[str, Any]
-    """Every knob by dotted name."""
+    """Every knob by dotted name, and the workload."""
     drawn: dict[str, Any]
     """The knobs the search chose, by dotted name."""
     fingerprint: str
     budget_s: float | None = None
     attempts: int = 0
-    status: str | None = None
-    """One of `STATUSES`; None: unfinished."""
-    reason: str = ""
-    points: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The curve: train_s, images, frechet, images_per_s, … of every evaluation, in order."""
-    end: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Seconds per part, wall seconds, peak memory, steps, as of the end."""
+    points: list[Point] = dataclasses.field(default_factory=list)
+    """The curve, in order."""
+    end: End | None = None
+    """None: unfinished."""
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     not_effective: dict[str, str] = dataclasses.field(default_factory=dict)
     """Knobs that change nothing on this hardware or beside the others, with the reason."""
@@ -63,9 +182,24 @@ class TrialRecord:
     ended: float = 0.0
 
     @property
+    def status(self) -> str | None:
+        """One of `STATUSES`; None: unfinished."""
+        return self.end.status if self.end is not None else None
+
+    @property
+    def reason(self) -> str:
+        """Why it ended so."""
+        return self.end.reason if self.end is not None else ""
+
+    @property
     def finished(self) -> bool:
         """Whether it will not be run again."""
-        return self.status is not None
+        return self.end is not None
+
+    @property
+    def configuration(self) -> Any:
+        """What it trained. Raises `ConfigError` if that is no configuration any more."""
+        return cfg.from_dict(cfg.nest(self.config), self.name, check=False)
 
     def value(self, metric: str) -> float | None:
         """The metric at the budget, if the trial ended ok."""
@@ -75,15 +209,37 @@ class TrialRecord:
         return float(value) if value is not None and math.isfinite(value) else None
 
 
+# ------------------------------------------------------------------------------------------------------------ journal
 class Journal:
-    """Appends to the journal of one trial; every line is on disk before `write` returns."""
+    """Appends to the journal of one trial; every line is on disk before a method returns. Raises `OSError` when the
+    disk is full."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / JOURNAL
+        self.folder, self.path = folder, folder / JOURNAL
+
+    def start(self, config: Configuration, drawn: Mapping[str, Any], budget_s: float | None, number: int = 0) -> None:
+        """An attempt begins."""
+        self.write(
+            "start", name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn, budget_s=budget_s,
+            fingerprint=cfg.fingerprint(config), environment=environment.describe(), pid=os.getpid(),
+        )  # fmt: skip
+
+    def point(self, point: Point) -> bool:
+        """An evaluation; False if this very measurement is there already, not merely another one of the same index."""
+        same = ("index", "steps")
+        lines = (line for line in events(self.folder) if line["event"] == "point")
+        if any(all(line.get(key) == point[key] for key in same) for line in lines):
+            return False
+        self.write("point", **point.flat)
+        return True
+
+    def end(self, end: End) -> None:
+        """The trial is over."""
+        self.write("end", **dataclasses.asdict(end))
 
     def write(self, event: str, **content: Any) -> None:
-        """Append one line. Raises `OSError` when the disk is full."""
+        """Append one line."""
         line = json.dumps({"event": event, "time": time.time(), **content}, allow_nan=False, default=_plain) + "\n"
         with open(self.path, "ab") as file:
             if file.tell() and not _ends_with_newline(self.path):
@@ -121,14 +277,6 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def is_recorded(folder: Path, point: dict[str, Any]) -> bool:
-    """Whether the journal holds this very measurement, not merely another one of the same index."""
-    same = ("index", "train_s")
-    return any(
-        event["event"] == "point" and all(event.get(key) == point[key] for key in same) for event in events(folder)
-    )
-
-
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun.
 
@@ -149,14 +297,14 @@ def read_trial(folder: Path) -> TrialRecord | None:
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """A journal only grows: what was read at this size is read once, however often a long search is looked at."""
     record: TrialRecord | None = None
-    points: dict[int, dict[str, Any]] = {}
+    points: dict[int, Point] = {}
     final: dict[str, Any] = {}
     for event in events(folder):
-        kind = event["event"]
+        kind, when = event.pop("event"), event.pop("time")
         if kind == "start":
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
-                record = TrialRecord(**{field: event[field] for field in fields}, started=event["time"])
+                record = TrialRecord(**{field: event[field] for field in fields}, started=when)
             record.environment = event.get("environment", {})
             record.attempts += 1
         elif record is None:
@@ -166,17 +314,16 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective = event.get("not_effective", {})
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
-            points[event["index"]] = event
+            points[event["index"]] = Point.of(event)
         elif kind == "final":
             final = event
         elif kind == "end":
-            record.status, record.reason, record.ended = event["status"], event.get("reason", ""), event["time"]
-            record.end = event
+            record.end, record.ended = End(**event), when
     if record is not None:
         record.points = [points[index] for index in sorted(points)]
-        if record.points and record.points[-1]["train_s"] == final.get("train_s"):
-            found = {key: value for key, value in final.items() if key not in ("event", "time", "train_s")}
-            record.points[-1] = {**record.points[-1], **{f"final_{key}": value for key, value in found.items()}}
+        if record.points and record.points[-1].steps == final.pop("steps", None):
+            last, found = record.points[-1], {f"final_{key}": value for key, value in final.items()}
+            record.points[-1] = dataclasses.replace(last, found=last.found | found)
     return record
 
 
@@ -188,78 +335,30 @@ def read_trials(experiment: Path) -> list[TrialRecord]:
     return [dataclasses.replace(record, name=name) for name, record in found]
 
 
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors that say nothing about the configuration that met them."""
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why nothing of use can be written to the folder; None: it can. A disk with under 8 MiB left counts as full."""
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        with open(probe, "wb") as file:
-            file.write(bytes(8 * 2**20))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return None
-
-
 # ------------------------------------------------------------------------------------------------------ derived values
-def seconds_to(points: list[dict[str, Any]], metric: str, target: float) -> float | None:
-    """Training seconds at which a falling curve first reaches `target`; None if it never does.
+def seconds_to(points: list[Point], metric: str, target: float, mode: str) -> float | None:
+    """Training seconds at which a curve first reaches `target`, from above (`mode` "min") or below ("max").
 
-    Straight lines between evaluations; a curve that is below at its first evaluation counts that evaluation's seconds.
+    Straight lines between evaluations; a curve that is there at its first evaluation counts that evaluation's seconds.
+    None if it never gets there.
     """
+    sign = 1.0 if mode == "min" else -1.0
     before: tuple[float, float] | None = None
     for point in points:
-        seconds, value = point["train_s"], point.get(metric)
-        if value is None:
+        if (value := point.get(metric)) is None:
             continue
-        if value <= target:
-            if before is None or before[1] <= value:
-                return float(seconds)
-            share = (before[1] - target) / (before[1] - value)
-            return float(before[0] + share * (seconds - before[0]))
-        before = (seconds, value)
+        left = sign * (value - target)
+        if left <= 0:
+            if before is None or before[1] <= left:
+                return point.train_s
+            return before[0] + before[1] / (before[1] - left) * (point.train_s - before[0])
+        before = (point.train_s, left)
     return None
 
 
-def speedup(points: list[dict[str, Any]], baseline: list[dict[str, Any]], metric: str = "frechet") -> float | None:
+def speedup(points: list[Point], baseline: list[Point], metric: str, mode: str) -> float | None:
     """Training seconds of the baseline over those this curve needs to reach the baseline's last value."""
     if not points or not baseline or baseline[-1].get(metric) is None:
         return None
-    needed = seconds_to(points, metric, baseline[-1][metric])
-    return float(baseline[-1]["train_s"]) / needed if needed else None
-
-
-# ---------------------------------------------------------------------------------------------------------- environment
-@functools.lru_cache(maxsize=1)
-def environment() -> dict[str, Any]:
-    """Hardware and versions that a measurement depends on."""
-    packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cpu_cores": psutil.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "versions": versions,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.processor() or "unknown"
+    needed = seconds_to(points, metric, baseline[-1][metric], mode)
+    return baseline[-1].train_s / needed if needed else None

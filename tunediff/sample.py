@@ -26,7 +26,7 @@ from tunediff.reporting.saved import Saved
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunediff.training.parallel import World
+    from tunediff.distributed import World
 
 STRIP_IMAGES, STRIP_COLUMNS = 8, 10
 
@@ -105,9 +105,9 @@ def _prepare(out: Path) -> None:
 
 
 def _sample(model: Saved, config: Config, args: argparse.Namespace) -> int:
+    from tunediff.distributed import from_environment
     from tunediff.evaluation.distance import NonFiniteError
     from tunediff.training import memory
-    from tunediff.training.parallel import from_environment
 
     try:
         with from_environment() as world:
@@ -136,10 +136,10 @@ def _draw(model: Saved, config: Config, args: argparse.Namespace, world: World) 
     import torch
     import torch.distributed as dist
 
-    from tunediff.diffusion.process import Diffusion
     from tunediff.evaluation.features import one_ruler
     from tunediff.evaluation.progress import Progress
-    from tunediff.evaluation.sampling import Noise, generate, shares, to_uint8
+    from tunediff.workloads.diffusion.process import Diffusion
+    from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
     n, evaluation, steps = args.n, config.evaluation, _steps(config)
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
@@ -214,7 +214,7 @@ def _write(images: Tensor, args: argparse.Namespace, model: Saved, sampler: str)
     import numpy as np
 
     from tunediff.data.cache import write_atomically
-    from tunediff.evaluation.evaluator import image_grid
+    from tunediff.workloads.diffusion.evaluator import image_grid
 
     kind = "strip" if args.strip else "samples"
     path: Path = args.out or _unused(model.folder, f"{kind}-{model.name}-{sampler}")

@@ -192,7 +192,7 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
 
     import torch
 
-    from tunediff.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.unet import UNet
 
     machine = resources.local()
     share = resources.share(wanted, machine)

@@ -105,12 +105,12 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -> int:
     from tunediff.data import images as data
-    from tunediff.diffusion.handoff import initial_weights
+    from tunediff.distributed import from_environment
     from tunediff.evaluation.distance import NonFiniteError
-    from tunediff.evaluation.evaluator import Evaluator, image_grid
     from tunediff.training import checkpoint, loop
-    from tunediff.training.parallel import from_environment
     from tunediff.training.precision import NotFiniteError
+    from tunediff.workloads.diffusion.evaluator import Evaluator, image_grid
+    from tunediff.workloads.diffusion.handoff import initial_weights
 
     with from_environment() as world, _asked_to_stop() as asked:
         if world.size != config.parallel.workers:

@@ -132,8 +132,8 @@ def test_flat_and_single_class_sets_have_no_labels(tmp_path: Path) -> None:
         found = images.load(data(path))
         assert found.labels is None
         assert found.class_names == ()
-        assert not images.has_labels(data(path))
-    assert images.has_labels(data(folder(tmp_path / "two", CLASSES)))
+        assert not sources.has_labels(data(path))
+    assert sources.has_labels(data(folder(tmp_path / "two", CLASSES)))
 
 
 def test_formats_modes_and_orientation(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_cache_dir_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------------------------------------------ refused input
 def refused(asked: Data, *words: str) -> None:
-    for ask in (images.check, images.load):
+    for ask in (sources.check, images.load):
         with pytest.raises(ConfigError) as error:
             ask(asked)
         for word in ("data.", "allowed:", *words):
@@ -366,16 +366,16 @@ def test_refused_splits(tmp_path: Path) -> None:
 
 def test_too_few_readable_images(tmp_path: Path) -> None:
     asked = data(folder(tmp_path / "set", {"a.png": colour(1), "b.png": b"", "c.png": b""}))
-    images.check(asked)
+    sources.check(asked)
     with pytest.raises(ConfigError, match=r"1 readable images; allowed: at least 2 \(skipped: b\.png"):
         images.load(asked)
 
 
 def test_check_accepts_what_can_be_loaded(tmp_path: Path) -> None:
-    images.check(DIGITS)
-    images.check(data(folder(tmp_path / "set", CLASSES)))
-    images.check(data(archive(tmp_path / "set.zip", SPLITS), split="test"))
-    images.check(data(archive(tmp_path / "more.zip", SPLITS), name="cifar10", split="train"))
+    sources.check(DIGITS)
+    sources.check(data(folder(tmp_path / "set", CLASSES)))
+    sources.check(data(archive(tmp_path / "set.zip", SPLITS), split="test"))
+    sources.check(data(archive(tmp_path / "more.zip", SPLITS), name="cifar10", split="train"))
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
@@ -395,7 +395,7 @@ def test_cifar10_from_image_files(tmp_path: Path) -> None:
     found = images.load(asked)
     assert found.name.startswith("cifar10 ")
     assert found.class_names == ("ant", "cat")
-    assert images.has_labels(asked)
+    assert sources.has_labels(asked)
     unpacked = images.load(data(folder(tmp_path / "set", SPLITS), name="cifar10", split="test"))
     assert unpacked.digest == found.digest
     refused(data(str(tmp_path / "nowhere.zip"), name="cifar10"), "no such file or folder")
@@ -423,7 +423,7 @@ def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pyte
     assert images.load(Data(image_size=16, channels=1)).pixels.shape == (5, 1, 16, 16)
     inside = Data(path=str(cache / "cifar10" / sources.CIFAR10_FOLDER), split="test")
     assert sources.cifar10_root(inside) == cache / "cifar10"
-    images.check(inside)
+    sources.check(inside)
     assert len(images.load(inside)) == 3
 
 

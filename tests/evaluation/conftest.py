@@ -10,7 +10,7 @@ from torch import Tensor
 from tunediff.config import Config, override, workload
 from tunediff.data import images
 from tunediff.data.images import Images
-from tunediff.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.process import Diffusion
 
 
 @pytest.fixture(scope="session", autouse=True)

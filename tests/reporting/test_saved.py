@@ -14,11 +14,11 @@ from tunediff import config as cfg
 from tunediff import record
 from tunediff.clock import Budget
 from tunediff.data import images as data
-from tunediff.diffusion import handoff
-from tunediff.diffusion.unet import UNet
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.unet import UNet
 from tunediff.reporting import saved
 from tunediff.training import loop
-from tunediff.training.parallel import World
+from tunediff.distributed import World
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},

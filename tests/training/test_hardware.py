@@ -13,11 +13,11 @@ from torch import nn
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.diffusion.unet import UNet
+from tunediff.workloads.diffusion.unet import UNet
 from tunediff.training import hardware
 from tunediff.training.hardware import DISTURBED, Usage, disturbance
 from tunediff.training.loop import train
-from tunediff.training.parallel import World
+from tunediff.distributed import World
 from tunediff.training.phases import PHASES, Phases
 
 CPU = torch.device("cpu")

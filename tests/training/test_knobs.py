@@ -10,10 +10,10 @@ from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import loader
-from tunediff.diffusion.unet import UNet
+from tunediff.workloads.diffusion.unet import UNet
 from tunediff.training import loop
 from tunediff.training.loop import build_optimizer, compiled, learning_rate, train
-from tunediff.training.parallel import World
+from tunediff.distributed import World
 from tunediff.training.precision import Amp, set_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

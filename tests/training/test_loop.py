@@ -14,7 +14,7 @@ from tunediff.clock import Budget, Clock
 from tunediff.data import images as data
 from tunediff.training import checkpoint, loop
 from tunediff.training.loop import Pace, learning_rate, train
-from tunediff.training.parallel import World, alone
+from tunediff.distributed import World, alone
 from tunediff.training.precision import NotFiniteError
 
 CPU = World(0, 1, torch.device("cpu"))
@@ -249,7 +249,7 @@ def test_warm_up_leaves_nothing_behind(tmp_path, images):
     config = tiny(evaluation__points=1, optimizer__lr=1e-12)
     train(config, Budget(images=16), images, keep, CPU, tmp_path, lambda point: True)
     torch.manual_seed(config.seed)
-    from tunediff.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.unet import UNet
 
     assert_equal(UNet(config.model, 1, 8).state_dict(), seen, rtol=0, atol=1e-6)
 
@@ -410,7 +410,7 @@ def test_checkpointed_activations_learn_exactly_the_same(tmp_path, images, level
 
 def test_checkpointed_levels_keep_less():
     """Bytes that the backward pass holds on to, beyond parameters and buffers."""
-    from tunediff.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.unet import UNet
 
     def kept(levels):
         network = UNet(tiny(model__checkpoint_levels=levels).model, 1, 8).train()

@@ -84,7 +84,7 @@ def test_a_training_gives_the_order(monkeypatch, tmp_path, images, keep):
     from tests.training.conftest import tiny
     from tunediff.clock import Budget
     from tunediff.training.loop import train
-    from tunediff.training.parallel import World
+    from tunediff.distributed import World
 
     given = []
     monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))

@@ -12,9 +12,9 @@ import torch
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff.diffusion.unet import UNet
+from tunediff.workloads.diffusion.unet import UNet
 from tunediff.training import profiling
-from tunediff.training.parallel import World, alone
+from tunediff.distributed import World, alone
 from tunediff.training.phases import PHASES
 
 CPU = World(0, 1, torch.device("cpu"))

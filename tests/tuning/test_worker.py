@@ -13,7 +13,7 @@ import pytest
 from tunediff import config as cfg
 from tunediff import record
 from tunediff.training import checkpoint
-from tunediff.training.parallel import alone
+from tunediff.distributed import alone
 from tunediff.tuning import worker
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Files that can always be made again: written whole or not at all, and never the reason for a failed run."""
+"""Files that can always be made again: never the reason for a failed run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from tunediff.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +39,6 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             handle.close()
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Give `write` a temporary file in the folder of `path`, then move that file into place. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            write(file)
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600, but a cache may be shared between users
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def keep(path: Path, write: Callable[[BinaryIO], object]) -> None:

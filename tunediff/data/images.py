@@ -22,12 +22,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tunediff.config import Data
 from tunediff.data import sources
 from tunediff.data.cache import cache_dir, keep, locked
-from tunediff.data.sources import check, has_labels
-
-__all__ = ["Images", "cache_dir", "check", "has_labels", "load"]
+from tunediff.data.knobs import Data
+from tunediff.data.loader import Prepare, Uniform
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +54,19 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+
+def in_unit_range(flip: bool) -> Prepare:
+    """What makes training images of bytes: float32 in [−1, 1], with `flip` each mirrored with probability ½."""
+
+    def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
+        batch = pixels.float().div_(127.5).sub_(1.0)
+        if not flip:
+            return batch
+        mirrored = (uniform("flip") < 0.5).to(batch.device, non_blocking=True)
+        return torch.where(mirrored[:, None, None, None], batch.flip(-1), batch)
+
+    return prepare
 
 
 def load(data: Data) -> Images:

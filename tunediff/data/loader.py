@@ -1,4 +1,4 @@
-"""Endless training batches. Which images a step sees, and which of them are mirrored, follows from seed and step only:
+"""Endless training batches. Which items a step sees, and what is drawn for each of them, follows from seed and step only:
 not from the number of processes, of accumulation passes or of loader workers, and not from where a run was resumed.
 """
 
@@ -8,15 +8,23 @@ import contextlib
 import dataclasses
 import hashlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from tunediff.config import Config, ConfigError
-from tunediff.data.images import Images
+from tunediff.config import ConfigError
+from tunediff.config.systems import Loader
+
+Source = Tensor | tuple[Tensor, ...] | Dataset[Any]
+"""What is learned from, by index: rows of a tensor, rows of several tensors, or the items of a dataset with a length."""
+Uniform = Callable[[str], Tensor]
+"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however the
+batch is divided over processes and passes."""
+Prepare = Callable[[Any, Uniform], Any]
+"""Makes of a batch on the device what the training gets, such as numbers of bytes, some of them mirrored."""
 
 
 def mix(*parts: object) -> int:
@@ -25,39 +33,16 @@ def mix(*parts: object) -> int:
 
 
 def build(
-    images: Images,
-    config: Config,
-    *,
-    rank: int = 0,
-    world: int = 1,
-    device: torch.device | str = "cpu",
-    seed: int | None = None,
-    start: int = 0,
+    source: Source, loader: Loader, order: Order, device: torch.device, start: int = 0, prepare: Prepare | None = None
 ) -> Batches:
     """The batches of one training process, from `loader.resident` memory or from loader workers.
 
-    `seed` defaults to the configuration's; `start` is the number of micro-batches this process has already consumed.
-    Raises `ConfigError` if the batch cannot be divided, or if there is no shared memory for the workers.
+    `start` is the number of micro-batches this process has already consumed; `prepare` makes of a batch on the device
+    what the training gets. Raises `ConfigError` if what is to be resident is no tensor, or if there is no shared memory
+    for the workers.
     """
-    loader, passes = config.loader, world * config.loader.accumulation
-    if loader.batch_size % passes:
-        raise ConfigError(
-            f"loader.batch_size: {loader.batch_size} is not allowed: must be a multiple of "
-            f"{world} processes × loader.accumulation = {passes}"
-        )
-    order = Order(
-        count=len(images),
-        batch_size=loader.batch_size,
-        passes=loader.accumulation,
-        rank=rank,
-        world=world,
-        seed=config.seed if seed is None else seed,
-    )
-    device = torch.device(device)
-    source = (
-        _Resident(images, order, device, start) if loader.resident else _Loaded(images, config, order, device, start)
-    )
-    return Batches(source, order, config.data.horizontal_flip, device, start, loader.non_blocking)
+    made = _Resident(source, order, device, start) if loader.resident else _Loaded(source, loader, order, device, start)
+    return Batches(made, order, device, start, loader.non_blocking, prepare)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +76,12 @@ class Order:
             first += len(pieces[-1])
         return torch.cat(pieces)
 
-    def flips(self, number: int) -> Tensor:
-        """bool [micro]: which of these images are mirrored, drawn for the whole step at once."""
+    def uniform(self, number: int, purpose: str) -> Tensor:
+        """float32 [micro] in [0, 1), a number for each item of the micro-batch, drawn for the whole step at once."""
         step, turn = divmod(number, self.passes)
-        generator = torch.Generator().manual_seed(mix("flip", self.seed, step))
+        generator = torch.Generator().manual_seed(mix(purpose, self.seed, step))
         first = (turn * self.world + self.rank) * self.micro
-        return (torch.rand(self.batch_size, generator=generator) < 0.5)[first : first + self.micro]
+        return torch.rand(self.batch_size, generator=generator)[first : first + self.micro]
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._latest.get("epoch") != epoch:
@@ -106,41 +91,29 @@ class Order:
         return permutation
 
 
-class Batches(Iterator[Tensor]):
-    """float32 [micro, C, H, W] in [−1, 1] on the device, without end. Close it to stop its loader workers.
-
-    `consumed` counts the micro-batches handed out: give it to `build` as `start` to go on exactly from here. Raises
-    RuntimeError if a loader worker has died.
-    """
+class Batches:
+    """One micro-batch after the other, without end. Close it to stop its loader workers."""
 
     def __init__(
-        self,
-        source: _Resident | _Loaded,
-        order: Order,
-        flip: bool,
-        device: torch.device,
-        consumed: int,
-        non_blocking: bool = True,
-    ) -> None:
-        self.consumed = consumed
-        self._source, self._order, self._flip, self._device = source, order, flip, device
-        self._non_blocking = non_blocking
+        self, source: _Resident | _Loaded, order: Order, device: torch.device, start: int, non_blocking: bool,
+        prepare: Prepare | None,
+    ) -> None:  # fmt: skip
+        self._source, self._order, self._device, self._next = source, order, device, start
+        self._non_blocking, self._prepare = non_blocking, prepare
 
-    def __next__(self) -> Tensor:
-        return self.move(self.fetch())
+    def fetch(self) -> tuple[int, Any]:
+        """Number and content of the next micro-batch as it lies in host memory (`loader.resident`: on the device).
 
-    def fetch(self) -> Tensor:
-        """The next batch as it lies in host memory (`loader.resident`: on the device); waits for loader workers."""
-        return next(self._source)
+        Waits for loader workers; raises RuntimeError if one has died.
+        """
+        self._next += 1
+        return self._next - 1, next(self._source)
 
-    def move(self, fetched: Tensor) -> Tensor:
-        """A fetched batch on the device, as numbers; each is to be moved once, in order."""
-        batch = fetched.to(self._device, non_blocking=self._non_blocking).float().div_(127.5).sub_(1.0)
-        if self._flip:
-            mirrored = self._order.flips(self.consumed).to(self._device, non_blocking=True)
-            batch = torch.where(mirrored[:, None, None, None], batch.flip(-1), batch)
-        self.consumed += 1
-        return batch
+    def move(self, fetched: tuple[int, Any]) -> Any:
+        """A fetched micro-batch on the device, as the training gets it; may be asked for again."""
+        number, content = fetched
+        batch = to_device(content, self._device, self._non_blocking)
+        return batch if self._prepare is None else self._prepare(batch, lambda what: self._order.uniform(number, what))
 
     def close(self) -> None:
         """Stop the loader workers now; harmless when there are none or they are stopped already."""
@@ -153,36 +126,50 @@ class Batches(Iterator[Tensor]):
         self.close()
 
 
+def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
+    """All tensors in tuples, lists and dictionaries, on the device."""
+    if isinstance(content, Tensor):
+        return content.to(device, non_blocking=non_blocking)
+    if isinstance(content, Mapping):
+        return {key: to_device(value, device, non_blocking) for key, value in content.items()}
+    if isinstance(content, tuple | list):
+        return type(content)([to_device(part, device, non_blocking) for part in content])
+    return content
+
+
 class _Resident:
-    """uint8 batches drawn on the device, where the whole set lies."""
+    """Batches drawn on the device, where the whole set lies."""
 
-    def __init__(self, images: Images, order: Order, device: torch.device, start: int) -> None:
-        self._pixels, self._order, self._number = images.pixels.to(device), order, start
+    def __init__(self, source: Source, order: Order, device: torch.device, start: int) -> None:
+        if not isinstance(source, Tensor | tuple):
+            raise ConfigError(
+                "loader.resident: True is not allowed: only tensors can lie on the device; allowed: false"
+            )
+        self._source, self._order, self._number = to_device(source, device), order, start
 
-    def __next__(self) -> Tensor:
-        indices = self._order.indices(self._number).to(self._pixels.device, non_blocking=True)
+    def __next__(self) -> Any:
+        found = _selected(self._source, self._order.indices(self._number))
         self._number += 1
-        return self._pixels.index_select(0, indices)
+        return found
 
     def close(self) -> None:
         pass
 
 
+def _selected(source: Tensor | tuple[Tensor, ...], indices: Tensor) -> Any:
+    """The rows of a tensor, or of each tensor of a tuple."""
+    if isinstance(source, tuple):
+        return tuple(_selected(part, indices) for part in source)
+    return source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
+
+
 class _Loaded:
     """Batches in host memory from a DataLoader, with or without worker processes."""
 
-    def __init__(self, images: Images, config: Config, order: Order, device: torch.device, start: int) -> None:
-        loader = config.loader
+    def __init__(self, source: Source, loader: Loader, order: Order, device: torch.device, start: int) -> None:
         parallel: dict[str, Any] = {}
         if loader.workers:
-            try:
-                # The workers map this memory instead of each copying the set.
-                images.pixels.share_memory_()  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                raise ConfigError(
-                    f"loader.workers: {loader.workers} is not allowed: the images need {images.pixels.nbytes >> 20} "
-                    f"MiB of shared memory ({error}); allowed: a larger /dev/shm, 0 workers, or loader.resident = true"
-                ) from None
+            _share(source, loader)
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
             # server has no such threads, and torch is imported there once for all workers to come.
             context = multiprocessing.get_context("forkserver")
@@ -193,11 +180,10 @@ class _Loaded:
                 "persistent_workers": loader.persistent_workers,
             }
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
-        pass_length = None if loader.persistent_workers else max(1, len(images) // (order.micro * order.world))
-        self._numbers = _Numbers(order, start, pass_length)
+        pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
         self._loader = DataLoader(
-            _Pixels(images.pixels, loader.transfer == "float32"),
-            batch_sampler=self._numbers,
+            _Items(source, loader.transfer == "float32"),
+            batch_sampler=_Numbers(order, start, pass_length),
             num_workers=loader.workers,
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory and device.type == "cuda",
@@ -206,15 +192,14 @@ class _Loaded:
         )
         self._batches: Any = iter(self._loader)
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> Any:
         try:
-            batch: Tensor | None = next(self._batches, None)
+            batch = next(self._batches, None)
             if batch is None:
                 self._batches = iter(self._loader)
                 batch = next(self._batches)
         except (ConnectionError, EOFError, FileNotFoundError) as error:  # killed while it handed over a batch
             raise RuntimeError("a DataLoader worker exited unexpectedly") from error
-        assert batch is not None
         return batch
 
     def close(self) -> None:
@@ -222,18 +207,38 @@ class _Loaded:
             self._batches._shutdown_workers()
 
 
-class _Pixels(Dataset[Tensor]):
-    """Images by a whole batch of indices at once."""
+def _share(source: Source, loader: Loader) -> None:
+    """Put tensors where the loader processes map them instead of each copying the set."""
+    for tensor in source if isinstance(source, tuple) else (source,) if isinstance(source, Tensor) else ():
+        try:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConfigError(
+                f"loader.workers: {loader.workers} is not allowed: the data needs {tensor.nbytes >> 20} MiB of shared "
+                f"memory ({error}); allowed: a larger /dev/shm, 0 workers, or loader.resident = true"
+            ) from None
 
-    def __init__(self, pixels: Tensor, as_float: bool) -> None:
-        self._pixels, self._as_float = pixels, as_float
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self._pixels[index]
+class _Items(Dataset[Any]):
+    """A whole batch of indices at once."""
 
-    def __getitems__(self, indices: list[int]) -> Tensor:
-        batch = self._pixels.index_select(0, torch.tensor(indices))  # several times faster than `[…]` on bytes
-        return batch.float() if self._as_float else batch
+    def __init__(self, source: Source, as_float: bool) -> None:
+        self._source, self._as_float = source, as_float
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if not isinstance(self._source, Tensor | tuple):
+            return default_collate([self._source[index] for index in indices])
+        batch = _selected(self._source, torch.tensor(indices))
+        if not self._as_float:
+            return batch
+        return tuple(_as_float(part) for part in batch) if isinstance(batch, tuple) else _as_float(batch)
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.uint8 else tensor
 
 
 class _Numbers(Sampler[list[int]]):

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from tunediff.config import ConfigError, Data
+from tunediff.config import ConfigError
 from tunediff.data.cache import cache_dir
+from tunediff.data.knobs import Data
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

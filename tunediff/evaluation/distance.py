@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from tunediff.distributed import World
 
 _SMALLEST_SUBSET = 32  # a kernel distance of fewer images is noise
 _ROWS = 2000  # of a kernel matrix at once: 160 MB where it has 10,000 columns
@@ -38,10 +39,9 @@ class FeatureStatistics:
         """Add what another set of vectors, of the same length and on the same device, has collected."""
         self._sums += other._sums
 
-    def merge(self) -> None:
-        """Add up the statistics of all ranks; every rank must call it. Nothing happens without a process group."""
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(self._sums)
+    def merge(self, world: World) -> None:
+        """Add up the statistics of all ranks; every rank must call it."""
+        world.sum(self._sums)
 
     @property
     def count(self) -> int:

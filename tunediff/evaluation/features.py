@@ -1,6 +1,6 @@
 """Networks that turn images into the feature vectors whose distribution is compared.
 
-To add one: a class with the members of `Extractor`, its name in `tunediff.config.Evaluation`, and a line in `build`.
+To add one: a class with the members of `Extractor`, its name in `Evaluation.extractor`, and a line in `build`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tunediff.config import Config, ConfigError
+from tunediff.config import ConfigError
 from tunediff.data.cache import cache_dir, keep, locked
 from tunediff.data.images import Images
 from tunediff.evaluation import weights
-from tunediff.evaluation.weights import check
-
-__all__ = ["Classifier", "Extractor", "Inception", "build", "check"]
+from tunediff.evaluation.knobs import Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +53,10 @@ class Extractor(Protocol):
         ...
 
 
-def build(config: Config, images: Images, device: torch.device | str) -> Extractor:
+def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
     """The extractor of `evaluation.extractor` on `device`. Raises `ConfigError` if weights or labels are missing."""
-    if config.evaluation.extractor == "inception":
-        return Inception(weights.find(config), device)
+    if evaluation.extractor == "inception":
+        return Inception(weights.find(evaluation), device)
     return Classifier(images, device)
 
 

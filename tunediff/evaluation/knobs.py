@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from tunediff.config import systems
-from tunediff.config.schema import File, Float, Int, Refusal, Ruler, Str, section
+from tunediff.config.schema import File, Int, Refusal, Ruler, Str, section
 
 
 @section
@@ -22,25 +22,12 @@ class Evaluation(systems.Evaluation):
     """File with the Inception weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048
     """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only equal N."""
-    sampler: Literal["ddim", "ddpm"] = "ddim"
-    """`ddim` (arXiv 2010.02502) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
-    steps: Annotated[Int, Ge(1), Le(10000)] = 50
-    """Steps of the DDIM sub-sequence; at most `process.steps`."""
-    skip: Literal["linear", "quadratic"] = "linear"
-    """Spacing of the DDIM sub-sequence."""
-    eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
-    """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
     batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
     """Images sampled and extracted at once on each worker."""
     seed: Annotated[Int, Ge(0)] = 0
     """Seed of the initial noise, the same for every trial."""
-    validation_images: Annotated[Int, Ge(0), Le(100000), Ruler()] = 256
-    """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
-    timesteps and noise: what no sampler and no weighting changes. 0: none."""
 
     def check(self, config: Any) -> None:
-        if self.steps > config.process.steps:
-            raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
         if self.extractor == "inception" and config.data.image_size < 16:
             why = "Inception says nothing about images under 16 pixels; use classifier"
             raise Refusal("evaluation.extractor", why)

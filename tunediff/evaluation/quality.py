@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tunediff.config import Config
 from tunediff.data.images import Images
+from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, kernel_distance
 from tunediff.evaluation.features import Extractor, one_ruler
 from tunediff.evaluation.names import KINDS
@@ -46,12 +45,12 @@ class Real:
 
     @classmethod
     def of(
-        cls, config: Config, images: Images, extractor: Extractor, device: torch.device | str, kinds: Collection[str]
+        cls, images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, kinds: Collection[str]
     ) -> Real:
         """From the cache folder or computed; `kinds` are keys of `names.KINDS`."""
         return cls(
-            reference(config, images, extractor, device) if "fd" in kinds else None,
-            real_features(config, images, extractor, device, FEATURES) if {"kid", "pr"} & set(kinds) else None,
+            reference(images, extractor, device, batch_size) if "fd" in kinds else None,
+            real_features(images, extractor, device, batch_size, FEATURES) if {"kid", "pr"} & set(kinds) else None,
         )
 
 
@@ -83,14 +82,14 @@ class Quality:
         if self._score is not None:
             self._score.update(start, logits)
 
-    def merge(self) -> None:
+    def merge(self, world: World) -> None:
         """Put together what the ranks have seen; every rank must call it, after its last image."""
         for part in self._parts:
-            part.merge()
+            part.merge(world)
         if self._score is not None:
-            self._score.merge()
-        if dist.is_available() and dist.is_initialized() and len(self._features):
-            dist.all_reduce(self._features)
+            self._score.merge(world)
+        if len(self._features):
+            world.sum(self._features)
 
     def values(self, real: Real) -> dict[str, Value]:
         """By the names in `names.KINDS`, of the kinds that were asked for."""
@@ -154,10 +153,9 @@ class InceptionScore:
         member = torch.nn.functional.one_hot(split, SPLITS).double()
         self._sums += member.T @ torch.cat([p, (p * log_p).sum(1, keepdim=True), torch.ones_like(p[:, :1])], dim=1)
 
-    def merge(self) -> None:
-        """Add up the sums of all ranks; every rank must call it. Nothing happens without a process group."""
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(self._sums)
+    def merge(self, world: World) -> None:
+        """Add up the sums of all ranks; every rank must call it."""
+        world.sum(self._sums)
 
     def value(self) -> tuple[float, float] | None:
         """(mean, standard deviation) over the splits; None if one would be empty."""

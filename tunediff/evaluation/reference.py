@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tunediff.config import Config
 from tunediff.data.cache import cache_dir, keep, locked
 from tunediff.data.images import Images
 from tunediff.evaluation.distance import FeatureStatistics, Reference
@@ -23,20 +22,20 @@ KID_FEATURES = 2000
 _VERSION = 1  # raise it when the same images and extractor would give other numbers
 
 
-def reference(config: Config, images: Images, extractor: Extractor, device: torch.device | str) -> Reference:
+def reference(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
     """Statistics of all `images`, on `device`: read from the cache folder, or computed and put there."""
     path = cache_path(images, extractor)
     with locked(path):
         found = _read(path, extractor.dim)
         if found is None:
-            found = _compute(config, images, extractor, device).to("cpu")
+            found = _compute(images, extractor, device, batch_size).to("cpu")
             arrays = {name: getattr(found, name).numpy() for name in ("mean", "cov", "root", "features")}
             keep(path, lambda file: np.savez(file, count=np.int64(found.count), **arrays))
     return found.to(device)
 
 
 def real_features(
-    config: Config, images: Images, extractor: Extractor, device: torch.device | str, count: int
+    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
 ) -> Tensor:
     """Features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle.
 
@@ -48,7 +47,7 @@ def real_features(
         found = _read_features(path, len(chosen), extractor.dim)
         if found is None:
             log.info("features of %d real images with %s", len(chosen), extractor.name)
-            parts = torch.split(chosen, config.evaluation.batch_size)
+            parts = torch.split(chosen, batch_size)
             found = torch.cat([extractor(images.pixels[part].to(device)).float() for part in parts]).cpu()
             array = found.numpy()
             keep(path, lambda file: np.savez(file, features=array))
@@ -66,14 +65,13 @@ def _shuffled(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
-def _compute(config: Config, images: Images, extractor: Extractor, device: torch.device | str) -> Reference:
+def _compute(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
     log.info("features of %d real images with %s", len(images), extractor.name)
     statistics = FeatureStatistics(extractor.dim, device)
     kept = torch.zeros(len(images), dtype=torch.bool)
     kept[_shuffled(len(images))[:KID_FEATURES]] = True
     features = []
-    size = config.evaluation.batch_size
-    for batch, keeps in zip(torch.split(images.pixels, size), torch.split(kept, size), strict=True):
+    for batch, keeps in zip(torch.split(images.pixels, batch_size), torch.split(kept, batch_size), strict=True):
         found = extractor(batch.to(device))
         statistics.update(found)
         features.append(found[keeps.to(device)])

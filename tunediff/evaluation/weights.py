@@ -12,9 +12,12 @@ import shutil
 import urllib.request
 from pathlib import Path
 
-from tunediff.config import Config, ConfigError
-from tunediff.data.cache import locked, write_atomically
+from tunediff.config import ConfigError
+from tunediff.data.cache import locked
+from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
+from tunediff.evaluation.knobs import Evaluation
+from tunediff.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +44,14 @@ class Weights:
         return "FID" if self.digest.startswith(DIGEST_PREFIX) else "FD (inception, own weights)"
 
 
-def check(config: Config) -> None:
+def check(data: Data, evaluation: Evaluation) -> None:
     """Refuse an extractor that cannot be built, before any training starts; fetches missing Inception weights.
 
     Raises `ConfigError` naming the key and every way out.
     """
-    if config.evaluation.extractor == "inception":
-        find(config)
-    elif not has_labels(config.data):
+    if evaluation.extractor == "inception":
+        find(evaluation)
+    elif not has_labels(data):
         refuse_unlabelled()
 
 
@@ -60,13 +63,13 @@ def refuse_unlabelled() -> None:
     )
 
 
-def find(config: Config) -> Weights:
+def find(evaluation: Evaluation) -> Weights:
     """The weights of `evaluation.weights_path`, else torch hub's copy, else a fresh download into torch hub.
 
     Raises `ConfigError`.
     """
-    if config.evaluation.weights_path is not None:
-        path = Path(config.evaluation.weights_path).expanduser().absolute()
+    if evaluation.weights_path is not None:
+        path = Path(evaluation.weights_path).expanduser().absolute()
         try:
             return Weights(path, _sha256(path))
         except OSError as error:

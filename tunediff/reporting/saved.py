@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.config import Config, ConfigError
-from tunediff.diffusion import handoff
+from tunediff.workloads.diffusion import handoff
 
 if TYPE_CHECKING:
     import torch
 
-    from tunediff.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.unet import UNet
 
 # What a training leaves (tunediff.training.checkpoint, which imports torch).
 _WEIGHTS, _CHECKPOINT, _CONFIG = "ema.safetensors", "checkpoint.pt", "config.yaml"
@@ -47,7 +47,7 @@ class Saved:
 
         Raises `ConfigError` when the file is damaged or holds the weights of another network.
         """
-        from tunediff.diffusion.unet import UNet
+        from tunediff.workloads.diffusion.unet import UNet
 
         if self.kind == "diffusers":
             _, weights = handoff.read_unet(self.weights.parent)

@@ -12,35 +12,12 @@ from typing import Any
 import psutil
 import torch
 
-from tunediff import config
-
 DISTURBED = 0.15
 """Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
 which a measurement counts as disturbed."""
 
 
 # -------------------------------------------------------------------------------------------------------- arithmetic
-@functools.lru_cache(maxsize=16)
-def flops_per_image(model: config.Model, channels: int, image_size: int) -> float:
-    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
-
-    The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
-    is not counted: it is no progress (PaLM's model FLOPs, arXiv 2204.02311, appendix B). Products and convolutions
-    only, as torch's own counter has them.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from tunediff.diffusion.unet import UNet
-
-    # On the meta device nothing is computed: shapes suffice.
-    with torch.device("meta"):
-        network = UNet(dataclasses.replace(model, checkpoint_levels=(), dropout=0.0), channels, image_size)
-        x, t = torch.empty(1, channels, image_size, image_size), torch.zeros(1, dtype=torch.int64)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(x, t)
-    return 3.0 * float(counter.get_total_flops())
-
-
 _peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
 
 

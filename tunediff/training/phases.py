@@ -2,40 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from types import TracebackType
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-PHASES = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optimizer", "ema")
-"""The parts of a step. `sampler`: timesteps, noise, noisy images and what the timestep sampler learns; `backward`
-includes averaging gradients over workers; `optimizer`: unscaling, clipping and the update."""
+COMMON = ("data_wait", "host_to_device", "forward", "backward", "optimizer")
+"""The parts that every step has; a workload adds its own. `forward` is what it does between getting a batch and calling
+`backward`; `backward` includes averaging gradients over workers; `optimizer`: unscaling, clipping and the update."""
 
 
 class Phases:
-    """Adds up the time of each phase: `with phases("forward"): …`.
+    """Adds up the time of each phase of a step. One phase is on at a time: `with phases("forward"): …` interrupts the
+    one around it.
 
     On a GPU it is the device's own time, from events that are read later, when the device has been waited for anyway:
-    nothing here makes the host wait. Each phase is an NVTX range there, and a range of torch's profiler while one runs.
+    nothing here makes the host wait. Each stretch of a phase is an NVTX range there, and a range of torch's profiler
+    while one runs.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds = dict.fromkeys(COMMON, 0.0)
         self._open: list[tuple[str, Any, Any]] = []  # events that were not read yet
         self._spare: list[Any] = []
-        self._ranges = {name: _Phase(self, name) for name in PHASES}
+        self._now: str | None = None
+        self._begin: Any = None
+        self._range: Any = None
 
-    def __call__(self, name: str) -> _Phase:
-        """The context of a phase; phases do not nest."""
-        return self._ranges[name]
+    def switch(self, name: str | None) -> str | None:
+        """From now on it is this phase, or none; returns the one that ends."""
+        before = self._now
+        if name == before:
+            return before
+        mark = self._mark()
+        if before is not None:
+            self._add(before, self._begin, mark)
+            if self._range is not None:
+                self._range.__exit__(None, None, None)
+                self._range = None
+            if self._cuda:
+                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+        if name is not None:
+            if self._cuda:
+                torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+            if torch.autograd.profiler._is_profiler_enabled:
+                self._range = torch.profiler.record_function(name)
+                self._range.__enter__()
+        self._now, self._begin = name, mark
+        return before
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """A phase for the time inside."""
+        before = self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before)
 
     def read(self) -> dict[str, float]:
         """Seconds per phase so far. Only to be called when the device has finished what was queued."""
+        used = set()
         for name, begin, end in self._open:
-            self._seconds[name] += begin.elapsed_time(end) / 1000
-            self._spare += [begin, end]
+            self._seconds[name] = self._seconds.get(name, 0.0) + begin.elapsed_time(end) / 1000
+            used |= {begin, end}  # an end may be the next one's begin
+        self._spare += [event for event in used if event is not self._begin]
         self._open.clear()
         return dict(self._seconds)
 
@@ -51,31 +85,4 @@ class Phases:
         if self._cuda:
             self._open.append((name, begin, end))
         else:
-            self._seconds[name] += end - begin
-
-
-class _Phase:
-    """One phase, entered again and again."""
-
-    def __init__(self, phases: Phases, name: str) -> None:
-        self._phases, self._name = phases, name
-        self._begin: Any = None
-        self._range: Any = None
-
-    def __enter__(self) -> None:
-        if self._phases._cuda:
-            torch.cuda.nvtx.range_push(self._name)  # type: ignore[no-untyped-call]
-        if torch.autograd.profiler._is_profiler_enabled:
-            self._range = torch.profiler.record_function(self._name)
-            self._range.__enter__()
-        self._begin = self._phases._mark()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._phases._add(self._name, self._begin, self._phases._mark())
-        if self._range is not None:
-            self._range.__exit__(kind, error, trace)
-            self._range = None
-        if self._phases._cuda:
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+            self._seconds[name] = self._seconds.get(name, 0.0) + end - begin

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from tunediff.config import Precision
+from tunediff.config.systems import Precision
 
 
 class NotFiniteError(RuntimeError):

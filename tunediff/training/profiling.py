@@ -31,11 +31,11 @@ from tunediff.config import Config, ConfigError
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.data.loader import build as build_batches
-from tunediff.diffusion.unet import UNet
+from tunediff.distributed import World, alone
 from tunediff.training import hardware, memory
 from tunediff.training.loop import train
-from tunediff.training.parallel import World, alone
 from tunediff.training.phases import PHASES
+from tunediff.workloads.diffusion.unet import UNet
 
 SEGMENTS = 3
 """Parts a timed training is cut into after its warm-up: their spread says how steady the machine was."""

@@ -58,7 +58,7 @@ def serve(setup: dict[str, Any]) -> None:
     import ray.train.torch
     import torch
 
-    from tunediff.training.parallel import World
+    from tunediff.distributed import World
 
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
@@ -83,9 +83,6 @@ def _import_what_trials_need(device: Any) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1, device=device))
     torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
     import torchvision  # noqa: F401
-
-    import tunediff.evaluation.evaluator
-    import tunediff.training.loop  # noqa: F401
 
 
 def work(job: dict[str, Any], serial: str, slot: Any, world: Any) -> None:
@@ -193,7 +190,7 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
         if not record.is_recorded(folder, point):
             journal.write("point", **point)  # on disk before anybody hears of it
         if evaluate is not None and evaluate.last_images is not None:
-            from tunediff.evaluation.evaluator import image_grid
+            from tunediff.workloads.diffusion.evaluator import image_grid
 
             image_grid(evaluate.last_images, folder / "samples.png")
         ray.get(slot.post.remote(serial, {"kind": "point", **point}))
@@ -225,7 +222,7 @@ def _train(job: dict[str, Any], serial: str, slot: Any, world: Any, folder: Path
 
 def evaluate_finally(config: Config, protocol: dict[str, Any], outcome: Any, world: Any, folder: Path) -> None:
     """Judge the finished model once more with other `evaluation.` knobs; writes the journal's `final` event."""
-    from tunediff.diffusion.process import Diffusion
+    from tunediff.workloads.diffusion.process import Diffusion
 
     train_s = outcome.points[-1]["train_s"]
     if any(event["event"] == "final" and event["train_s"] == train_s for event in record.events(folder)):
@@ -306,7 +303,7 @@ def _evaluator(data: Any, evaluation: Any, process_steps: int, rank: int, size: 
     import torch
 
     from tunediff.data import images
-    from tunediff.evaluation.evaluator import Evaluator
+    from tunediff.workloads.diffusion.evaluator import Evaluator
 
     config = dataclasses.replace(Config(), data=data, evaluation=evaluation)
     return Evaluator(config, images.load(data), torch.device(device), rank, size)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.schema import Bool, Fixed, Float, Int, Refusal, section
+from tunediff.config.schema import Bool, Fixed, Float, Int, Refusal, Ruler, section
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric
 from tunediff.data.knobs import Data
-from tunediff.evaluation.knobs import Evaluation
+from tunediff.evaluation import knobs as images
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
@@ -342,6 +342,28 @@ Weighting = Annotated[
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it
+@section
+class Evaluation(images.Evaluation):
+    """How the averaged weights are judged."""
+
+    sampler: Literal["ddim", "ddpm"] = "ddim"
+    """`ddim` (arXiv 2010.02502) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
+    steps: Annotated[Int, Ge(1), Le(10000)] = 50
+    """Steps of the DDIM sub-sequence; at most `process.steps`."""
+    skip: Literal["linear", "quadratic"] = "linear"
+    """Spacing of the DDIM sub-sequence."""
+    eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
+    validation_images: Annotated[Int, Ge(0), Le(100000), Ruler()] = 256
+    """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
+    timesteps and noise: what no sampler and no weighting changes. 0: none."""
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.steps > config.process.steps:
+            raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
+
+
 @section
 class Knobs:
     """A DDPM training."""

@@ -1,0 +1,311 @@
+"""Models to and from diffusers. What needs diffusers itself is skipped without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tunediff import config as cfg
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.unet import UNet
+
+DIGITS = cfg.workload("digits")
+SMALL = {"model.channels": 8, "model.norm_groups": 4, "process.steps": 50, "evaluation.steps": 5}
+WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
+
+# config.json and scheduler_config.json of google/ddpm-cifar10-32, which lie at the root of that repository.
+GOOGLE_UNET: dict[str, Any] = {
+    "_class_name": "UNet2DModel", "_diffusers_version": "0.0.4", "act_fn": "silu", "attention_head_dim": None,
+    "block_out_channels": [128, 256, 256, 256], "center_input_sample": False,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"], "downsample_padding": 0,
+    "flip_sin_to_cos": False, "freq_shift": 1, "in_channels": 3, "layers_per_block": 2, "mid_block_scale_factor": 1,
+    "norm_eps": 1e-06, "norm_num_groups": 32, "out_channels": 3, "sample_size": 32, "time_embedding_type": "positional",
+    "up_block_types": ["UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
+}  # fmt: skip
+GOOGLE_SCHEDULER: dict[str, Any] = {
+    "_class_name": "DDPMScheduler", "_diffusers_version": "0.1.1", "beta_end": 0.02, "beta_schedule": "linear",
+    "beta_start": 0.0001, "clip_sample": True, "num_train_timesteps": 1000, "trained_betas": None,
+    "variance_type": "fixed_large",
+}  # fmt: skip
+
+
+def small(**values: Any) -> cfg.Config:
+    return cfg.override(DIGITS, SMALL | {name.replace("__", "."): value for name, value in values.items()})
+
+
+def network(config: cfg.Config) -> UNet:
+    """A network without zeros, so that every part of it matters."""
+    net = UNet(config.model, config.data.channels, config.data.image_size).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return net.requires_grad_(False)
+
+
+def inputs(config: cfg.Config) -> tuple[torch.Tensor, torch.Tensor]:
+    size = config.data.image_size
+    return torch.randn(3, config.data.channels, size, size), torch.tensor([0, 7, config.process.steps - 1])
+
+
+def loaded(config: cfg.Config, state: dict[str, torch.Tensor]) -> UNet:
+    net = UNet(config.model, config.data.channels, config.data.image_size).eval().requires_grad_(False)
+    net.load_state_dict(state)
+    return net
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    config = small()
+    handoff.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict())
+    return tmp_path / "pipeline"
+
+
+def edit(path: Path, **values: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | values))
+
+
+# ------------------------------------------------------------------------------------------------------- with diffusers
+def test_the_weights_of_the_ddpm_authors_layout_compute_the_same(tmp_path: Path) -> None:
+    """Flat folder, pickled weights, the attention names of that time: 35,746,307 parameters."""
+    diffusers = pytest.importorskip("diffusers")
+    theirs = diffusers.UNet2DModel.from_config(GOOGLE_UNET).eval()
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        for present, before in old.items():
+            name = name.replace(present, before)
+        state[name] = tensor
+    torch.save(state, tmp_path / "diffusion_pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(GOOGLE_UNET))
+    (tmp_path / "scheduler_config.json").write_text(json.dumps(GOOGLE_SCHEDULER))
+
+    values, ours = handoff.read_pipeline(tmp_path)
+    config = cfg.override(cfg.Config(), values)
+    assert cfg.differences(config, cfg.Config()) == {"model.dropout": 0.0}
+    net = loaded(config, ours)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 35_746_307
+    x, t = torch.randn(2, 3, 32, 32), torch.tensor([1, 999])
+    with torch.no_grad():
+        torch.testing.assert_close(net(x, t), theirs(x, t).sample, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"model.attention": [8, 4], "model.blocks": 2},
+        {"model.attention": []},
+        {"model.multipliers": [1, 3, 2], "model.attention": [2], "data.channels": 3, "data.name": "cifar10"},
+        {"model.multipliers": [1], "model.attention": [5], "data.image_size": 5, "model.channels": 9, "model.norm_groups": 3},
+    ],
+)  # fmt: skip
+def test_a_pipeline_of_ours_is_the_same_network_there_and_back(tmp_path: Path, values: dict[str, Any]) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    config = cfg.override(DIGITS, SMALL | values)
+    ours = network(config)
+    handoff.write_pipeline(tmp_path / "p", config, ours.state_dict())
+    theirs = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p").unet
+    x, t = inputs(config)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x, t).sample, ours(x, t), atol=1e-5, rtol=1e-5)
+
+    diffusers.DDPMPipeline(theirs, diffusers.DDPMScheduler(50, 0.002, 0.4)).save_pretrained(tmp_path / "again")
+    for folder in ("p", "again"):
+        found, state = handoff.read_pipeline(tmp_path / folder)
+        assert {name: cfg.flat(config)[name] for name in found if "process" not in name} == {
+            name: value for name, value in found.items() if "process" not in name
+        }
+        assert all(torch.equal(state[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        {},
+        {"process.prediction": "v", "process.variance": "fixed_small"},
+        {"process.schedule": "cosine"},
+        {"process.schedule": "cosine", "process.prediction": "x0", "process.steps": 20},
+    ],
+)
+def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dict[str, Any]) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    config = small(**{name.replace(".", "__"): value for name, value in process.items()})
+    net = network(config)
+    handoff.write_pipeline(tmp_path / "p", config, net.state_dict())
+    pipe = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p")
+    pipe.set_progress_bar_config(disable=True)
+    steps, shape = config.process.steps, (2, 1, 8, 8)
+    theirs = pipe(2, torch.Generator().manual_seed(5), num_inference_steps=steps, output_type="np").images
+
+    generator = torch.Generator().manual_seed(5)  # the pipeline draws x_T, then the noise of each step
+    x0 = Diffusion(config.process).sample(
+        net,
+        torch.randn(shape, generator=generator),
+        sampler="ddpm",
+        steps=steps,
+        step_noise=lambda k: torch.randn(shape, generator=generator),
+    )
+    ours = (x0 / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+    assert ours.std() > 0.1
+    # Their tables are cumulative products in float32, ours in float64.
+    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-4, rtol=0)
+    values = handoff.read_config(tmp_path / "p")
+    assert {name: value for name, value in values.items() if name in process} == process
+
+
+# ---------------------------------------------------------------------------------------------------- without diffusers
+def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Path) -> None:
+    config = small()
+    before = (pipeline / WEIGHTS).read_bytes()
+    with pytest.raises(cfg.ConfigError, match="pipeline: is not empty; allowed: a new or an empty folder"):
+        handoff.write_pipeline(pipeline, config, network(config).state_dict())
+    assert (pipeline / WEIGHTS).read_bytes() == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(cfg.ConfigError, match="file: is not empty"):
+        handoff.write_pipeline(tmp_path / "file", config, network(config).state_dict())
+    (tmp_path / "empty").mkdir()
+    handoff.write_pipeline(tmp_path / "empty", config, network(config).state_dict())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model.multipliers": [2, 4]}, r"model.multipliers: \[2, 4\] cannot be handed to diffusers: UNet2DModel"),
+        ({"process.steps": 20}, "process.steps: 20 cannot be handed to diffusers: DDPMScheduler does not limit"),
+    ],
+)
+def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    config = cfg.override(DIGITS, SMALL | values)
+    with pytest.raises(cfg.ConfigError, match=message):
+        handoff.write_pipeline(tmp_path / "p", config, network(config).state_dict())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"class_embed_type": "timestep"}, "class_embed_type: 'timestep' is not what we compute; allowed: None"),
+        ({"num_class_embeds": 10}, "num_class_embeds: 10 is not"),
+        ({"attention_head_dim": 8}, "attention_head_dim: 8 is not what we compute; allowed: null: one head"),
+        ({"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"]}, "down_block_types: .*CrossAttn.* is not"),
+        ({"up_block_types": ["UpBlock2D", "UpBlock2D"]}, "up_block_types: .* mirror image of down_block_types"),
+        ({"mid_block_type": None}, "mid_block_type: None is not"),
+        ({"add_attention": False}, "add_attention: False is not"),
+        ({"act_fn": "gelu"}, "act_fn: 'gelu' is not what we compute; allowed: 'silu'"),
+        ({"resnet_time_scale_shift": "scale_shift"}, "resnet_time_scale_shift: 'scale_shift' is not"),
+        ({"norm_eps": 1e-5}, "norm_eps: 1e-05 is not"),
+        ({"downsample_padding": 1}, "downsample_padding: 1 is not"),
+        ({"out_channels": 2}, "out_channels: 2 is not what we compute; allowed: in_channels = 1"),
+        ({"block_out_channels": [8, 12]}, r"block_out_channels: \[8, 12\] is not what we compute; allowed: multiples"),
+        ({"sample_size": [8, 16]}, r"sample_size: \[8, 16\] is not what we compute; allowed: the side of square"),
+        ({"layers_per_block": 0}, "model.blocks: 0 is not allowed"),
+        ({"in_channels": 4, "out_channels": 4}, "data.channels: 4 is not allowed; allowed: one of 1, 3"),
+        ({"new_option": 1}, "new_option: 1: this option is not known here"),
+        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not understood; allowed: UNet2D"),
+    ],
+)  # fmt: skip
+def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
+    edit(pipeline / "unet" / "config.json", **values)
+    with pytest.raises(cfg.ConfigError, match=f"unet/config.json: {message}"):
+        handoff.read_config(pipeline)
+
+
+def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path) -> None:
+    content = json.loads((pipeline / "unet" / "config.json").read_text())
+    del content["freq_shift"]
+    (pipeline / "unet" / "config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"
+    ):
+        handoff.read_config(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"beta_schedule": "scaled_linear"}, "beta_schedule: 'scaled_linear' is not .* linear, squaredcos_cap_v2"),
+        ({"beta_end": 0.012}, "beta_end: 0.012 is not what we compute; allowed: 0.4 in 50 steps"),
+        ({"trained_betas": [0.1]}, r"trained_betas: \[0.1\] is not"),
+        ({"clip_sample": False}, "clip_sample: False is not"),
+        ({"thresholding": True}, "thresholding: True is not"),
+        ({"variance_type": "learned_range"}, "variance_type: 'learned_range' is not"),
+        ({"prediction_type": "flow"}, "prediction_type: 'flow' is not"),
+        ({"_class_name": "PNDMScheduler"}, "_class_name: 'PNDMScheduler' is not understood"),
+    ],
+)
+def test_chains_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
+    edit(pipeline / "scheduler" / "scheduler_config.json", **values)
+    with pytest.raises(cfg.ConfigError, match=f"scheduler_config.json: {message}"):
+        handoff.read_config(pipeline)
+
+
+def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) -> None:
+    file = pipeline / WEIGHTS
+    weights = load_file(file)
+
+    def refused_with(tensors: dict[str, torch.Tensor], message: str) -> None:
+        save_file(tensors, file)
+        with pytest.raises(cfg.ConfigError, match=f"{file}: {message}"):
+            handoff.read_pipeline(pipeline)
+
+    name = "mid_block.attentions.0.to_k.weight"
+    refused_with({k: v for k, v in weights.items() if k != name}, f"{name} is missing")
+    refused_with(weights | {name: torch.zeros(16, 8)}, f"{name} has shape 16×8; by config.json it should be 16×16")
+    refused_with(weights | {"class_embedding.weight": torch.zeros(1)}, "class_embedding.weight has no place")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
+        handoff.read_pipeline(pipeline)
+    file.unlink()
+    with pytest.raises(
+        cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
+    ):
+        handoff.read_pipeline(pipeline)
+
+
+def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    (pipeline / WEIGHTS).unlink()
+    torch.save({"conv_in.weight": Evil()}, pipeline / "unet" / "diffusion_pytorch_model.bin")
+    with pytest.raises(cfg.ConfigError, match="holds no plain weights"):
+        handoff.read_pipeline(pipeline)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pipeline_without_its_scheduler_can_start_a_training_only(pipeline: Path) -> None:
+    (pipeline / "scheduler" / "scheduler_config.json").unlink()
+    with pytest.raises(cfg.ConfigError, match="no scheduler_config.json, so the noise schedule"):
+        handoff.read_pipeline(pipeline)
+    assert handoff.initial_weights(pipeline, small())["input.bias"].shape == (8,)
+
+
+def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_path: Path) -> None:
+    config = small()
+    net = network(config)
+    file = tmp_path / "ema.safetensors"
+    save_file(net.state_dict(), file)
+    assert all(torch.equal(tensor, net.state_dict()[n]) for n, tensor in handoff.initial_weights(file, config).items())
+    loaded(config, handoff.initial_weights(pipeline, config))
+    for path in (file, pipeline):
+        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the U-Net .* has 64×16"):
+            handoff.initial_weights(path, small(model__channels=16))
+        with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
+            handoff.initial_weights(path, small(model__attention=[8, 4]))
+        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the U-Net"):
+            handoff.initial_weights(path, small(model__attention=[]))
+    with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
+        handoff.initial_weights(pipeline, small(model__norm_groups=8))
+    with pytest.raises(cfg.ConfigError, match="none.safetensors: cannot be read"):
+        handoff.initial_weights(tmp_path / "none.safetensors", config)
+    with pytest.raises(cfg.ConfigError, match="no U-Net; looked for unet/config.json and config.json"):
+        handoff.initial_weights(tmp_path, config)

@@ -1,0 +1,54 @@
+"""One scale for all methods, and what is really minimised."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tunediff import config
+from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.timesteps import adaptive
+
+SAMPLERS = [kind() for kind in timesteps.KINDS]
+WEIGHTINGS = [kind() for kind in weighting.KINDS]
+
+
+def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[Objective, timesteps.TimestepSampler]:
+    diffusion = Diffusion(config.Process(prediction=prediction))
+    drawn = timesteps.build(sampler, diffusion)
+    return Objective(drawn, weighting.build(weights, diffusion), diffusion), drawn
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
+@pytest.mark.parametrize("weights", WEIGHTINGS, ids=lambda member: member.name)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda member: member.name)
+def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any, prediction: str) -> None:
+    objective, drawn = build(sampler, weights, prediction)
+    t, factor = drawn.sample(torch.zeros(20_000, 3, 8, 8), torch.Generator().manual_seed(0))
+    factors = objective.factors(t, factor).double()
+    assert factors.mean().item() == pytest.approx(1.0, abs=5 * factors.std().item() / len(t) ** 0.5 + 1e-6)
+    effective = objective.effective_weight()
+    assert effective.mean().item() == pytest.approx(1.0)
+    assert effective.min() >= 0
+
+
+def test_the_scale_follows_a_sampler_that_adapts() -> None:
+    objective, sampler = build(config.LossSecondMoment(history=1, importance_correction=0.0), config.P2())
+    t = torch.arange(1000)
+    for _ in range(adaptive.REFRESH_EVERY):
+        sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
+    drawn, factor = sampler.sample(torch.zeros(50_000, 3, 8, 8), torch.Generator().manual_seed(0))
+    assert objective.factors(drawn, factor).mean() < 0.7  # P2 suppresses what is now drawn most
+    objective.refresh()
+    assert objective.factors(drawn, factor).mean().item() == pytest.approx(1.0, abs=0.03)
+
+
+def test_p_and_w_are_the_same_thing_in_the_effective_weight() -> None:
+    """SpeeD's probabilities alone, and uniform draws; min-SNR in every unit."""
+    speed = build(config.Speed(), config.Constant())[0].effective_weight()
+    assert (speed[0] / speed[-1]).item() == pytest.approx(5.0)
+    found = [build(config.Uniform(), config.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])

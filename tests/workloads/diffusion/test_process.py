@@ -1,0 +1,251 @@
+import itertools
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from tunediff import config
+from tunediff.workloads.diffusion.process import Diffusion
+
+Prediction = Literal["epsilon", "x0", "v"]
+PREDICTIONS: list[Prediction] = ["epsilon", "x0", "v"]
+LINEAR, COSINE = Diffusion(config.Process()), Diffusion(config.Process(schedule="cosine"))
+AT = [0, 1, 250, 500, 999]
+
+
+def close(table: Tensor, expected: list[float], rtol: float = 1e-6) -> None:
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=table.dtype), rtol=rtol, atol=0)
+
+
+def images(count: int = 4) -> Tensor:
+    return torch.rand(count, 1, 4, 4) * 2 - 1
+
+
+def no_noise(k: int) -> Tensor:
+    raise AssertionError(f"step {k} asked for noise")
+
+
+# --------------------------------------------------------------------------------------------------------- schedules
+def test_linear_schedule() -> None:
+    close(LINEAR.betas[AT], [1e-4, 1.199199e-4, 5.079980e-3, 1.005996e-2, 0.02])
+    close(LINEAR.alphas_cumprod[AT], [0.9999, 0.99978009, 0.52142303, 0.07779666, 4.035830e-5], rtol=1e-7)
+
+
+def test_cosine_schedule() -> None:
+    close(COSINE.betas[AT], [4.128422e-5, 4.614175e-5, 1.327224e-3, 3.155691e-3, 0.999])
+    close(COSINE.alphas_cumprod[AT], [0.99995872, 0.99991258, 0.84588799, 0.49228517, 2.428767e-9])
+    assert (COSINE.betas >= 0.999).sum() == 1
+
+
+def test_posterior() -> None:
+    assert LINEAR.posterior_variance[0] == 0
+    close(LINEAR.posterior_variance[AT[1:]], [5.453188e-5, 5.051720e-3, 1.005134e-2, 1.999998e-2])
+    close(LINEAR.posterior_coef_x0[AT], [1, 0.5452915, 7.684422e-3, 3.058057e-3, 1.283515e-4])
+    assert LINEAR.posterior_coef_xt[0] == 0
+    close(LINEAR.posterior_coef_xt[AT[1:]], [0.4547085, 0.9919079, 0.9941044, 0.9899487])
+
+
+def test_variances_of_an_ancestral_step() -> None:
+    small = Diffusion(config.Process(variance="fixed_small")).log_variance
+    close(small[[0, 1, 250]].exp(), [5.453188e-5, 5.453188e-5, 5.051720e-3])
+    close(LINEAR.log_variance[[0, 1, 250]].exp(), [5.453188e-5, 1.199199e-4, 5.079980e-3])
+    assert LINEAR.log_variance[0].item() == pytest.approx(-9.8167, abs=5e-5)
+
+
+def test_the_linear_schedule_ends_alike_for_every_length() -> None:
+    short = Diffusion(config.Process(steps=100))
+    close(short.betas[[0, 99]], [1e-3, 0.2])
+    assert short.alphas_cumprod[-1] < 1e-4
+    shortest = Diffusion(config.Process(steps=2))  # 1000/T·0.02 = 10 is no variance
+    assert shortest.betas.max() == 0.999
+    assert bool((shortest.alphas_cumprod > 0).all())
+
+
+def test_tables_are_computed_in_double_precision() -> None:
+    product = 1.0
+    for i in range(1000):
+        product *= 1 - (1e-4 + (0.02 - 1e-4) * i / 999)
+    assert LINEAR.alphas_cumprod.dtype == torch.float64
+    assert LINEAR.alphas_cumprod[-1].item() == pytest.approx(product, rel=1e-12)
+    assert LINEAR.snr(torch.tensor([999])).item() == pytest.approx(product / (1 - product), rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_add_noise(schedule: Literal["linear", "cosine"]) -> None:
+    diffusion = Diffusion(config.Process(schedule=schedule))
+    x0, noise, t = images(), torch.randn(4, 1, 4, 4), torch.tensor([0, 250, 500, 999])
+    for i, step in enumerate(t.tolist()):
+        ab = diffusion.alphas_cumprod[step].item()
+        expected = math.sqrt(ab) * x0[i] + math.sqrt(1 - ab) * noise[i]
+        torch.testing.assert_close(diffusion.add_noise(x0, noise, t)[i], expected)
+
+
+def test_targets() -> None:
+    x0, noise, t = images(2), torch.randn(2, 1, 4, 4), torch.tensor([250, 500])
+    assert torch.equal(Diffusion(config.Process(prediction="epsilon")).target(x0, noise, t), noise)
+    assert torch.equal(Diffusion(config.Process(prediction="x0")).target(x0, noise, t), x0)
+    v = Diffusion(config.Process(prediction="v")).target(x0, noise, t)
+    torch.testing.assert_close(v[0], 0.7220963 * noise[0] - 0.6917926 * x0[0])  # √.52142303, √(1−.52142303)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_a_perfect_output_gives_back_image_and_noise(prediction: Prediction) -> None:
+    diffusion = Diffusion(config.Process(prediction=prediction))
+    x0, noise, t = images(), torch.randn(4, 1, 4, 4), torch.tensor([1, 250, 500, 990])
+    x_t, output = diffusion.add_noise(x0, noise, t), diffusion.target(x0, noise, t)
+    torch.testing.assert_close(diffusion.predict_x0(output, x_t, t), x0, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(diffusion.predict_noise(output, x_t, t), noise, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_half_precision_outputs_are_computed_with_in_single(prediction: Prediction) -> None:
+    diffusion = Diffusion(config.Process(prediction=prediction))
+    output, x_t, t = torch.randn(1, 1, 4, 4).bfloat16(), torch.randn(1, 1, 4, 4), torch.tensor([7])
+    for method in (diffusion.predict_x0, diffusion.predict_noise):
+        found = method(output, x_t, t)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, method(output.float(), x_t, t))
+
+
+# ----------------------------------------------------------------------------------------------------- DDIM timesteps
+def test_ddim_timesteps() -> None:
+    assert LINEAR.ddim_timesteps(10, "quadratic") == [0, 10, 40, 89, 158, 247, 356, 484, 632, 800]
+    assert LINEAR.ddim_timesteps(50, "linear") == list(range(0, 1000, 20))
+    assert LINEAR.ddim_timesteps(1, "linear") == LINEAR.ddim_timesteps(1, "quadratic") == [999]
+    assert LINEAR.ddim_timesteps(1000, "quadratic") == list(range(1000))
+
+
+@pytest.mark.parametrize("skip", ["linear", "quadratic"])
+@pytest.mark.parametrize("length", [2, 3, 7, 25, 100, 1000])
+def test_ddim_timesteps_are_as_many_as_asked_for_and_distinct(
+    skip: Literal["linear", "quadratic"], length: int
+) -> None:
+    diffusion = Diffusion(config.Process(steps=length))
+    for steps in range(2, length + 1):
+        chosen = diffusion.ddim_timesteps(steps, skip)
+        assert len(chosen) == steps
+        assert all(before < after for before, after in itertools.pairwise(chosen))
+        assert chosen[0] == 0
+        assert length / 2 - 1 <= chosen[-1] < length
+
+
+@pytest.mark.parametrize("steps", [0, 1001])
+def test_ddim_timesteps_out_of_range(steps: int) -> None:
+    with pytest.raises(ValueError, match="1…1000"):
+        LINEAR.ddim_timesteps(steps, "linear")
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+def test_ancestral_step() -> None:
+    x_t, noise = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 2.0)
+    mean = 7.684422e-3 * 0.5 / math.sqrt(0.52142303) + 0.9919079 * 0.5
+    large, small = config.Process(variance="fixed_large"), config.Process(variance="fixed_small")
+    for process, beta in ((large, 5.079980e-3), (small, 5.051720e-3)):
+        diffusion = Diffusion(process)
+        step = diffusion.ancestral_step(torch.zeros(1, 1, 1, 1), x_t, 250, noise)
+        assert step.item() == pytest.approx(mean + math.sqrt(beta) * 2, rel=1e-6)
+
+
+def test_ancestral_step_clamps_the_image() -> None:
+    x_t, zero = torch.full((1, 1, 1, 1), 3.0), torch.zeros(1, 1, 1, 1)
+    assert LINEAR.ancestral_step(zero, x_t, 999, zero).item() == pytest.approx(1.283515e-4 + 0.9899487 * 3, rel=1e-6)
+    assert LINEAR.ancestral_step(zero, x_t, 0, None).item() == 1
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_ddim_with_eta_1_and_no_skipping_is_the_ancestral_step(prediction: Prediction) -> None:
+    diffusion = Diffusion(config.Process(prediction=prediction, variance="fixed_small"))
+    output, x_t, noise = torch.randn(3, 2, 1, 4, 4).unbind()
+    for t in (1, 2, 250, 999):
+        ancestral = diffusion.ancestral_step(output, x_t, t, noise)
+        torch.testing.assert_close(diffusion.ddim_step(output, x_t, t, t - 1, 1.0, noise), ancestral)
+
+
+def test_ddim_sigma_is_proportional_to_eta_and_zero_at_the_end() -> None:
+    full = LINEAR.ddim_sigma(500, 250, 1.0)
+    a, b = 0.07779666, 0.52142303
+    assert full == pytest.approx(math.sqrt((1 - b) / (1 - a) * (1 - a / b)), rel=1e-6)
+    assert LINEAR.ddim_sigma(500, 250, 0.3) == pytest.approx(0.3 * full)
+    assert LINEAR.ddim_sigma(0, -1, 1.0) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- sampling
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("skip", ["linear", "quadratic"])
+@pytest.mark.parametrize("steps", [1, 10, 300])
+def test_ddim_with_a_perfect_network_returns_the_image(
+    prediction: Prediction, skip: Literal["linear", "quadratic"], steps: int
+) -> None:
+    diffusion = Diffusion(config.Process(prediction=prediction))
+    x0 = images(2)
+    asked: list[int] = []
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        assert t.shape == (2,)
+        assert t.dtype == torch.int64
+        asked.append(int(t[0]))
+        ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
+        return diffusion.target(x0, (x - ab.sqrt() * x0) / (1 - ab).sqrt(), t)
+
+    sampled = diffusion.sample(
+        predict, torch.randn(2, 1, 4, 4), sampler="ddim", steps=steps, skip=skip, step_noise=no_noise
+    )
+    torch.testing.assert_close(sampled, x0, atol=1e-4, rtol=0)
+    assert asked == diffusion.ddim_timesteps(steps, skip)[::-1]
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+@pytest.mark.parametrize("variance", ["fixed_large", "fixed_small"])
+def test_sampling_reproduces_a_gaussian(
+    sampler: Literal["ddpm", "ddim"], variance: Literal["fixed_large", "fixed_small"]
+) -> None:
+    """For data from N(m, s²) the best network is known: E[ε | x_t] = √(1−ᾱ)(x_t − √ᾱ·m)/(ᾱs² + 1 − ᾱ)."""
+    mean, deviation = 0.2, 0.25
+    diffusion = Diffusion(config.Process(variance=variance))
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
+        return (1 - ab).sqrt() * (x - ab.sqrt() * mean) / (ab * deviation**2 + 1 - ab)
+
+    generator = torch.Generator().manual_seed(3)
+    shape = (40, 1, 20, 20)
+    called: list[int] = []
+
+    def step_noise(k: int) -> Tensor:
+        called.append(k)
+        return torch.randn(shape, generator=generator)
+
+    noise = torch.randn(shape, generator=generator)
+    x = diffusion.sample(predict, noise, sampler=sampler, steps=500, eta=0.5, step_noise=step_noise)
+    assert x.mean().item() == pytest.approx(mean, abs=0.01)
+    assert x.std().item() == pytest.approx(deviation, rel=0.03)
+    assert x.abs().max() <= 1
+    assert called == list(range(999 if sampler == "ddpm" else 499))  # none for the last step
+
+
+def test_output_stays_in_range_and_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    x = LINEAR.sample(
+        lambda x, t: 5 * x,
+        torch.randn(2, 1, 4, 4),
+        sampler="ddim",
+        steps=7,
+        step_noise=no_noise,
+        progress=lambda k, steps, x: told.append((k, steps)),
+    )
+    assert x.abs().max() <= 1
+    assert told == [(k, 7) for k in range(7)]
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+def test_sampling_never_waits_for_the_device(sampler: Literal["ddpm", "ddim"]) -> None:
+    """Tensors on the meta device have no values: reading one would raise."""
+    diffusion = Diffusion(config.Process(steps=20), device="meta")
+    noise = torch.empty(2, 1, 4, 4, device="meta")
+    x = diffusion.sample(
+        lambda x, t: x, noise, sampler=sampler, steps=10, eta=1.0, step_noise=lambda k: torch.empty_like(noise)
+    )
+    assert x.shape == noise.shape

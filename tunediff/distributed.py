@@ -1,0 +1,139 @@
+"""The processes that train one model together: who they are, and all that they say to each other.
+
+The only file that calls collectives of torch.distributed. All ranks must call each method equally often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """This process's place among the training processes. Size 1 needs no process group."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.rank == 0
+
+    # ---- numbers
+    def agree(self, value: float) -> float:
+        """Rank 0's number on every rank, as float64."""
+        return (
+            float(self.first(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
+        )
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' numbers."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor)
+
+    def any(self, holds: bool) -> bool:
+        """Whether it holds on any rank."""
+        return self.largest(float(holds)) > 0
+
+    def total(self, value: float) -> float:
+        """The sum of all ranks' numbers."""
+        return float(self.sum(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
+
+    # ---- tensors
+    def sum(self, tensor: Tensor) -> Tensor:
+        """`tensor` itself, with the sum over all ranks in it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all ranks; `tensor` is overwritten."""
+        return self.sum(tensor) / self.size if self.size > 1 else tensor
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """`tensor` itself, with rank 0's numbers in it."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Every rank's tensor, all of one shape, in rank order: [ranks, …] on every rank."""
+        if self.size == 1:
+            return tensor[None]
+        every = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(every, tensor)
+        return torch.stack(every)
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace the gradients of a few parameters outside the prepared model by their mean over ranks."""
+        for parameter in parameters if self.size > 1 else ():
+            if parameter.grad is not None:
+                self.sum(parameter.grad).div_(self.size)
+
+    # ---- small objects
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's object, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def tell(self, value: Any) -> Any:
+        """Rank 0's object on every rank."""
+        if self.size == 1:
+            return value
+        found = [value]
+        dist.broadcast_object_list(found, src=0, device=self.device)
+        return found[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def alone(device: torch.device | str | None = None) -> World:
+    """One process; without `device`, on the first GPU if there is one."""
+    if device is None:
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return World(0, 1, torch.device(device))
+
+
+@contextlib.contextmanager
+def from_environment() -> Iterator[World]:
+    """The world torchrun describes in the environment; one process without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield alone()
+        return
+    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield World(rank, size, device)
+    # Only after a success: a rank that failed must not wait for the others. Wrapped models are freed first, because
+    # they hold threads of the process group.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,34 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
+    """Give `write` a temporary file in the folder of `path`, then move that file into place: a kill leaves the old one
+    or the new one, whole. `durable`: on disk before it returns. Raises `OSError`; the old file then stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            write(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp gives 0600, but others may read results and share a cache
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_atomically` for UTF-8 text."""
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,53 @@
+"""The averaged weights that are evaluated, sampled from and exported."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tunediff.training import knobs
+
+
+class Ema:
+    """Exponential moving average of a network's parameters in float32; `model` is the averaged network.
+
+    `model` is a copy in eval mode that needs no gradients. Construct it from the plain network, before
+    DistributedDataParallel and torch.compile wrap it; `update` takes either.
+    """
+
+    def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
+        self.half_life, self.max_decay = ema.half_life, ema.max_decay
+        self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
+        self._parameters: list[Tensor] = list(self.model.parameters())
+
+    def decay(self, progress: float, delta: float) -> float:
+        """Share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
+
+        The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv 2206.00364, with the
+        budget in place of images), so it grows during training; 0 while `progress` is 0.
+        """
+        span = self.half_life * progress
+        return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, progress: float, delta: float) -> None:
+        """Take in the weights after one optimizer step; buffers are copied.
+
+        `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
+        """
+        theirs = [parameter.float() for parameter in model.parameters()]
+        torch._foreach_lerp_(self._parameters, theirs, 1 - self.decay(progress, delta))
+        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+            mine.copy_(buffer)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged network's state; its tensors are not copied."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`. Raises `RuntimeError` if it is of another network."""
+        self.model.load_state_dict(state)

@@ -1,0 +1,100 @@
+"""What a point says of speed: one definition of images/s, of waiting for data and of memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from tunediff.clock import Clock
+from tunediff.distributed import World
+from tunediff.record import Point
+from tunediff.training import hardware, memory
+from tunediff.training.pace import Pace
+from tunediff.training.phases import Phases
+
+
+class Meter:
+    """Throughput, step and loss since the last evaluation; memory since the training began. All ranks use it alike."""
+
+    def __init__(self, clock: Clock, pace: Pace, phases: Phases, world: World, constant: dict[str, float]) -> None:
+        """`constant`: fields of `Point` that do not change, `first_step_s` and `peak_flops_per_s` among them."""
+        self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
+        self._constant, self._peak = constant, dict[str, float]()
+        self._losses = torch.zeros(2, device=world.device)  # sum and number of the finite ones
+        self._energy = hardware.EnergyMeter(world.device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from here."""
+        self._seconds, self._images, self._steps = dict(self._clock.seconds), self._pace.images, self._pace.steps
+        self._phase_s = self._phases.read()
+        self._pace.rates.clear()
+        self._joules, self._usage = self._energy.joules(), hardware.Usage.now()
+
+    def add(self, loss: Tensor) -> None:
+        """One step's loss, a scalar on the device. Those that loss scaling passes over do not count."""
+        finite = torch.isfinite(loss)
+        self._losses += torch.stack((torch.where(finite, loss, 0.0), finite.float()))
+
+    def measure(self, index: int, fraction: float) -> Point:
+        """The point of this moment, the workload's findings still missing. `loss` is NaN when none was finite."""
+        seconds = {name: value - self._seconds[name] for name, value in self._clock.seconds.items()}
+        trained = seconds["train"] + seconds["data_wait"]
+        images, steps = self._pace.images - self._images, self._pace.steps - self._steps
+        parts = self._parts(trained, steps)
+        rate = images / trained if trained > 0 else 0.0
+        flops, peak = self._constant.get("flops_per_image"), self._constant["peak_flops_per_s"]
+        total, finite = self._losses.tolist()
+        self._losses.zero_()
+        loss = 0.0 if not steps else total / finite if finite else math.nan
+        return Point(
+            index=index,
+            fraction=fraction,
+            train_s=self._pace.train_s,
+            worker_s=self._pace.train_s * self._world.size,
+            images=self._pace.images,
+            steps=self._pace.steps,
+            loss=self._world.total(loss) / self._world.size,
+            images_per_s=rate,
+            images_per_s_sd=statistics.stdev(self._pace.rates) if len(self._pace.rates) > 1 else 0.0,
+            step_s=trained / steps if steps else None,
+            phases_s=parts,
+            data_wait_share=parts["data_wait"] * steps / trained if trained > 0 and steps else 0.0,
+            load_average=os.getloadavg()[0],
+            peak_share=rate * flops / peak if flops is not None else None,
+            **self._constant,  # type: ignore[arg-type]
+            **self._machine(images),
+            **self._memory(),
+        )
+
+    def _parts(self, trained: float, steps: int) -> dict[str, float]:
+        """Seconds of the mean step's parts on this rank's device; `other` is what no part claims."""
+        if not steps:
+            return {}
+        spent = {name: seconds - self._phase_s.get(name, 0.0) for name, seconds in self._phases.read().items()}
+        parts = {name: seconds / steps for name, seconds in spent.items()}
+        return {**parts, "other": max(0.0, trained - sum(spent.values())) / steps}
+
+    def _machine(self, images: int) -> dict[str, Any]:
+        """CPU, energy and what others took, over all ranks of this machine."""
+        used, joules = hardware.Usage.now().since(self._usage), self._energy.joules()
+        energy = joules - (self._joules or 0.0) if joules is not None else None
+        ranks = self._world.gather((platform.node(), used.own_s, energy))
+        here = sum(own_s for node, own_s, _ in ranks if node == platform.node())
+        found = hardware.disturbance(used, here, psutil.cpu_count() or 1)
+        if None not in (each := [one for _, _, one in ranks]):
+            found |= {"energy_j": sum(each), "images_per_j": images / sum(each) if sum(each) > 0 else 0.0}
+        return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
+
+    def _memory(self) -> dict[str, float]:
+        """Peak MiB of the rank that needs most."""
+        used = memory.peak_mib(self._world.device)
+        self._peak = {name: max(value, self._peak.get(name, 0.0)) for name, value in used.items()}
+        return {name: self._world.largest(value) for name, value in self._peak.items()}

@@ -1,0 +1,86 @@
+"""Who watches a training: what it tells, and what it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tunediff.files import write_atomically, write_text
+from tunediff.record import Journal, Point
+
+Shown = Tensor | Mapping[str, Sequence[float]]
+"""A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
+
+
+class Observer:
+    """Hears nothing and lets every training run to its end; a base for those who want more. Rank 0's is told."""
+
+    def point(self, point: Point) -> bool:
+        """An evaluation; returns whether to train on. Points of an interrupted run come again."""
+        return True
+
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """train_s, images, steps, loss and learning_rate, whenever the clock was read."""
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        """Facts about data and model, once."""
+
+    def show(self, name: str, what: Shown) -> None:
+        """Something to look at."""
+
+    def stepped(self) -> None:
+        """After every optimizer step, on every rank, as torch's profiler wants it."""
+
+    def asks_to_stop(self) -> bool:
+        """Asked on every rank: if it holds on any, all write a checkpoint and return."""
+        return False
+
+
+class Recorder(Observer):
+    """Writes points into a journal and what is shown into files beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.journal = folder, Journal(folder)
+
+    def point(self, point: Point) -> bool:
+        self.journal.point(point)  # on disk before anybody hears of it
+        return True
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        self.journal.write("about", **facts)
+
+    def show(self, name: str, what: Shown) -> None:
+        if isinstance(what, Tensor):
+            image_grid(what, self.folder / f"{name}.png")
+            return
+        rows = zip(*what.values(), strict=True)
+        lines = [",".join(what), *(",".join(f"{value:.6g}" for value in row) for row in rows)]
+        write_text(self.folder / f"{name}.csv", "\n".join([*lines, ""]))
+
+
+def image_grid(images: Tensor, path: Path, columns: int = 8, scale: int | None = None) -> None:
+    """Write images uint8 [n, C, H, W], C = 1 or 3, row by row as one PNG.
+
+    Each pixel becomes `scale`×`scale`; null: as many as make an image at least 32 pixels wide. Raises ValueError for no
+    images, `OSError` if the file cannot be written.
+    """
+    if images.dtype != torch.uint8 or images.dim() != 4 or not len(images):
+        raise ValueError(f"images must be uint8 [n, C, H, W], not {images.dtype} {list(images.shape)}")
+    n, channels, height, width = images.shape
+    scale = scale or max(1, -(-32 // min(height, width)))
+    columns = min(columns, n)
+    gap = 2
+    cell_height, cell_width = height * scale + gap, width * scale + gap
+    sheet = np.full((-(-n // columns) * cell_height + gap, columns * cell_width + gap, channels), 255, np.uint8)
+    enlarged = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3).permute(0, 2, 3, 1).numpy()
+    for index, picture in enumerate(enlarged):
+        top, left = index // columns * cell_height + gap, index % columns * cell_width + gap
+        sheet[top : top + height * scale, left : left + width * scale] = picture
+    image = Image.fromarray(sheet.squeeze(2) if channels == 1 else sheet)
+    write_atomically(path, lambda file: image.save(file, "PNG"))

@@ -1,0 +1,100 @@
+"""How much of the budget is spent, when to look at the clock, when to stop: alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tunediff.clock import Budget, Clock
+from tunediff.distributed import World
+
+
+class Pace:
+    """How much of the budget is spent: the same number on every rank at every step.
+
+    Each rank asking its own clock would stop at its own step and leave the others waiting in a collective. Rank 0's
+    clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
+    for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
+    """
+
+    def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
+        self._budget, self._clock, self._world = budget, clock, world
+        self.steps = self.images = 0
+        self.train_s = self._s_per_step = 0.0
+        self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
+        self.rates: list[float] = []
+        """Images per second between one reading of the clock and the next."""
+        self._start: float | None = None  # progress before the first step: what compilation took of the budget
+        self._read_at = self._next_check = self._images_read = 0
+        self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
+        self.checked = True
+        """Whether the clock was read after the last step."""
+
+    def aim(self, stop: float) -> None:
+        """Train until this fraction of the budget is spent; reads the clock."""
+        self._stop = stop
+        self._check()
+        if self._start is None:
+            self._start = self.progress
+
+    @property
+    def schedule(self) -> float:
+        """Fraction of the training there is time for, 0 to 1: what learning rate and EMA follow.
+
+        Charged compile seconds shorten the training; they must not skip its warm-up.
+        """
+        start = self._start or 0.0
+        return (self.progress - start) / (1.0 - start) if start < 1.0 else 1.0
+
+    @property
+    def reached(self) -> bool:
+        """Whether the stop is reached, by a reading of the clock and not by extrapolation."""
+        return self.checked and self.progress >= self._stop - 1e-9
+
+    def step(self, images: int) -> None:
+        """One optimizer step over `images` images was queued."""
+        self.steps, self.images = self.steps + 1, self.images + images
+        self.checked = False
+        if self.steps >= self._next_check:
+            self._check()
+        elif self._budget.seconds is None:
+            self.progress = self._clock.progress(0.0, self.images)  # images are counted: nothing to extrapolate
+        else:
+            self.progress = min(self.progress + self._per_step, self._stop)
+
+    def _check(self) -> None:
+        train_s = self._clock.read() if self._world.main else 0.0
+        self.train_s = self._world.agree(train_s)
+        progress = self._clock.progress(self.train_s, self.images)
+        if self.steps > self._read_at:
+            steps = self.steps - self._read_at
+            self._per_step = max(0.0, (progress - self._exact)) / steps
+            self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
+            if self.train_s > self._exact_s:
+                self.rates.append((self.images - self._images_read) / (self.train_s - self._exact_s))
+        self._images_read = self.images
+        self.progress = self._exact = progress
+        self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
+        self._next_check = self.steps + self._steps_ahead()
+
+    def _steps_ahead(self) -> int:
+        if self._per_step <= 0.0:
+            return 1
+        ahead = [0.01 / self._per_step, (self._stop - self.progress) / self._per_step]
+        if self._s_per_step > 0.0:
+            ahead.append(0.5 / self._s_per_step)
+        return max(1, math.floor(min(ahead)))
+
+    def position(self) -> dict[str, float]:
+        """Training seconds, images and steps as of the last reading."""
+        return {"train_s": self.train_s, "images": self.images, "steps": self.steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and images so far, and where the schedule began."""
+        return {"steps": self.steps, "images": self.images, "start": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint; seconds come from the clock."""
+        self.steps, self.images, self._start = state["steps"], state["images"], state["start"]
+        self._read_at = self._next_check = self.steps
+        self._images_read = self.images

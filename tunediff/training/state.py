@@ -1,0 +1,112 @@
+"""What a training has learned, listed once: what is saved, restored, and put back after the warm-up follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from tunediff.distributed import World
+from tunediff.files import write_atomically
+
+CHECKPOINT = "checkpoint.pt"
+WEIGHTS = "weights.safetensors"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that a training can keep: modules, optimizers, or an object of one's own.
+
+    `state_dict` holds tensors, numbers, strings, lists and dictionaries; all ranks call it together.
+    """
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class State:
+    """Everything that changes while a training learns, by name."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._kept = world, dict[str, Stateful]()
+        self.rng = torch.Generator(world.device)
+        """Of equal state on all ranks."""
+
+    def keep(self, kept: Mapping[str, Stateful]) -> None:
+        """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name given twice."""
+        for name, one in kept.items():
+            if not isinstance(one, Stateful):
+                raise TypeError(f"keep({name}=…): {type(one).__name__} has no state_dict and load_state_dict")
+            if name in self._kept:
+                raise ValueError(f"keep({name}=…): the name is taken")
+            self._kept[name] = plain(one) if isinstance(one, nn.Module) else one
+
+    def take(self) -> dict[str, Any]:
+        """All of it, as of now. Its tensors are not copied."""
+        kept = {name: one.state_dict() for name, one in self._kept.items()}
+        return {"kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng())}
+
+    def put(self, state: Mapping[str, Any]) -> None:
+        """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else."""
+        for name, one in self._kept.items():
+            one.load_state_dict(state["kept"][name])
+        self.rng.set_state(state["shared_rng"].cpu())
+        own = state["rng"][self._world.rank]
+        torch.set_rng_state(own[0].cpu())
+        if len(own) > 1:
+            torch.cuda.set_rng_state(own[1].cpu(), self._world.device)
+
+    def _own_rng(self) -> list[Tensor]:
+        """The global generators' states, as dropout uses them."""
+        device = self._world.device
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """The module inside what torch.compile and DistributedDataParallel put around it."""
+    module = getattr(module, "_orig_mod", module)
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def copied(state: Any) -> Any:
+    """A copy in host memory of nested dictionaries and lists of tensors."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, Mapping):
+        return {key: copied(value) for key, value in state.items()}
+    return type(state)(map(copied, state)) if isinstance(state, list | tuple) else state
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+def save(state: Mapping[str, Any], folder: Path) -> None:
+    """Write a checkpoint. Raises `OSError` when the disk is full; the previous one then stays."""
+    write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file), durable=True)
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The checkpoint in `folder`; None without one, or when it is damaged (training then starts anew).
+
+    Its tensors are on the CPU: whoever loads them copies them to the device, and RNG states and the optimizer's step
+    counts must not be on one.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)  # never runs code from a file
+    except Exception as error:  # a damaged archive raises many things; each means the same
+        path.rename(path.with_suffix(".damaged"))
+        print(f"{path}: damaged ({type(error).__name__}), kept as .damaged; training starts from the beginning")
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write weights as safetensors, contiguous and on the CPU. Raises `OSError`."""
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+    content = to_safetensors(tensors, metadata=metadata)
+    write_atomically(path, lambda file: file.write(content), durable=True)

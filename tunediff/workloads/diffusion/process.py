@@ -1,0 +1,220 @@
+"""The noising process and its reversal: schedules, targets, DDPM and DDIM sampling.
+
+Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in [−1, 1].
+Sources: DDPM (Ho et al. 2020, arXiv 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol &
+Dhariwal 2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tunediff.workloads.diffusion.knobs import Process
+
+MAX_BETA = 0.999
+LARGEST_LOG_SNR = 12.0
+"""Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch bins over nothing."""
+
+
+def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
+    """β_t, float64 [T], each in (0, 0.999].
+
+    `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise. `cosine`: β_t =
+    1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq. 17).
+    """
+    if schedule == "linear":
+        scale = 1000 / steps
+        table = torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
+    else:
+        grid = torch.arange(steps + 1, dtype=torch.float64) / steps
+        kept = torch.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
+        table = 1 - kept[1:] / kept[:-1]
+    return table.clamp(max=MAX_BETA)
+
+
+class Diffusion:
+    """Forward process, training target and sampling for one `Process`.
+
+    Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `alphas_cumprod_prev` (ᾱ_{t−1}, 1 at
+    t = 0), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what an error of the prediction is multiplied by
+    to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and
+    `log_variance`, that of an ancestral step. Methods that take t ([B] int64 on `device`) work in float32.
+    """
+
+    def __init__(self, process: Process, device: torch.device | str = "cpu") -> None:
+        self.steps, self.prediction, self.device = process.steps, process.prediction, torch.device(device)
+        self.betas = betas(process.schedule, process.steps)
+        alphas = 1 - self.betas
+        ab = self.alphas_cumprod = alphas.cumprod(0)
+        ab_prev = self.alphas_cumprod_prev = torch.cat((ab.new_ones(1), ab[:-1]))
+        self.snr_table = ab / (1 - ab)
+        self.log_snr = self.snr_table.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
+        unit = {"epsilon": torch.ones_like(ab), "x0": self.snr_table, "v": ab}
+        self.to_epsilon = unit[process.prediction]  # MSE_ε = SNR·MSE_x0 = ᾱ·MSE_v, exactly
+
+        self.posterior_variance = self.betas * (1 - ab_prev) / (1 - ab)
+        self.posterior_coef_x0 = self.betas * ab_prev.sqrt() / (1 - ab)
+        self.posterior_coef_xt = alphas.sqrt() * (1 - ab_prev) / (1 - ab)
+        # The posterior variance is 0 at t = 0; both variances take its value at t = 1 there, to have a logarithm.
+        later = self.betas[1:] if process.variance == "fixed_large" else self.posterior_variance[1:]
+        self.log_variance = torch.cat((self.posterior_variance[1:2], later)).log()
+
+        def on_device(table: Tensor) -> Tensor:
+            return table.to(self.device, torch.float32)
+
+        self._signal, self._noise = on_device(ab.sqrt()), on_device((1 - ab).sqrt())
+        self._snr = on_device(self.snr_table)
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4), [B, C, H, W]."""
+        return _gather(self._signal, t) * x0 + _gather(self._noise, t) * noise
+
+    def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the network is to return for x_t: ε, x0, or v = √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
+        if self.prediction == "epsilon":
+            return noise
+        if self.prediction == "x0":
+            return x0
+        return _gather(self._signal, t) * noise - _gather(self._noise, t) * x0
+
+    def predict_x0(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """The clean image that a network's output implies, not clamped, float32 [B, C, H, W]."""
+        output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
+        if self.prediction == "epsilon":
+            return (x_t - noise * output) / signal
+        if self.prediction == "x0":
+            return output
+        return signal * x_t - noise * output
+
+    def predict_noise(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """The noise ε that a network's output implies, float32 [B, C, H, W]."""
+        output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
+        if self.prediction == "epsilon":
+            return output
+        if self.prediction == "x0":
+            return (x_t - signal * output) / noise
+        return noise * x_t + signal * output
+
+    def snr(self, t: Tensor) -> Tensor:
+        """Signal-to-noise ratio ᾱ/(1−ᾱ), float32 [B]."""
+        return self._snr[t]
+
+    # ------------------------------------------------------------------------------------------------------- sampling
+    def ddim_timesteps(self, steps: int, skip: Literal["linear", "quadratic"]) -> list[int]:
+        """Exactly `steps` distinct timesteps, increasing; sampling visits them from the last to the first.
+
+        - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that one returns more
+          than S steps (334 for S = 300, T = 1000).
+        - `quadratic`: round((√(0.8·T)·i/(S−1))²), dense at low noise, from 0 to 0.8·T. For larger S its first
+          values coincide, which wastes network evaluations: each is raised to at least one above its predecessor, and
+          lowered where fewer than the remaining steps would fit below T.
+        - A single step is T−1, where the pure noise it starts from belongs.
+
+        Raises `ValueError` unless 1 ≤ `steps` ≤ T.
+        """
+        if not 1 <= steps <= self.steps:
+            raise ValueError(f"steps: {steps} is not in 1…{self.steps}")
+        if steps == 1:
+            return [self.steps - 1]
+        if skip == "linear":
+            return [i * self.steps // steps for i in range(steps)]
+        chosen: list[int] = []
+        for i in range(steps):
+            wanted = round(0.8 * self.steps * (i / (steps - 1)) ** 2)
+            lowest = chosen[-1] + 1 if chosen else 0
+            chosen.append(min(max(wanted, lowest), self.steps - steps + i))
+        return chosen
+
+    def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
+        """x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]), float32 [B, C, H, W].
+
+        `noise` is standard normal; it is not used at t = 0 and may be None there.
+        """
+        x0 = self._clamped_x0(output, x_t, t)
+        mean = float(self.posterior_coef_x0[t]) * x0 + float(self.posterior_coef_xt[t]) * x_t
+        if t == 0:
+            return mean
+        assert noise is not None, "an ancestral step above t = 0 needs noise"
+        return mean + math.exp(0.5 * float(self.log_variance[t])) * noise
+
+    def ddim_step(
+        self, output: Tensor, x_t: Tensor, t: int, t_next: int, eta: float = 0.0, noise: Tensor | None = None
+    ) -> Tensor:
+        """x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
+
+        σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that belongs to the
+        clamped x0. `noise` is standard normal; it is used only where σ > 0 and may be None elsewhere.
+        """
+        ab, ab_next = self._signal_share(t), self._signal_share(t_next)
+        sigma = self.ddim_sigma(t, t_next, eta)
+        x0 = self._clamped_x0(output, x_t, t)
+        epsilon = (x_t - math.sqrt(ab) * x0) / math.sqrt(1 - ab)
+        mean = math.sqrt(ab_next) * x0 + math.sqrt(max(1 - ab_next - sigma**2, 0.0)) * epsilon
+        if sigma == 0:
+            return mean
+        assert noise is not None, "a DDIM step with eta > 0 needs noise"
+        return mean + sigma * noise
+
+    def ddim_sigma(self, t: int, t_next: int, eta: float) -> float:
+        """Standard deviation of the noise that a DDIM step from t to `t_next` adds; 0 for the last step."""
+        ab, ab_next = self._signal_share(t), self._signal_share(t_next)
+        return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
+
+    @torch.no_grad()
+    def sample(
+        self,
+        predict: Callable[[Tensor, Tensor], Tensor],
+        noise: Tensor,
+        *,
+        sampler: Literal["ddpm", "ddim"],
+        steps: int,
+        skip: Literal["linear", "quadratic"] = "linear",
+        eta: float = 0.0,
+        step_noise: Callable[[int], Tensor],
+        progress: Callable[[int, int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
+
+        `predict(x, t [B] int64)` is the network. `ddpm` takes all T ancestral steps; `steps`, `skip` and `eta` are for
+        `ddim`. `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps
+        that add noise: never in DDIM with `eta` = 0. `progress(k, number of steps, x)` is called after step k. Nothing
+        here makes the host wait for the device.
+        """
+        visited = list(range(self.steps)) if sampler == "ddpm" else self.ddim_timesteps(steps, skip)
+        visited.reverse()
+        x = noise.float()
+        for k, (t, t_next) in enumerate(zip(visited, [*visited[1:], -1], strict=True)):
+            output = predict(x, torch.full((len(x),), t, device=x.device))
+            if sampler == "ddpm":
+                x = self.ancestral_step(output, x, t, step_noise(k) if t > 0 else None)
+            else:
+                noisy = self.ddim_sigma(t, t_next, eta) > 0
+                x = self.ddim_step(output, x, t, t_next, eta, step_noise(k) if noisy else None)
+            if progress is not None:
+                progress(k, len(visited), x)
+        return x
+
+    def _signal_share(self, t: int) -> float:
+        return float(self.alphas_cumprod[t]) if t >= 0 else 1.0
+
+    def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
+        where = torch.full((1,), t, device=x_t.device)
+        return self.predict_x0(output, x_t, where).clamp(-1, 1)
+
+
+def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
+    """The bin of each value, int64 [T], among `count` of equal width from the smallest to the largest; rising edges."""
+    low, high = float(values.min()), float(values.max())
+    bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
+    return bins, [low + (high - low) * i / count for i in range(count)] + [high]
+
+
+def _gather(table: Tensor, t: Tensor) -> Tensor:
+    """Values at t, shaped to multiply images: [B, 1, 1, 1]."""
+    return table[t][:, None, None, None]

@@ -1,0 +1,219 @@
+"""Samplers that learn p(t) from the errors of the batches that are trained anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunediff.distributed import World
+from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion.process import Diffusion, equal_bins
+from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
+
+REFRESH_EVERY = 8
+"""Batches between two refreshes of p(t), which then take a fraction of a percent of the training's time."""
+
+
+class _Adaptive(TableSampler):
+    """Keeps what `update` is given and learns from several batches at once.
+
+    A refresh is some thirty operations on small tensors, whose cost is that of starting them, however many images they
+    are about. On many ranks it takes the one collective, and all learn the same from the batches of all.
+    """
+
+    adaptive = True
+
+    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        self._pending.append((t, errors.detach(), weights.detach()))
+        if len(self._pending) >= REFRESH_EVERY:
+            held, self._pending = self._held(), []
+            t, errors, weights = held.permute(2, 1, 0, 3).flatten(1)
+            self._learn(t.long(), errors, weights)
+
+    def _held(self) -> Tensor:
+        """(t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
+        if not self._pending:
+            return torch.empty(self.world.size, 0, 3, 0, dtype=torch.float64, device=self.device)
+        mine = torch.stack([torch.stack([part.double() for part in batch]) for batch in self._pending])  # t stays exact
+        return self.world.stack(mine)
+
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        """Take in errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank; refresh p(t)."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pending": self._held()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        held = state["pending"]
+        if held.dim() != 4 or held.shape[0] != self.world.size:
+            raise ValueError(f"errors of {held.shape[0]} workers in the checkpoint, {self.world.size} here")
+        self._pending = [(t.long(), e, w) for t, e, w in held[self.world.rank].to(self.device)]
+
+
+class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
+    """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
+
+    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
+    remembered loss is not finite or all are zero.
+    """
+
+    def __init__(self, member: knobs.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        # Row t holds its last H losses, as a ring; one spare element takes what is not to be remembered.
+        self._memory = torch.zeros(self.steps * member.history + 1, dtype=torch.float64, device=self.device)
+        self._history = self._memory[:-1].view(self.steps, member.history)
+        self._counts = torch.zeros(self.steps, dtype=torch.int64, device=self.device)  # losses seen so far
+
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        losses = weights * errors
+        limit = self.member.history
+        # A t that occurs several times takes consecutive places of its ring, in the order of the batch.
+        t, order = t.sort(stable=True)
+        first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
+        here = torch.arange(len(t), device=self.device)
+        place = t * limit + (self._counts[t] + here - first) % limit
+        # More than H of one t: only its last H, so that no place is written twice.
+        place = torch.where(end - here <= limit, place, self.steps * limit)
+        self._memory.scatter_(0, place, losses[order])
+        self._counts.index_add_(0, t, torch.ones_like(t))
+        self._refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"history": self._history.clone(), "counts": self._counts.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        _same_shape("loss history (T, history)", state["history"], self._history)
+        self._history.copy_(state["history"])
+        self._counts.copy_(state["counts"])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        w = self._history.square().mean(dim=1).sqrt()
+        total = w.sum()
+        ready = (self._counts >= self.member.history).all() & total.isfinite() & (total > 0)
+        self._set(torch.where(ready, mixed(w, self.member.uniform_share), 1 / self.steps))
+
+
+class _LogSnrBins(_Adaptive):
+    """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it; our own.
+
+    ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the half-life is the share h of
+    all images so far, so the means are as fresh early as late, and no history has to fill up first. It takes a few
+    operations on K and T numbers per refresh, and neither the host waits for the device nor the device for the host.
+    """
+
+    def __init__(
+        self, member: knobs.GradientNorm | knobs.JointError, diffusion: Diffusion, channels: int, world: World
+    ) -> None:
+        super().__init__(member, diffusion, channels, world)
+        place, _ = equal_bins(-diffusion.log_snr, member.bins)
+        # Bins without a timestep are left out: every one that is left can be visited.
+        _, bins = torch.unique(place, return_inverse=True)
+        self._bins = int(bins.max()) + 1
+        self._bin = bins.to(self.device)
+        self._sums = torch.zeros(2, self._bins, dtype=torch.float64, device=self.device)  # errors, images
+        self._seen = 0
+        self._width: Tensor | float = 1.0  # from what the density is over to t
+        self._exponent = 1.0
+
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        importance = self._importance(t, errors, weights)
+        # Loss scaling passes over steps that overflow: what they say is not remembered.
+        finite = importance.isfinite()
+        both = torch.stack((torch.where(finite, importance, 0.0), finite.double()))
+        here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
+        self._seen += len(t)
+        self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
+        self._refresh()
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        """What is averaged per bin, float64 [b]."""
+        raise NotImplementedError
+
+    def _density(self, mean: Tensor) -> Tensor:
+        """The importance of each t, float64 [T], from the bins' means [bins]."""
+        raise NotImplementedError
+
+    def _refresh(self) -> None:
+        known = self._sums[1] >= 1
+        mean = self._sums[0] / self._sums[1]
+        # A bin that was not visited yet counts like the mean of the others.
+        mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())
+        p = self._density(mean)
+        p = p.clamp(min=1e-12 * p.max()).pow(self._exponent) * self._width
+        total = p.sum()
+        ready = total.isfinite() & (total > 0)
+        self._set(torch.where(ready, mixed(p, self.member.uniform_share), 1 / self.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"sums": self._sums.clone(), "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        _same_shape("running means (2, bins)", state["sums"], self._sums)
+        self._sums.copy_(state["sums"])
+        self._seen = state["seen"]
+        if self._seen:
+            self._refresh()
+        else:
+            self._set(torch.full_like(self._p, 1 / self.steps))
+
+
+class GradientNorm(_LogSnrBins, of=knobs.GradientNorm):
+    """p(t) ∝ (√E[w²·error] per bin)^temperature, mixed with a uniform share; with the bins of `_LogSnrBins` our own.
+
+    w·√error is, up to a constant, the norm of the loss's gradient at the network's output. Drawing in proportion to the
+    gradient norm and dividing by p gives an unbiased estimate the least variance, and the norm at the output stands for
+    that of all parameters (Katharopoulos & Fleuret 2018, arXiv 1803.00942, eq. 20).
+    """
+
+    def __init__(self, member: knobs.GradientNorm, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        self._exponent = member.temperature
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        return weights.square() * errors
+
+    def _density(self, mean: Tensor) -> Tensor:
+        return mean.sqrt()[self._bin]
+
+
+class JointError(_LogSnrBins, of=knobs.JointError):
+    """p(λ) ∝ (√(ℓ_ε·ℓ_x0))^concentration, mixed with a uniform share; our own.
+
+    ℓ_ε and ℓ_x0 = ℓ_ε/SNR are the squared errors of the noise and of the image at log-SNR λ, two readings of the same
+    output; their product is averaged per bin. At low noise the image is certain and ℓ_x0 vanishes, at high noise the
+    noise is certain and ℓ_ε vanishes; in between both are uncertain: there images take shape, and the product is
+    largest. For normally distributed data of variance s it is s times a logistic density around λ = −log s; for any
+    data, resolution and schedule the sampler finds the place from the model's own errors. ℓ_x0 above 1 counts as 1: no
+    image in [−1, 1] is that uncertain, a poor model only says so.
+    """
+
+    def __init__(self, member: knobs.JointError, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        snr = diffusion.snr_table
+        self._width = torch.gradient(snr.log())[0].abs().to(self.device)  # |dλ/dt|: p is a density over λ
+        self._to_epsilon = diffusion.to_epsilon.to(self.device)
+        self._snr = snr.to(self.device)
+        self._exponent = member.concentration
+
+    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        epsilon = self._to_epsilon[t] * errors
+        return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
+
+    def _density(self, mean: Tensor) -> Tensor:
+        return mean.sqrt()[self._bin]
+
+
+def _same_shape(what: str, found: Tensor, expected: Tensor) -> None:
+    if found.shape != expected.shape:
+        raise ValueError(f"{what} of shape {tuple(found.shape)} does not fit; expected {tuple(expected.shape)}")

@@ -1,0 +1,198 @@
+"""A sampler that is itself a small network, rewarded by what the training step achieved (Kim et al. 2024)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tunediff.distributed import World
+from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSampler
+
+
+class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
+    """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient (arXiv 2411.09998,
+    algorithms 1 and 2).
+
+    Every `interval` optimizer steps the reward of an image is by how much the step lowered its KL term, in the mean
+    over a few timesteps S: R = mean over τ in S of KL_τ(before) − KL_τ(after), with the same x0 and noise on both sides
+    and dropout off. The policy ascends R·log π(t|x0) + entropy·H(π). S are the timesteps whose change tells most about
+    that of the whole chain: those with the largest squared correlation (which orders as the F-test of a univariate
+    regression does) between their change and the sum over the scanned timesteps, over the last `queue` scans of one
+    image each.
+
+    The Beta density is taken at the middle of each of the T cells and scaled to sum to 1: log π and H are those of what
+    is really drawn, and the first and last timestep are not cut in half as by rounding. KL_τ = β²/(2σ²α(1−ᾱ)) times the
+    mean squared ε-error, in nats per dimension (DDPM, eq. 12), σ² the posterior variance, that of t = 1 also at t = 0.
+    The policy here is a convolution network of some 6,000 parameters that starts uniform (a = b = 1).
+    """
+
+    adaptive = True
+
+    def __init__(self, member: knobs.BetaPolicy, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        self._policy = _Policy(channels).to(self.device)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=member.policy_lr)
+        middle = (torch.arange(self.steps, device=self.device, dtype=torch.float32) + 0.5) / self.steps
+        self._logs = torch.stack((middle.log(), (1 - middle).log()))  # [2, T]
+
+        alphas, ab = 1 - diffusion.betas, diffusion.alphas_cumprod
+        variance = torch.cat((diffusion.posterior_variance[1:2], diffusion.posterior_variance[1:]))
+        self._kl = (diffusion.betas**2 / (2 * variance * alphas * (1 - ab))).float().to(self.device)
+        grid = (torch.arange(member.scan, device=self.device) + 0.5) * self.steps / member.scan
+        self._scanned = grid.long()
+        self._selected = self._scanned[_evenly(member.scan, member.selected).to(self.device)]
+        self._queue = torch.zeros(member.queue, member.scan, device=self.device)
+        self._scans = self._taken = 0
+        self._p = torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device)
+        self._drawn: tuple[Tensor, Tensor, int, int] | None = None
+        self._before: tuple[Tensor, ...] | None = None
+
+    @property
+    def _due(self) -> bool:
+        return self._taken % int(self.member.interval) == 0
+
+    # ------------------------------------------------------------------------------------------------------- drawing t
+    def sample(
+        self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        batch = batch or len(images)
+        with torch.no_grad():
+            log_p = self._log_p(images)
+            cumulative = log_p.exp().cumsum(1)
+            u = torch.rand(batch, generator=generator, device=self.device)[first : first + len(images), None]
+            t = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True).clamp_(max=self.steps - 1)
+            factor = torch.exp(-self.member.importance_correction * (math.log(self.steps) + log_p.gather(1, t)))
+            if self._due:
+                self._drawn = (images, t[:, 0], batch, first)
+                self._p = self.world.mean(F.softmax(log_p.double(), dim=1).mean(0))
+        return t[:, 0], factor[:, 0]
+
+    def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("the policy draws for images")
+
+    def _log_p(self, images: Tensor) -> Tensor:
+        """log π(t|x0), float32 [b, T]."""
+        log_p = F.log_softmax((self._policy(images.float()) - 1) @ self._logs, dim=1)
+        share = self.member.uniform_share
+        if share == 0.0:
+            return log_p
+        floor = torch.full_like(log_p, math.log(share / self.steps))
+        return torch.logaddexp(log_p + math.log1p(-share), floor) if share < 1.0 else floor
+
+    def probabilities(self) -> Tensor:
+        """p(t) in the mean over the batch of the last update of the policy."""
+        return self._p.clone()
+
+    def mass(self) -> Tensor:
+        return self._p * (self.steps * self._p).pow(-self.member.importance_correction)
+
+    # -------------------------------------------------------------------------------------------------------- learning
+    def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
+        if not self._due:
+            return
+        assert self._drawn is not None
+        images, _, batch, first = self._drawn
+        shape = images.shape[1:]
+        one = images[:1].clone()
+        one = self.world.first(one)  # all ranks scan the same image, and so choose the same S
+        scan_noise = torch.randn((len(self._scanned), *shape), generator=generator, device=self.device)
+        noise = torch.randn((batch, *shape), generator=generator, device=self.device)[first : first + len(images)]
+        self._before = (one, scan_noise, noise, *self._terms(errors_at, one, scan_noise, noise))
+
+    def after_step(self, errors_at: ErrorsAt) -> None:
+        if self._before is not None:
+            one, scan_noise, noise, scan_before, before = self._before
+            scan_after, after = self._terms(errors_at, one, scan_noise, noise)
+            # A step that overflowed and was passed over says nothing.
+            self._improve(torch.nan_to_num((before - after).mean(1), nan=0.0, posinf=0.0, neginf=0.0))
+            self._remember(scan_before - scan_after)
+            self._before = self._drawn = None
+        self._taken += 1
+
+    def _terms(self, errors_at: ErrorsAt, one: Tensor, scan_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """KL of one image at the scanned timesteps [scan], and of all images at the selected ones [b, |S|]."""
+        assert self._drawn is not None
+        images = self._drawn[0]
+        scan = self._kl[self._scanned] * errors_at(one.expand_as(scan_noise), scan_noise, self._scanned)
+        chosen = self._selected[:, None].expand(-1, len(images))
+        return scan, torch.stack([self._kl[t] * errors_at(images, noise, t) for t in chosen], dim=1)
+
+    def _improve(self, reward: Tensor) -> None:
+        """One step of the policy towards timesteps with a larger reward [b]."""
+        assert self._drawn is not None
+        images, t, _, _ = self._drawn
+        with torch.enable_grad():
+            log_p = self._log_p(images)
+            entropy = -(log_p.exp() * log_p).sum(1)
+            gain = reward * log_p.gather(1, t[:, None])[:, 0] + self.member.entropy * entropy
+            self._optimizer.zero_grad(set_to_none=True)
+            (-gain.mean()).backward()
+        for parameter in self._policy.parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(self.world.mean(parameter.grad.clone()))
+        nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
+        self._optimizer.step()
+
+    def _remember(self, change: Tensor) -> None:
+        """Put a scan [scan] into the queue and choose S anew once there are three to compare."""
+        self._queue[self._scans % len(self._queue)] = torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
+        self._scans += 1
+        rows = self._queue[: min(self._scans, len(self._queue))]
+        if len(rows) < 3:
+            return
+        centred = rows - rows.mean(0)
+        total = centred.sum(1, keepdim=True)
+        correlation = (centred * total).sum(0).square() / (centred.square().sum(0) * total.square().sum())
+        best = torch.nan_to_num(correlation, nan=-1.0).topk(self.member.selected).indices
+        self._selected = self._scanned[best]
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "policy": self._policy.state_dict(), "optimizer": self._optimizer.state_dict(), "queue": self._queue,
+            "selected": self._selected, "p": self._p, "scans": self._scans, "taken": self._taken,
+        }  # fmt: skip
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["queue"].shape != self._queue.shape or len(state["selected"]) != len(self._selected):
+            found = (*state["queue"].shape, len(state["selected"]))
+            expected = (*self._queue.shape, len(self._selected))
+            raise ValueError(f"a policy with (queue, scan, selected) = {found} does not fit; expected {expected}")
+        self._policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._queue.copy_(state["queue"])
+        self._selected = state["selected"].to(self.device)
+        self._p = state["p"].to(self.device)
+        self._scans, self._taken = state["scans"], state["taken"]
+        self._before = self._drawn = None
+
+
+class _Policy(nn.Module):
+    """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution, [b, 2]; (1, 1) for every image before training."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.SiLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.SiLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(32, 2)
+        nn.init.zeros_(self.head.weight)
+        nn.init.constant_(self.head.bias, math.log(math.e - 1))  # softplus of it is 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.body(images).mean((2, 3))
+        return F.softplus(self.head(pooled)) + 1e-5
+
+
+def _evenly(count: int, chosen: int) -> Tensor:
+    return ((torch.arange(chosen) + 0.5) * count / chosen).long()

@@ -1,0 +1,135 @@
+"""A DDPM training (Ho et al. 2020, arXiv 2006.11239): the first user of `Trial`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunediff.data import images as data
+from tunediff.data.knobs import Data
+from tunediff.distributed import World
+from tunediff.training import optimizer as adam
+from tunediff.training.ema import Ema
+from tunediff.training.trial import Trial
+from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.workloads.diffusion.evaluator import Evaluator
+from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
+from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
+from tunediff.workloads.diffusion.unet import Block, flops_per_image, network
+
+__all__ = ["evaluator", "network", "train"]
+
+
+def train(trial: Trial) -> None:
+    """Learn to tell the noise in images; all ranks call it."""
+    # ---- what is learned, and what goes with it
+    knobs: Knobs = trial.knobs
+    unet, process = network(knobs), Diffusion(knobs.process, trial.device)
+    model = trial.prepare(unet, blocks=Block, flops_per_image=flops_per_image(knobs.model, knobs.data))
+    sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.world)
+    weights = weighting.build(knobs.weighting, process)
+    objective, ema = Objective(sampler, weights, process), Ema(knobs.ema, unet)
+    batch_size = trial.config.loader.batch_size
+    optimizer = adam.build(knobs.optimizer, batch_size, unet.parameters(), weights.parameters())
+    errors_at = look_ahead(trial, unet, model, process)
+    trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
+    trial.exports(ema.model)
+
+    # ---- data, and how the averaged weights are judged
+    images = data.load(knobs.data)
+    trial.about(images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
+    if trial.evaluates:
+        judge = judge_of(knobs.data, knobs.evaluation, trial.world)
+
+        def judged() -> dict[str, Any]:
+            found = judge(ema.model, process, should_stop=trial.should_stop)
+            trial.show("samples", judge.last_images)
+            return {**found}
+
+        trial.evaluate_with(judged)
+
+    def described() -> dict[str, Any]:
+        trial.show("timesteps", objective.table())
+        return {**objective.facts()}
+
+    trial.describe_with(described)
+
+    # ---- train
+    place = trial.place
+    for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
+        adam.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
+
+        # ---- timesteps and noise, drawn for the images of all workers
+        with trial.phase("sampler"):
+            t, factor = sampler.sample(x0, trial.rng, batch=place.total, first=place.first)
+            noise = torch.randn((place.total, *x0.shape[1:]), generator=trial.rng, device=x0.device)[place.mine]
+            x_t = process.add_noise(x0, noise, t)
+
+        # ---- forward and backward
+        targets, factors = process.target(x0, noise, t), objective.factors(t, factor)
+        errors = trial.forward_backward((x_t, t), (targets,), squared_errors, factors)
+        with trial.phase("sampler"):
+            if (own_loss := objective.learn(t, errors)) is not None:
+                trial.backward_beside(own_loss)
+        if not trial.last_pass:
+            continue
+
+        # ---- update
+        with trial.phase("sampler"):
+            sampler.before_step(errors_at, trial.rng)
+        trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
+        with trial.phase("sampler"):
+            sampler.after_step(errors_at)
+            objective.refresh()
+        with trial.phase("ema"):
+            ema.update(unet, trial.progress, trial.stride)
+
+
+def squared_errors(output: Tensor, target: Tensor) -> Tensor:
+    """Each image's mean squared error, float32 [b]."""
+    return (output.float() - target).square().flatten(1).mean(1)
+
+
+def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, process: Diffusion) -> ErrorsAt:
+    """ε-errors of the network as it is, without dropout, for samplers that look ahead.
+
+    In passes of the training's own batch size; under torch.compile the last one is filled up, since another shape would
+    be compiled anew.
+    """
+    count, compiled = trial.place.count, trial.config.compile.active
+
+    @torch.no_grad()
+    def errors_at(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        found = []
+        unet.eval()
+        for start in range(0, len(t), count):
+            size = count if compiled else min(count, len(t) - start)
+            part = torch.arange(start, start + size, device=t.device).clamp_(max=len(t) - 1)
+            if compiled:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            x_t = process.add_noise(x0[part], noise[part], t[part])
+            with trial.autocast():
+                output = model(x_t, t[part]).float()
+            found.append(squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[: len(t) - start])
+        unet.train()
+        return torch.cat(found)
+
+    return errors_at
+
+
+@functools.lru_cache(maxsize=3)
+def judge_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
+    """The evaluator of this data and protocol, built once per process: the ruler is the same for every trial."""
+    return Evaluator(section, evaluation, data.load(section), world)
+
+
+def evaluator(config: Any, world: World) -> Any:
+    """What judges a finished model by this configuration: a model in, what a point of its curve would hold out."""
+    knobs: Knobs = config.knobs
+    judge, process = judge_of(knobs.data, knobs.evaluation, world), Diffusion(knobs.process, world.device)
+    return lambda model: {**judge(model, process)}

@@ -1,0 +1,235 @@
+"""The U-Net of DDPM (Ho et al. 2020, arXiv 2006.11239, appendix B)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tunediff.data.knobs import Data
+from tunediff.workloads.diffusion.knobs import Knobs, Model
+
+_EPS = 1e-6  # of every GroupNorm
+
+
+def network(knobs: Knobs) -> UNet:
+    """The network that these knobs describe."""
+    return UNet(knobs.model, knobs.data.channels, knobs.data.image_size)
+
+
+class UNet(nn.Module):
+    """Predicts noise, image or v from a noisy image and its timestep.
+
+    `down` and `up` are flat lists in order of execution, so that weights of other implementations of this network map
+    one to one: each output of `input` and `down` is a skip connection, and each `Block` of `up` takes the latest one.
+    Every residual branch and the output start at zero, as in DDPM: a new network is near the identity inside and
+    returns zero.
+    """
+
+    def __init__(self, model: Model, image_channels: int, image_size: int) -> None:
+        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1)."""
+        super().__init__()
+        halvings = len(model.multipliers) - 1
+        if image_size % 2**halvings:
+            raise ValueError(f"image_size {image_size} is not a multiple of {2**halvings}")
+        widths = [model.channels * multiplier for multiplier in model.multipliers]
+        sides = [image_size // 2**level for level in range(len(widths))]
+        embedding_width = 4 * model.channels
+
+        def block(width_in: int, width_out: int, attention: bool, level: int) -> Block:
+            made = Block(width_in, width_out, embedding_width, model.dropout, model.norm_groups, attention)
+            made.recomputed = level in model.checkpoint_levels
+            return made
+
+        self.time = TimeEmbedding(model.channels, embedding_width)
+        self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
+        width, skips = model.channels, [model.channels]
+
+        self.down = nn.ModuleList()
+        for level, (level_width, side) in enumerate(zip(widths, sides, strict=True)):
+            for _ in range(model.blocks):
+                self.down.append(block(width, level_width, side in model.attention, level))
+                width = level_width
+                skips.append(width)
+            if level < halvings:
+                self.down.append(Downsample(width))
+                skips.append(width)
+
+        self.middle = nn.ModuleList([block(width, width, attention, halvings) for attention in (True, False)])
+
+        self.up = nn.ModuleList()
+        for level, (level_width, side) in reversed(list(enumerate(zip(widths, sides, strict=True)))):
+            for _ in range(model.blocks + 1):
+                self.up.append(block(width + skips.pop(), level_width, side in model.attention, level))
+                width = level_width
+            if level > 0:
+                self.up.append(Upsample(width))
+
+        self.norm = nn.GroupNorm(model.norm_groups, width, _EPS)
+        self.output = nn.Conv2d(width, image_channels, 3, padding=1)
+
+        self._initialise()
+        self.memory_format = torch.channels_last if model.channels_last else torch.contiguous_format
+        self.to(memory_format=self.memory_format)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x [B, C, H, W] floating, t [B] int64 in [0, T) → [B, C, H, W] in the type of x, also under autocast."""
+        embedding = self.time(t)
+        h = self.input(x.contiguous(memory_format=self.memory_format))
+        skips = [h]
+        for layer in self.down:
+            h = self._run(layer, h, embedding)
+            skips.append(h)
+        for layer in self.middle:
+            h = self._run(layer, h, embedding)
+        for layer in self.up:
+            if isinstance(layer, Block):
+                h = torch.cat((h, skips.pop()), dim=1)
+            h = self._run(layer, h, embedding)
+        output: Tensor = self.output(F.silu(self.norm(h)))
+        return output.to(x.dtype)
+
+    def _run(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and getattr(layer, "recomputed", False):
+            h = checkpoint(layer, h, embedding, use_reentrant=False)
+            return h
+        h = layer(h, embedding)
+        return h
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)  # DDPM: variance scaling, fan average, uniform
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, Block):
+                nn.init.zeros_(module.conv2.weight)
+            elif isinstance(module, Attention):
+                for part in module.qkv.weight.chunk(3):  # three maps C → C, not one C → 3C
+                    nn.init.xavier_uniform_(part)
+                nn.init.zeros_(module.out.weight)
+        nn.init.zeros_(self.output.weight)
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoids of t, then two layers. [B] → [B, `width`].
+
+    sin(t·f_i) for all i, then cos(t·f_i), with f_i = 10000^(−i/(half−1)), half = channels // 2 (DDPM's code; the
+    Transformer divides by half). Ends with the SiLU that every residual block begins its projection with.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        half = channels // 2
+        frequencies = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1)))
+        self.register_buffer("frequencies", frequencies.float(), persistent=False)
+        self.pad = channels % 2
+        self.linear1 = nn.Linear(channels, width)
+        self.linear2 = nn.Linear(width, width)
+
+    def forward(self, t: Tensor) -> Tensor:
+        angles = t[:, None].float() * self.frequencies
+        sinusoids = F.pad(torch.cat((angles.sin(), angles.cos()), dim=1), (0, self.pad))
+        embedding: Tensor = F.silu(self.linear2(F.silu(self.linear1(sinusoids))))
+        return embedding
+
+
+class Block(nn.Module):
+    """Residual block that adds the time embedding between its convolutions, then self-attention where asked for."""
+
+    recomputed: bool = False
+    """Whether the backward pass computes its activations again instead of keeping them."""
+
+    def __init__(
+        self, width_in: int, width_out: int, embedding_width: int, dropout: float, groups: int, attention: bool
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, width_in, _EPS)
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
+        self.time = nn.Linear(embedding_width, width_out)
+        self.norm2 = nn.GroupNorm(groups, width_out, _EPS)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
+        self.shortcut = nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
+        self.attention = Attention(width_out, groups) if attention else nn.Identity()
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x))) + self.time(embedding)[:, :, None, None]
+        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        attended: Tensor = self.attention(self.shortcut(x) + h)
+        return attended
+
+
+class Attention(nn.Module):
+    """Single-head self-attention over the pixels, with a residual. `qkv` holds queries, keys, values in that order."""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, width, _EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = self.norm(x).flatten(2).transpose(1, 2)  # [B, H·W, C]
+        q, k, v = self.qkv(pixels).unsqueeze(1).chunk(3, dim=-1)
+        mixed = F.scaled_dot_product_attention(q, k, v).squeeze(1)
+        if x.device.type == "cpu":
+            # The same product as a 1×1 convolution. Compiled in bfloat16 for a CPU, a GroupNorm that reads the linear
+            # layer's transposed output gets gradients of NaN (torch 2.15, its vector code; scalar code is right).
+            weight = self.out.weight[:, :, None, None]
+            return x + F.conv2d(mixed.transpose(1, 2).reshape(x.shape), weight, self.out.bias)
+        projected: Tensor = self.out(mixed)
+        return x + projected.transpose(1, 2).reshape(x.shape)
+
+
+class Downsample(nn.Module):
+    """Halves the side. Pads right and below only, as TensorFlow's SAME does for stride 2 and so DDPM did."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        halved: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
+        return halved
+
+
+class Upsample(nn.Module):
+    """Doubles the side: nearest neighbour, then a convolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        doubled: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return doubled
+
+
+@functools.lru_cache(maxsize=16)
+def flops_per_image(model: Model, data: Data) -> float:
+    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
+
+    The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
+    is not counted: it is no progress (PaLM's model FLOPs, arXiv 2204.02311, appendix B). Products and convolutions
+    only, as torch's own counter has them.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # On the meta device nothing is computed: shapes suffice.
+    with torch.device("meta"):
+        network = UNet(dataclasses.replace(model, checkpoint_levels=(), dropout=0.0), data.channels, data.image_size)
+        x = torch.empty(1, data.channels, data.image_size, data.image_size)
+        t = torch.zeros(1, dtype=torch.int64)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(x, t)
+    return 3.0 * float(counter.get_total_flops())

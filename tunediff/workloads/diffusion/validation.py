@@ -1,0 +1,130 @@
+"""The ε-error on images, timesteps and noise that never change: what no sampler and no loss weighting can shift.
+
+Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from tunediff.config import ConfigError
+from tunediff.data.images import Images, load
+from tunediff.data.knobs import Data
+from tunediff.data.loader import mix
+from tunediff.distributed import World
+from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.features import one_ruler
+from tunediff.workloads.diffusion.knobs import Evaluation
+from tunediff.workloads.diffusion.process import Diffusion, equal_bins
+from tunediff.workloads.diffusion.sampling import Noise, Predict, shares
+
+log = logging.getLogger(__name__)
+
+BINS = 10
+
+
+class Losses(TypedDict, total=False):
+    """What a validation found."""
+
+    validation_loss: float
+    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise schedule:
+    compare only models of one schedule and one chain length."""
+    validation_mse: list[float | None]
+    """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a timestep."""
+    validation_log_snr: list[float]
+    """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as well."""
+    validation_split: str
+    """Where the images come from: `test`, held out; otherwise the split that is learned."""
+
+
+class Validation:
+    """Measures models on one set of images. Built once, called at every evaluation point.
+
+    Each image is seen once in each bin, at a timestep of that bin. All ranks call it together and all get the same
+    numbers, which do not depend on their number or on the batch size beyond rounding.
+    """
+
+    def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
+        """Takes `evaluation.validation_images` of the test split if that is not learned, else of `images`."""
+        self._world, self._batch_size = world, evaluation.batch_size
+        self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
+        """uint8 [N, C, H, W] on the CPU, and the split they come from."""
+
+    def __call__(self, predict: Predict, diffusion: Diffusion) -> Losses:
+        """The errors of `predict`, a network in evaluation mode.
+
+        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
+        so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
+        """
+        members, edges = _in_bins(diffusion)
+        filled = [b for b in range(BINS) if len(members[b])]
+        count, width = len(self.pixels), len(filled)
+        timesteps = torch.stack([_spread(members[b], count, b) for b in filled], dim=1)  # [N, bins that are filled]
+        noises = Noise(mix("validation"), self._shape, self._world.device)
+
+        # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
+        total = count * width
+        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
+        _, size = shares(total, self._world.size, self._batch_size)
+        with torch.no_grad(), one_ruler(self._world.device):
+            for start in range(self._world.rank * size, total, self._world.size * size):
+                items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
+                x0 = self.pixels[items // width].to(self._world.device).float().div_(127.5).sub_(1.0)
+                t = timesteps.flatten()[items].to(self._world.device)
+                noise = noises.initial(start, start + size)
+                x_t = diffusion.add_noise(x0, noise, t)
+                found = diffusion.predict_noise(predict(x_t, t), x_t, t)
+                means = (found - noise).square().flatten(1).mean(1)
+                errors[start : start + size] = means[: total - start].double()
+        self._world.sum(errors)
+        if not torch.isfinite(errors).all():
+            raise NonFiniteError("non-finite errors on the validation images")
+
+        per_bin: list[float | None] = [None] * BINS
+        loss = 0.0
+        for b, values in zip(filled, errors.view(count, width).T.tolist(), strict=True):
+            per_bin[b] = mean = math.fsum(values) / count
+            loss += len(members[b]) / diffusion.steps * mean
+        return {
+            "validation_loss": loss,
+            "validation_mse": per_bin,
+            "validation_log_snr": edges,
+            "validation_split": self.split,
+        }
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
+
+def _in_bins(diffusion: Diffusion) -> tuple[list[Tensor], list[float]]:
+    """The timesteps of each of 10 bins of equal width in log-SNR, int64, rising; the bins' 11 edges."""
+    bins, edges = equal_bins(diffusion.log_snr, BINS)
+    return [(bins == b).nonzero().squeeze(1) for b in range(BINS)], edges
+
+
+def _spread(members: Tensor, count: int, b: int) -> Tensor:
+    """A timestep of `members` for each of `count` images, int64: evenly spread over them, shuffled over the images."""
+    generator = torch.Generator().manual_seed(mix("validation timesteps", b))
+    place = torch.randperm(count, generator=generator)
+    return members[(2 * place + 1) * len(members) // (2 * count)]
+
+
+def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
+    """(uint8 [≤ count, C, H, W], split)."""
+    if data.split == "train":
+        try:
+            held_out = load(dataclasses.replace(data, split="test", max_images=max(2, count)))
+            return held_out.pixels[:count], "test"
+        except ConfigError as error:  # a folder with train/ only
+            log.info("the validation loss is measured on learned images: %s", error)
+    # A fixed shuffle: files are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.pixels[order[:count]], data.split
