@@ -77,7 +77,7 @@ class Point:
     load_average: float = _measured("load average", "", "of the machine, over the last minute")
     other_load_share: float = _measured("others' load", "%", "share of the machine's cores that others used", 100.0)
     core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
-    disturbed: bool
+    disturbed: bool = False
     """Whether others took cores that this training wanted: its seconds are not its own alone."""
     loss: float = _measured("loss", "", "mean training loss since the evaluation before", default=math.nan)
     peak_memory_mib: float = _measured(
@@ -350,8 +350,8 @@ def seconds_to(points: list[Point], metric: str, target: float, mode: str) -> fl
         left = sign * (value - target)
         if left <= 0:
             if before is None or before[1] <= left:
-                return point.train_s
-            return before[0] + before[1] / (before[1] - left) * (point.train_s - before[0])
+                return float(point.train_s)
+            return float(before[0] + before[1] / (before[1] - left) * (point.train_s - before[0]))
         before = (point.train_s, left)
     return None
 
@@ -361,4 +361,4 @@ def speedup(points: list[Point], baseline: list[Point], metric: str, mode: str) 
     if not points or not baseline or baseline[-1].get(metric) is None:
         return None
     needed = seconds_to(points, metric, baseline[-1][metric], mode)
-    return baseline[-1].train_s / needed if needed else None
+    return float(baseline[-1].train_s) / needed if needed else None

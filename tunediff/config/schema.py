@@ -1,9 +1,9 @@
 """Knobs by their dotted names, for any workload: what there are, what they take, what is refused and in which words.
 
 A `Schema` is made of a workload's `Knobs`, a dataclass, and of the sections that every workload has
-(`tunediff.config.systems`). A knob's name is its dotted path (`loader.batch_size`): the same string is the YAML key, the
-command-line override, the Optuna parameter, the CSV column and the plot axis. Nothing here imports torch or ray, so that
-a mistake is refused in milliseconds, before anything starts.
+(`tunediff.config.systems`). A knob's name is its dotted path (`loader.batch_size`): the same string is the YAML key,
+the command-line override, the Optuna parameter, the CSV column and the plot axis. Nothing here imports torch or ray, so
+that a mistake is refused in milliseconds, before anything starts.
 
 A section may have `check(config)`, which raises `Refusal` for knobs that contradict each other, and
 `not_effective(config, device)`, which names knobs that change nothing. Kinds with hyperparameters of their own are
@@ -42,7 +42,7 @@ class ConfigError(ValueError):
     """Bad input from the user: the message names the place, the key, the value and what is allowed."""
 
 
-class Refusal(Exception):
+class Refusal(Exception):  # noqa: N818 – a rule refuses; ConfigError is the error
     """Raised by a section's `check`: the dotted name of a knob, and why its value is not allowed beside the others."""
 
     def __init__(self, knob: str, why: str) -> None:
@@ -65,7 +65,7 @@ class File:
 @dataclass_transform(frozen_default=True)
 def section(cls: type[_T]) -> type[_T]:
     """A frozen dataclass of knobs whose types and bounds are checked; each field's docstring describes it."""
-    return pydantic.dataclasses.dataclass(frozen=True, config=_FORBID)(cls)
+    return typing.cast(type[_T], pydantic.dataclasses.dataclass(frozen=True, config=_FORBID)(cls))
 
 
 # ------------------------------------------------------------------------------------------------------ knobs by name

@@ -1,4 +1,4 @@
-"""Endless training batches. Which items a step sees, and what is drawn for each of them, follows from seed and step only:
+"""Endless training batches. Which items a step sees, and what is drawn for each of them, follows from seed and step:
 not from the number of processes, of accumulation passes or of loader workers, and not from where a run was resumed.
 """
 
@@ -19,10 +19,10 @@ from tunediff.config import ConfigError
 from tunediff.config.systems import Loader
 
 Source = Tensor | tuple[Tensor, ...] | Dataset[Any]
-"""What is learned from, by index: rows of a tensor, rows of several tensors, or the items of a dataset with a length."""
+"""What is learned from, by index: rows of a tensor or of several tensors, or the items of a dataset with a length."""
 Uniform = Callable[[str], Tensor]
-"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however the
-batch is divided over processes and passes."""
+"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however
+the batch is divided over processes and passes."""
 Prepare = Callable[[Any, Uniform], Any]
 """Makes of a batch on the device what the training gets, such as numbers of bytes, some of them mirrored."""
 

@@ -36,7 +36,7 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def cold_cache(options: Compile) -> Iterator[None]:
-    """torch.compile finds nothing on disk that an earlier training left there: its seconds are those of a first time."""
+    """torch.compile finds nothing on disk that an earlier training left: its seconds are those of a first time."""
     if not options.active:
         yield
         return

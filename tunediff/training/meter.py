@@ -23,7 +23,7 @@ from tunediff.training.phases import Phases
 class Meter:
     """Throughput, step and loss since the last evaluation; memory since the training began. All ranks use it alike."""
 
-    def __init__(self, clock: Clock, pace: Pace, phases: Phases, world: World, constant: dict[str, float]) -> None:
+    def __init__(self, clock: Clock, pace: Pace, phases: Phases, world: World, constant: dict[str, Any]) -> None:
         """`constant`: fields of `Point` that do not change, `first_step_s` and `peak_flops_per_s` among them."""
         self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
         self._constant, self._peak = constant, dict[str, float]()
@@ -69,7 +69,7 @@ class Meter:
             data_wait_share=parts["data_wait"] * steps / trained if trained > 0 and steps else 0.0,
             load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
-            **self._constant,  # type: ignore[arg-type]
+            **self._constant,
             **self._machine(images),
             **self._memory(),
         )
@@ -93,7 +93,7 @@ class Meter:
             found |= {"energy_j": sum(each), "images_per_j": images / sum(each) if sum(each) > 0 else 0.0}
         return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
 
-    def _memory(self) -> dict[str, float]:
+    def _memory(self) -> dict[str, Any]:
         """Peak MiB of the rank that needs most."""
         used = memory.peak_mib(self._world.device)
         self._peak = {name: max(value, self._peak.get(name, 0.0)) for name, value in used.items()}

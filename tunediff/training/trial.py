@@ -196,7 +196,7 @@ class Trial:
         """The gradients of one pass's mean loss, under loss scaling and accumulation."""
         self._phases.switch("backward")
         share = loss / self.config.loader.accumulation
-        self._amp.scaler.scale(share).backward()
+        self._amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         self._loss += share.detach()
         self._phases.switch(None)
 

@@ -331,7 +331,7 @@ class Uncertainty:
         if isinstance(config.timesteps, LossSecondMoment):
             raise Refusal(
                 "weighting.name",
-                "it makes every timestep's loss alike, so that timesteps.name = loss_second_moment has nothing to go by",
+                "it makes the losses of all timesteps alike: timesteps.name = loss_second_moment has nothing to go by",
             )
 
 

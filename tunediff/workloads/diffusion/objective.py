@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import TimestepSampler
+from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 from tunediff.workloads.diffusion.weighting import Weighting
 
 WEIGHT_BINS = 20

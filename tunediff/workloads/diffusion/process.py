@@ -41,8 +41,8 @@ class Diffusion:
     """Forward process, training target and sampling for one `Process`.
 
     Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `alphas_cumprod_prev` (ᾱ_{t−1}, 1 at
-    t = 0), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what an error of the prediction is multiplied by
-    to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and
+    t = 0), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what an error of the prediction is multiplied
+    by to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and
     `log_variance`, that of an ancestral step. Methods that take t ([B] int64 on `device`) work in float32.
     """
 

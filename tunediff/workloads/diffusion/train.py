@@ -48,6 +48,7 @@ def train(trial: Trial) -> None:
 
         def judged() -> dict[str, Any]:
             found = judge(ema.model, process, should_stop=trial.should_stop)
+            assert judge.last_images is not None
             trial.show("samples", judge.last_images)
             return {**found}
 
