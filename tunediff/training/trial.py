@@ -297,7 +297,8 @@ class Trial:
     def _passes(self, feed: Feed) -> Iterator[Any]:
         """The batches of one optimizer step."""
         self._loss = torch.zeros((), device=self.device)
-        for self._pass in range(self.config.loader.accumulation):
+        for number in range(self.config.loader.accumulation):
+            self._pass = number
             self._phases.switch("data_wait")
             with self._clock.part("data_wait", synchronize=False):
                 fetched = feed.fetch()
