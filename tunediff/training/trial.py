@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.clock import Budget, Clock
-from tunediff.config import Systems, of
+from tunediff.config import Systems, of, to_dict
 from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.record import Point
@@ -393,7 +393,9 @@ class Trial:
         if self._folder is None:
             return
         with self._clock.part("checkpoint"):
+            result = self._result.state_dict() if self._result is not None else {}  # shares what is kept anyway
             content = self._learned() | {
+                "config": to_dict(self.config), "result": result,
                 "clock": self._clock.state_dict(), "pace": self._pace.state_dict(),
                 "points": [point.flat for point in self._points],
                 "pending": pending.flat if pending is not None else None,
