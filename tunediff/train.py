@@ -103,7 +103,7 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> int:
     from tunediff.distributed import from_environment
-    from tunediff.training import state
+    from tunediff.training import weights
     from tunediff.training.console import Console
     from tunediff.training.observer import Observer
     from tunediff.training.precision import NotFiniteError
@@ -129,7 +129,7 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         if world.main:
             Journal(folder).start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config))
-            (folder / state.WEIGHTS).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
+            (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
                 print("open-ended: Ctrl-C stops it, the same command goes on", file=sys.stderr)
 
@@ -150,12 +150,12 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         # ---- conclude
         if world.main:
             metadata = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
-            state.save_weights(outcome.model.state_dict(), folder / state.WEIGHTS, metadata)
+            weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
         if not outcome.finished:
             if world.main:
                 print(
                     f"\nstopped after {outcome.steps:,} steps; the same command again goes on\n"
-                    f"weights: {folder / state.WEIGHTS}",
+                    f"weights: {folder / weights.NAME}",
                     file=sys.stderr,
                 )
             return cli.INTERRUPTED
@@ -167,9 +167,15 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 def _weights(path: Path, config: Systems) -> Any:
     """The weights to start from. Raises `ConfigError`."""
-    from tunediff.models import initial_weights
+    from tunediff.training import weights
 
-    return initial_weights(path, config)
+    workload = cfg.of(config)
+    if (read := workload.offers("initial_weights")) is not None:
+        return read(path, config.knobs)
+    found = weights.read(path)
+    if (network := workload.offers("network")) is not None:
+        weights.check_fit(found, network(config.knobs), str(path))
+    return found
 
 
 @contextlib.contextmanager
