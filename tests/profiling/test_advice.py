@@ -7,8 +7,8 @@ import pytest
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff.reporting import advice
-from tunediff.reporting.advice import RULES, advise, amdahl
+from tunediff.profiling import advice
+from tunediff.profiling.advice import RULES, advise, amdahl
 from tunediff.training.phases import PHASES
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
