@@ -67,17 +67,12 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
     # compile_s is compilation and the first step, which an eager training has as well.
     seconds = max(0.0, compiled["compile_s"] - eager[-1]["first_step_s"])
     return {
-        "mode": mode,
-        "eager_images_per_s": rate,
-        "compiled_images_per_s": faster,
-        "compile_s": seconds,
-        "speedup": faster / rate,
-        "within_noise": abs(faster - rate) <= 2 * noise,
-        "break_even": break_even(rate, faster, seconds),
-        "graphs": compiled.get("compiled_graphs"),
+        "mode": mode, "eager_images_per_s": rate, "compiled_images_per_s": faster, "speedup": faster / rate,
+        "within_noise": abs(faster - rate) <= 2 * noise, "compile_s": seconds,
+        "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
         "disturbed": any(one["disturbed"] for one in (*eager, compiled)),
-    }
+    }  # fmt: skip
 
 
 def break_even(eager: float, compiled: float, compile_s: float) -> dict[str, float] | None:

@@ -128,12 +128,9 @@ class Bench:
             return {"failed": in_a_line(error)}
         finally:
             memory.reset(self.world.device)
-        return {
-            "images_per_s": after["images_per_s"],
-            "gain": after["images_per_s"] / before["images_per_s"],
-            "within_noise": abs(after["images_per_s"] - before["images_per_s"]) <= 2 * spread(before, after),
-            "peak_memory_mib": after["peak_memory_mib"],
-        }
+        was, now = before["images_per_s"], after["images_per_s"]
+        noise, peak = abs(now - was) <= 2 * spread(before, after), after["peak_memory_mib"]
+        return {"images_per_s": now, "gain": now / was, "within_noise": noise, "peak_memory_mib": peak}
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
@@ -142,17 +139,13 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     step_s = statistics.fmean(point["step_s"] for point in points)
     rates = [batch_size / point["step_s"] for point in points]
     speed = {
-        "images_per_s": batch_size / step_s,
+        "batch_size": batch_size, "steps": steps, "step_s": step_s, "images_per_s": batch_size / step_s,
         "images_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None,
-        "step_s": step_s,
         "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in parts_of(last)},
-        "first_step_s": last["first_step_s"],
-        "compile_s": last["seconds"]["compile"],
+        "first_step_s": last["first_step_s"], "compile_s": last["seconds"]["compile"],
         "disturbed": any(point["disturbed"] for point in points),
         **{name: max(point[name] for point in points) for name in ALSO if name in last},
-        "steps": steps,
-        "batch_size": batch_size,
-    }
+    }  # fmt: skip
     if "peak_flops_per_s" in last:
         speed["peak_share"] = batch_size / step_s * last["flops_per_image"] / last["peak_flops_per_s"]
     return cast("Speed", speed)

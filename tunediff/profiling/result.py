@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NotRequired, TypedDict, final
+from typing import Any, Literal, NotRequired, TypedDict, final
+
+Owner = Literal["static_mib", "batch_mib", "forward_mib", "backward_mib", "rest_mib"]
 
 
 class Device(TypedDict):
@@ -23,8 +25,6 @@ class Images(TypedDict):
 
 
 class Rates(TypedDict):
-    """One batch size, measured."""
-
     batch_size: int
     images_per_s: float
     step_s: float
@@ -39,8 +39,6 @@ def held_mib(row: Rates) -> float:
 
 
 class Speed(Rates):
-    """One configuration, measured after a warm-up."""
-
     steps: int
     images_per_s_sd: float | None  # over equal segments; None of one
     parts_s: dict[str, float]  # of the mean step, by the names that the training gives them, and `other`
@@ -70,9 +68,7 @@ class Operations(TypedDict):
 
 
 class Peak(TypedDict):
-    """The moment with the most memory in tensors, by the phase that allocated it."""
-
-    phase: str
+    phase: str  # when tensors take the most memory; that which they take, by the phase that allocated it:
     total_mib: float
     static_mib: float
     batch_mib: float
@@ -140,20 +136,14 @@ class Tried(TypedDict):
 class Advice:
     """One thing to try."""
 
-    change: dict[str, Any]
-    """Knobs and values, to be set together."""
+    change: dict[str, Any]  # knobs and values, to be set together
     reason: str
-    bound: float | None = None
-    """images/s grow by at most this factor; None where that cannot be told."""
-    measured: bool = False
-    """Whether `bound` is what was measured here, not what would be left if the cause vanished."""
-    tried: Tried | Failed | None = None
-    """What came of it where it was measured as well."""
+    bound: float | None = None  # images/s grow by at most this factor; None where that cannot be told
+    measured: bool = False  # whether `bound` was measured here, and is not what would be left if the cause vanished
+    tried: Tried | Failed | None = None  # what came of it where it was measured as well
 
 
 class Profile(Traced):
-    """All of it."""
-
     name: str
     command: str
     time: float  # Unix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from tunediff import config as cfg
 from tunediff.config import Config, ConfigError
@@ -42,20 +43,10 @@ def sweep(bench: measure.Bench, config: Config, step_s: float, progress: Callabl
             break
         finally:
             memory.reset(device)
-        row: Rates = {
-            "batch_size": batch, "images_per_s": found["images_per_s"], "step_s": found["step_s"],
-            "peak_memory_mib": found["peak_memory_mib"], "disturbed": found["disturbed"],
-        }  # fmt: skip
-        if "peak_reserved_mib" in found:
-            row["peak_reserved_mib"] = found["peak_reserved_mib"]
-        rows.append(row)
+        rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
         per_image_s = found["step_s"] / batch
-    return {
-        "rows": rows,
-        "stopped": stopped or "a larger batch would be larger than the set of images",
-        "memory_limit_mib": limit,
-        "limit_batch": largest_batch(rows, limit),
-    }
+    stopped = stopped or "a larger batch would be larger than the set of images"
+    return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 
 
 def batch_sizes(config: Config, images: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunediff.cli import knobs, number, seconds
-from tunediff.profiling.result import Advice, CompileCost, Failed, Profile, Skipped, Sweep, held_mib
+from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
 
 PARTS = {
     "data_wait": "waiting for images", "host_to_device": "images to the device", "sampler": "timesteps and noise",
@@ -17,7 +17,7 @@ PARTS = {
 }  # fmt: skip
 """Parts of the step whose own names say too little."""
 STATIC = {"parameters": "weights", "optimizer": "optimizer state", "ema": "weight average"}
-OWNERS = {
+OWNERS: dict[Owner, str] = {
     "static_mib": "what stays: weights, optimizer, …", "batch_mib": "batch and noise",
     "forward_mib": "activations (from forward)", "backward_mib": "gradients (from backward)", "rest_mib": "rest",
 }  # fmt: skip
@@ -53,24 +53,21 @@ class Section:
 
     title: str
     sentences: Sequence[str] = ()
-    header: Sequence[str] = ()
-    rows: Sequence[tuple[str, ...]] = ()
+    rows: Sequence[tuple[str, ...]] = ()  # the first one is the header
     figure: str = ""
 
     def text(self) -> str:
         """For a terminal."""
-        rows = [tuple(self.header), *self.rows] if self.rows else []
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-        ]  # fmt: skip
+        rows = self.rows if len(self.rows) > 1 else []
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
+        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
         return "\n".join([f"{self.title}:", *(f"  {line}" for line in [*self.sentences, *lines])])
 
     def markdown(self, files: Sequence[str]) -> str:
         """For a file, with the figure where it is one of `files`."""
         lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
-        if self.rows:
-            table = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
+        if len(self.rows) > 1:
+            table = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
             lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in table]
             lines.append("")
         if self.figure in files:
@@ -119,7 +116,7 @@ def _step(found: Profile) -> Section:
     parts = sorted(found["step"]["parts_s"].items(), key=lambda part: -part[1])
     whole = found["step"]["step_s"]
     rows = [(PARTS.get(name, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
-    return Section("where the step goes", [], ("part", "time", "share"), rows, "step.png")
+    return Section("where the step goes", [], [("part", "time", "share"), *rows], "step.png")
 
 
 def _operations(found: Profile) -> Section:
@@ -133,7 +130,7 @@ def _operations(found: Profile) -> Section:
     ]  # fmt: skip
     said = f"{device} time of their own, under the profiler, which slows small ones down"
     header = ("operation", "calls per step", "per step", "share")
-    return Section(f"the ten longest {found['operations']['kind']}", [said], header, rows)
+    return Section(f"the ten longest {found['operations']['kind']}", [said], [header, *rows])
 
 
 def feeding(found: Profile) -> str:
@@ -155,25 +152,22 @@ def feeding(found: Profile) -> str:
 
 def _memory(found: Profile) -> Section:
     step, static, peak = found["step"], found["memory"]["static"], found["memory"]["peak"]
-    if found["device"]["type"] == "cuda":
-        lines = [
-            f"peak {mebibytes(step['peak_memory_mib'])} (allocated on the GPU)",
-            f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}",
-        ]
-    else:
-        what = "resident set of the process, libraries and images included"
-        lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
-    rows = [(STATIC.get(name, name), mebibytes(size)) for name, size in static.items() if size]
+    cuda = found["device"]["type"] == "cuda"
+    what = "allocated on the GPU" if cuda else "resident set of the process, libraries and images included"
+    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
+    if cuda:
+        lines.append(f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}")
+    rows = [("tensors", "size")]
+    rows += [(STATIC.get(name, name), mebibytes(size)) for name, size in static.items() if size]
     if peak is not None:
         phase = PARTS.get(peak["phase"], peak["phase"])
         lines.append(f"tensors at their peak, during {phase}: {mebibytes(peak['total_mib'])}")
         if (more := peak["static_mib"] - sum(static.values())) > 0.5:
             rows.append(("other, from before the step", mebibytes(more)))
-        sizes: Mapping[str, object] = peak
-        rows += [(words, mebibytes(float(str(sizes[name])))) for name, words in list(OWNERS.items())[1:]]
+        rows += [(words, mebibytes(peak[name])) for name, words in OWNERS.items() if name != "static_mib"]
     if found["snapshot"] is None:
         lines.append("no snapshot of the allocator: that is for CUDA")
-    return Section("memory", lines, ("tensors", "size"), rows, "memory.png")
+    return Section("memory", lines, rows, "memory.png")
 
 
 def _sweep(sweep: Sweep) -> Section:
@@ -191,7 +185,7 @@ def _sweep(sweep: Sweep) -> Section:
             f"{sweep['limit_batch']:,}, on a straight line through the two largest"
         )
     header = ("batch", "images/s", "per step", "peak memory", "")
-    return Section("batch sizes", lines, header, rows, "batch_sweep.png")
+    return Section("batch sizes", lines, [header, *rows], "batch_sweep.png")
 
 
 def compiling(cost: CompileCost | Failed | Skipped) -> str:

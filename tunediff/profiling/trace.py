@@ -8,7 +8,7 @@ import json
 import operator
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import pandas as pd
 import torch
@@ -16,16 +16,15 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tunediff.config import Config
 from tunediff.profiling.measure import Bench, parts_of, weight_bytes
-from tunediff.profiling.result import Memory, Operation, Operations, Peak, Traced
+from tunediff.profiling.result import Memory, Operation, Operations, Owner, Peak, Traced
 
 TRACED = 4
 """Steps in the trace."""
 MIB = 2**20
-OWNERS = {
+OWNERS: dict[str, Owner] = {
     "data_wait": "batch_mib", "host_to_device": "batch_mib", "sampler": "batch_mib",
     "forward": "forward_mib", "backward": "backward_mib",
 }  # fmt: skip
-HELD = ("batch_mib", "forward_mib", "backward_mib", "rest_mib")
 """Who a block of memory belongs to, by the phase that allocated it; `rest_mib`: all others."""
 
 
@@ -90,15 +89,12 @@ def table_rows(averages: Iterable[Any], cuda: bool) -> list[Row]:
     """The profiler's table without the ranges, which are no operations."""
     return [
         Row(
-            event.key,
-            event.count,
-            (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6,
-            (event.device_time_total if cuda else event.cpu_time_total) / 1e6,
-            kernel=str(event.device_type).endswith("CUDA"),
+            event.key, event.count, (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6,
+            (event.device_time_total if cuda else event.cpu_time_total) / 1e6, str(event.device_type).endswith("CUDA"),
         )
         for event in averages
         if not event.is_user_annotation
-    ]
+    ]  # fmt: skip
 
 
 def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
@@ -114,15 +110,12 @@ def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
         plain, total, kind = kernels, in_kernels, "kernels"
     longest: list[Operation] = [
         {
-            "operation": row.name,
-            "calls_per_step": row.calls / steps,
-            "self_s_per_step": row.self_s / steps,
-            "total_s_per_step": row.total_s / steps,
-            "share": row.self_s / total,
+            "operation": row.name, "calls_per_step": row.calls / steps, "self_s_per_step": row.self_s / steps,
+            "total_s_per_step": row.total_s / steps, "share": row.self_s / total,
         }
         for row in sorted(plain, key=lambda row: -row.self_s)
         if row.self_s > 0
-    ]
+    ]  # fmt: skip
     convolutions = sum(row["share"] for row in longest if "conv" in row["operation"].lower())
     return {
         "kind": kind, "longest": longest[:most], "convolution_share": convolutions, "self_s_per_step": total / steps,
@@ -164,14 +157,15 @@ def timeline(
     size = pd.Series([event["args"]["Bytes"] / MIB for event in moves])  # below 0: released
     owner = moments["phase"].map(OWNERS).fillna("rest_mib").where(size > 0)
     owner = owner.groupby([event["args"]["Addr"] for event in moves]).ffill()  # none: it is older than the trace
-    held = pd.DataFrame({name: size.where(owner == name, 0.0).cumsum() for name in HELD})
-    held.insert(0, "static_mib", (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static)
-    total = held.sum(axis=1)
+    held = {name: size.where(owner == name, 0.0).cumsum() for name in get_args(Owner)}
+    held["static_mib"] += (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static
+    total = pd.DataFrame(held).sum(axis=1)
     top = int(total.argmax())
+    peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
     span = max(moments["second"].iloc[-1], 1e-9) / most
     kept = total.groupby((moments["second"] / span).astype(int)).idxmax()
     return {
-        "peak": cast("Peak", {"phase": moments["phase"][top], "total_mib": total[top], **held.iloc[top]}),
+        "peak": cast("Peak", peak),
         "timeline": {"seconds": moments["second"][kept].tolist(), **{name: held[name][kept].tolist() for name in held}},
         "phases": [((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases],
     }
