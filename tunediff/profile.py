@@ -29,21 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("profile", __doc__ or "")
-    parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    parser.add_argument("--config", type=Path, required=True, help="configuration file, or digits or cifar10")
-    parser.add_argument("--out", type=Path, help="new folder for the results (default: ray_results/profile-CONFIG)")
-    parser.add_argument(
-        "--steps", type=int, help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)"
-    )
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction,
-        help="measure when torch.compile pays (default: on a GPU; on a CPU it takes minutes)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sweep", action=argparse.BooleanOptionalAction, default=True, help="measure other batch sizes (default: yes)"
-    )
-    parser.add_argument("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
-    parser.add_argument("--json", action="store_true", help="print all numbers as JSON instead of tables")
+    add, either = parser.add_argument, argparse.BooleanOptionalAction
+    add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    add("--config", type=Path, required=True, help="configuration file, or digits or cifar10")
+    add("--out", type=Path, help="new folder for the results (default: ray_results/profile-CONFIG)")
+    add("--steps", type=int, help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)")
+    pays = "measure when torch.compile pays (default: on a GPU; on a CPU it takes minutes)"
+    add("--compile", action=either, help=pays)
+    add("--sweep", action=either, default=True, help="measure other batch sizes (default: yes)")
+    add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
+    add("--json", action="store_true", help="print all numbers as JSON instead of tables")
     args = parser.parse_args(argv)
     config, workers = _one_worker(cfg.named(args.config, cfg.parse_overrides(args.words)))
     _check(config, args.steps)

@@ -81,7 +81,13 @@ def test_a_sweep_survives_the_end_of_memory(bench, monkeypatch, error):
         if config.loader.batch_size > 16:
             raise error
         batch = config.loader.batch_size
-        return {"step_s": 0.1, "images_per_s": batch / 0.1, "peak_memory_mib": 10.0 * batch, "disturbed": False}
+        return {
+            "batch_size": batch,
+            "step_s": 0.1,
+            "images_per_s": batch / 0.1,
+            "peak_memory_mib": 10.0 * batch,
+            "disturbed": False,
+        }
 
     monkeypatch.setattr(bench, "speed", speed)
     found = sweep(bench, tiny(), 0.01, lambda batch: None)
@@ -105,7 +111,13 @@ def test_sweep_measures_for_as_long_as_it_is_told(bench, monkeypatch):
         next(counter)
         assert steps == 20, "2 s of 0.1 s"
         batch = config.loader.batch_size
-        return {"step_s": 0.1, "images_per_s": batch / 0.1, "peak_memory_mib": 10.0, "disturbed": False}
+        return {
+            "batch_size": batch,
+            "step_s": 0.1,
+            "images_per_s": batch / 0.1,
+            "peak_memory_mib": 10.0,
+            "disturbed": False,
+        }
 
     monkeypatch.setattr(bench, "speed", speed)
     monkeypatch.setattr(sweeping, "batch_sizes", lambda config, images: [16])

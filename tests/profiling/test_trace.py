@@ -126,7 +126,7 @@ def test_a_long_timeline_keeps_its_peak():
 def test_what_stays_in_memory(images):
     config = tiny()
     weights = sum(p.numel() for p in UNet(config.model, 1, 8).parameters()) * 4 / MIB
-    sizes = (*measure.weight_bytes(config), images.pixels.nbytes)
+    sizes = (*measure.weight_bytes(config), images.pixels.nbytes / MIB)
     found = trace.static_mib(config, False, *sizes)
     assert found["optimizer"] == pytest.approx(2 * weights)
     assert found["parameters"] == found["ema"] >= weights

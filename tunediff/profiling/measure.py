@@ -27,7 +27,7 @@ from tunediff.config import Config
 from tunediff.data import images as data
 from tunediff.data import loader
 from tunediff.diffusion.unet import UNet
-from tunediff.profiling.result import Device, Failed, Speed, Tried
+from tunediff.profiling.result import Device, Failed, Images, Speed, Tried
 from tunediff.training import hardware, loop, memory, parallel
 
 Point = Mapping[str, Any]
@@ -46,17 +46,15 @@ def weight_bytes(config: Config) -> tuple[int, int]:
     """Bytes of what is trained: its parameters, its buffers."""
     with torch.device("meta"):
         network = UNet(config.model, config.data.channels, config.data.image_size)
-    parameters, buffers = (
-        sum(one.numel() * one.element_size() for one in part) for part in (network.parameters(), network.buffers())
-    )
-    return parameters, buffers
+    return sum(one.nbytes for one in network.parameters()), sum(one.nbytes for one in network.buffers())
 
 
 class Bench:
     """Short trainings on one set of images, which leave nothing behind."""
 
     def __init__(self, images: data.Images, world: parallel.World) -> None:
-        self.images, self.world, self.cuda = images, world, world.device.type == "cuda"
+        self._images, self.world, self.cuda = images, world, world.device.type == "cuda"
+        self.images: Images = {"name": images.name, "count": len(images), "mib": images.pixels.nbytes / 2**20}
 
     @classmethod
     def of(cls, config: Config) -> Bench:
@@ -71,7 +69,7 @@ class Bench:
         budget = Budget(images=steps * config.loader.batch_size)
         try:
             return loop.train(
-                short, budget, self.images, None, self.world, None, lambda point: True, after_step=after_step
+                short, budget, self._images, None, self.world, None, lambda point: True, after_step=after_step
             ).points
         finally:
             if config.compile.mode != "none":
@@ -79,9 +77,8 @@ class Bench:
 
     def batches(self, config: Config) -> contextlib.AbstractContextManager[Iterator[Tensor]]:
         """The batches that a training would get, on the device."""
-        return loader.build(self.images, config, device=self.world.device)
+        return loader.build(self._images, config, device=self.world.device)
 
-    # ------------------------------------------------------------------------------------------------------- measured
     def speed(self, config: Config, steps: int, segments: int = SEGMENTS) -> Speed:
         """Rates, seconds of the mean step and its parts, and peak memory, over about `steps` steps after a warm-up.
 
@@ -139,12 +136,12 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     step_s = statistics.fmean(point["step_s"] for point in points)
     rates = [batch_size / point["step_s"] for point in points]
     speed = {
-        "batch_size": batch_size, "steps": steps, "step_s": step_s, "images_per_s": batch_size / step_s,
-        "images_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None,
+        "batch_size": batch_size, "steps": steps, "images_per_s": batch_size / step_s,
+        "images_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
         "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in parts_of(last)},
         "first_step_s": last["first_step_s"], "compile_s": last["seconds"]["compile"],
-        "disturbed": any(point["disturbed"] for point in points),
         **{name: max(point[name] for point in points) for name in ALSO if name in last},
+        "disturbed": any(point["disturbed"] for point in points),
     }  # fmt: skip
     if "peak_flops_per_s" in last:
         speed["peak_share"] = batch_size / step_s * last["flops_per_image"] / last["peak_flops_per_s"]
@@ -194,10 +191,8 @@ def memory_limit_mib(device: torch.device) -> float:
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device)) / 2**20
     available, group = float(psutil.virtual_memory().available), Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    limits = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+    for limit, used in limits:
         with contextlib.suppress(OSError, ValueError):  # `max` is no number: no limit
             available = min(available, int((group / limit).read_text()) - int((group / used).read_text()))
     return (psutil.Process().memory_info().rss + HOST_SHARE * max(0.0, available)) / 2**20

@@ -62,7 +62,7 @@ def profile(
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": record.environment(),
         "device": device, "format_gains": gains,
-        "images": {"name": bench.images.name, "count": len(bench.images), "mib": bench.images.pixels.nbytes / 2**20},
+        "images": bench.images,
         "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
         "step": step, "loader_alone": loader, "model_alone": model,
         "feed_ratio": loader["images_per_s"] / model["images_per_s"] if loader and model else None,

@@ -29,7 +29,7 @@ def sweep(bench: measure.Bench, config: Config, step_s: float, progress: Callabl
     rows: list[Rates] = []
     device, per_image_s = bench.world.device, step_s / config.loader.batch_size
     limit, stopped = measure.memory_limit_mib(device), ""
-    for batch in batch_sizes(config, len(bench.images)):
+    for batch in batch_sizes(config, bench.images["count"]):
         if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit):
             break
         progress(batch)
