@@ -231,3 +231,14 @@ def test_files_of_a_short_profile(tmp_path):
     assert set(written) == {"report", "numbers", "operations", "step_figure"}
     assert "memory.png" not in written["report"].read_text()
     assert set(written.values()) == set(tmp_path.iterdir())
+
+
+def test_parts_that_a_workload_has_named_itself(tmp_path):
+    found = profile()
+    del found["step"]["parts_s"]["sampler"]
+    found["step"]["parts_s"]["augment"] = 0.001
+    found["memory"]["phases"].append((0.2, 0.3, "augment"))
+    found["memory"]["peak"]["phase"] = "augment"
+    assert "augment 1 ms 1.0 %" in squeezed(text(found))
+    assert "tensors at their peak, during augment: 500 MiB" in text(found)
+    assert "memory_figure" in tables.write_all(found, tmp_path)
