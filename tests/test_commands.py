@@ -132,7 +132,7 @@ def finished(folder, loaded):
         journal = record.Journal(folder / "trials" / f"t{number:04d}")
         journal.write(
             "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=knobs,
-            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=record.environment(),
+            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=environment.describe(),
         )  # fmt: skip
         for index, value in enumerate(values, 1):
             journal.write(
@@ -231,7 +231,7 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
     text = best.read_text()
     assert "# trial t0001 of search night" in text
     assert "# FD (classifier) 3 after 20.0 training seconds; baseline 6" in text
-    assert f"torch {record.environment()['versions']['torch']}" in text
+    assert f"torch {environment.describe()['versions']['torch']}" in text
     assert "train: python -m tunediff.train --config" in capsys.readouterr().out
     # It is a base for the next search.
     content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}

@@ -98,7 +98,7 @@ def test_speedup():
 
 
 def test_environment_is_plain_json():
-    found = record.environment()
+    found = environment.describe()
     assert json.loads(json.dumps(found)) == found
     assert found["versions"]["torch"][0].isdigit()
     assert found["cpu_cores"] >= 1

@@ -40,7 +40,7 @@ def run_folder(folder, config, seed=0, **point):
     journal = record.Journal(folder)
     journal.write(
         "start", name=folder.name, number=0, config=cfg.flat(config), drawn={}, fingerprint=cfg.fingerprint(config),
-        budget_s=3.0, environment=record.environment(),
+        budget_s=3.0, environment=environment.describe(),
     )  # fmt: skip
     if point:
         journal.write("point", index=1, train_s=3.0, images=10, images_per_s=3.0, label="FD", seconds={}, **point)

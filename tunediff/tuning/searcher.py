@@ -262,7 +262,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         journal.write(
             "start", name=name, number=int(name.lstrip("t")), config=cfg.flat(config), drawn=drawn,
             fingerprint=cfg.fingerprint(config), budget_s=self.space.budget.per_trial_s,
-            environment=record.environment(),
+            environment=environment.describe(),
         )  # fmt: skip
         journal.write("end", status="oom", reason=why)
         known = record.read_trial(self.experiment / "trials" / name)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff.reporting import advice
-from tunediff.reporting.advice import RULES, advise, amdahl
+from tunediff.profiling import advice
+from tunediff.profiling.advice import RULES, advise, amdahl
 from tunediff.training.phases import PHASES
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
@@ -252,3 +252,9 @@ def test_order():
     )
     given = advise(found, UNFUSED)
     assert [one.bound for one in given] == [1.6, 1.4, 2.0, None], "what was measured comes first, then the bounds"
+
+
+def test_a_part_that_this_training_does_not_have_takes_no_time():
+    found = profile(parts=WAITING)
+    del found["step"]["parts_s"]["sampler"]
+    assert advice.share(found, "sampler", "data_wait") == pytest.approx(0.22)

@@ -10,7 +10,8 @@ from PIL import Image
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff import record
-from tunediff.reporting import profiles
+from tunediff.profiling import tables
+from tunediff.profiling.result import Advice
 from tunediff.training.phases import PHASES
 
 PARTS = {
@@ -19,7 +20,7 @@ PARTS = {
 }  # fmt: skip
 FOUND = {
     "name": "small", "command": "python -m tunediff.profile --config small.yaml", "workers": 1, "time": 0.0,
-    "config": cfg.flat(tiny(loader__workers=2)), "environment": record.environment(),
+    "config": cfg.flat(tiny(loader__workers=2)), "environment": environment.describe(),
     "device": {
         "type": "cpu", "name": "EPYC", "threads": 2, "cores": 2, "gpus": 0, "memory_mib": 9000.0,
         "memory_limit_mib": 5000.0,
@@ -27,7 +28,7 @@ FOUND = {
     "first": {"first_step_s": 2.5, "compile_s": 0.0, "step_s": 0.1},
     "step": {
         "images_per_s": 1280.0, "images_per_s_sd": 12.3, "step_s": 0.1, "parts_s": PARTS, "batch_size": 128, "steps": 21,
-        "peak_memory_mib": 1200.0, "disturbed": False, "flops_per_image": 2.5e7, "peak_flops_per_s": 1e11,
+        "peak_memory_mib": 1200.0, "peak_host_memory_mib": 1200.0, "disturbed": False, "flops_per_image": 2.5e7, "peak_flops_per_s": 1e11,
         "peak_share": 0.32,
     },
     "loader_alone": {"images_per_s": 3968.0, "images": 1000, "seconds": 0.25},
@@ -49,7 +50,7 @@ FOUND = {
             "seconds": [0.0, 0.1, 0.2], "static_mib": [16.0] * 3, "batch_mib": [2.0] * 3,
             "forward_mib": [0.0, 450.0, 0.0], "backward_mib": [0.0, 32.0, 0.0], "rest_mib": [0.0, 0.0, 1.0],
         },
-        "phases": [[0.0, 0.1, "forward"], [0.1, 0.2, "backward"]],
+        "phases": [(0.0, 0.1, "forward"), (0.1, 0.2, "backward")],
     },
     "sweep": {
         "rows": [
@@ -61,9 +62,8 @@ FOUND = {
     "compile": {"skipped": "it takes minutes on a CPU; --compile measures it"},
     "trace": "trace.json.gz", "snapshot": None, "traced_steps": 4,
     "advice": [
-        {"change": {"loader.workers": 4}, "reason": "waiting", "bound": 1.282, "measured": False},
-        {"change": {"loader.batch_size": 256}, "reason": "faster", "bound": 1.1, "measured": True},
-        {"change": {"model.checkpoint_levels": [0]}, "reason": "room", "bound": None, "measured": False},
+        Advice({"loader.workers": 4}, "waiting", 1.282), Advice({"loader.batch_size": 256}, "faster", 1.1, measured=True),
+        Advice({"model.checkpoint_levels": [0]}, "room"),
     ],
 }  # fmt: skip
 assert set(PARTS) == {*PHASES, "other"}
@@ -74,7 +74,7 @@ def profile(**values):
 
 
 def text(found):
-    return "\n".join(section.text() for section in profiles.sections(found))
+    return "\n".join(section.text() for section in tables.sections(found))
 
 
 def table(path):
@@ -88,12 +88,12 @@ def squeezed(words):
 
 
 def test_numbers():
-    assert [profiles.percent(share) for share in (0, 0.0001, 0.004, 0.0949, 0.096, 0.5)] == [
+    assert [tables.percent(share) for share in (0, 0.0001, 0.004, 0.0949, 0.096, 0.5)] == [
         "0.0 %", "< 0.1 %", "0.4 %", "9.5 %", "10 %", "50 %",
     ]  # fmt: skip
-    assert [profiles.milliseconds(value) for value in (0.00012, 0.0123, 3.982)] == ["0.12 ms", "12.3 ms", "3.98 s"]
-    assert [profiles.mebibytes(value) for value in (0.84, 1234.4)] == ["0.8 MiB", "1,234 MiB"]
-    assert [profiles.rate(value) for value in (3.14159, 61000.4)] == ["3.14", "61,000"]
+    assert [tables.milliseconds(value) for value in (0.00012, 0.0123, 3.982)] == ["0.12 ms", "12.3 ms", "3.98 s"]
+    assert [tables.mebibytes(value) for value in (0.84, 1234.4)] == ["0.8 MiB", "1,234 MiB"]
+    assert [tables.rate(value) for value in (3.14159, 61000.4)] == ["3.14", "61,000"]
 
 
 def test_the_report_on_a_cpu():
@@ -146,16 +146,16 @@ def test_the_report_on_a_gpu():
 
 
 def test_feeding():
-    assert profiles.feeding(profile()) == (
+    assert tables.feeding(profile()) == (
         "alone, the loader gives 3,968 images/s and the model takes 1,280 images/s: "
         "the loader can feed 3.1× what the model eats"
     )
     in_turn = profile(feed_ratio=3.0)
     in_turn["config"]["loader.workers"] = 0
-    assert profiles.feeding(in_turn).endswith("; with loader.workers=0 they take turns, the loader 25 % of the time")
-    assert "feed 12,345× what" in profiles.feeding(profile(feed_ratio=12345.0))
-    assert "plays no part" in profiles.feeding(profile(loader_alone=None))
-    assert profiles.feeding(profile(model_alone=None, feed_ratio=None)).endswith("the device cannot hold all images")
+    assert tables.feeding(in_turn).endswith("; with loader.workers=0 they take turns, the loader 25 % of the time")
+    assert "feed 12,345× what" in tables.feeding(profile(feed_ratio=12345.0))
+    assert "plays no part" in tables.feeding(profile(loader_alone=None))
+    assert tables.feeding(profile(model_alone=None, feed_ratio=None)).endswith("the device cannot hold all images")
 
 
 def test_compiling():
@@ -163,13 +163,13 @@ def test_compiling():
         "mode": "default", "eager_images_per_s": 500.0, "compiled_images_per_s": 650.0, "compile_s": 40.0,
         "speedup": 1.3, "break_even": {"images": 61_000.0, "seconds": 94.0}, "within_noise": False, "disturbed": False,
     }  # fmt: skip
-    assert profiles.compiling(cost) == (
+    assert tables.compiling(cost) == (
         "mode default: 500 → 650 images/s (1.30×), compiling takes 40s: pays after 1m34s / 61,000 images"
     )
-    assert profiles.compiling(cost | {"break_even": None}).endswith("40s: never pays")
-    assert profiles.compiling(cost | {"within_noise": True}).endswith("; the difference is within the noise")
-    assert profiles.compiling(cost | {"disturbed": True}).endswith("; others used the machine meanwhile")
-    assert profiles.compiling({"mode": "default", "failed": "no compiler"}) == "mode default failed: no compiler"
+    assert tables.compiling(cost | {"break_even": None}).endswith("40s: never pays")
+    assert tables.compiling(cost | {"within_noise": True}).endswith("; the difference is within the noise")
+    assert tables.compiling(cost | {"disturbed": True}).endswith("; others used the machine meanwhile")
+    assert tables.compiling({"mode": "default", "failed": "no compiler"}) == "mode default failed: no compiler"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_compiling():
 )
 def test_what_was_tried(tried, end):
     found = profile()
-    found["advice"][0]["tried"] = tried
+    found["advice"][0].tried = tried
     assert f"1. loader.workers=4: {end}\n" in text(found)
 
 
@@ -197,7 +197,7 @@ def test_other_reports():
 
 
 def test_files(tmp_path):
-    written = profiles.write_all(profile(), tmp_path)
+    written = tables.write_all(profile(), tmp_path)
     assert set(written.values()) == set(tmp_path.iterdir())
     for path in written.values():
         if path.suffix == ".png":
@@ -214,20 +214,31 @@ def test_files(tmp_path):
     assert (len(operations), float(operations[0]["self_s_per_step"])) == (10, 0.05)
 
     report = written["report"].read_text()
-    for section in profiles.sections(profile()):
+    for section in tables.sections(profile()):
         assert f"\n## {section.title}\n" in report
-    for figure in ("step.png", "operations.png", "memory.png", "batch_sweep.png"):
+    for figure in ("step.png", "memory.png", "batch_sweep.png"):
         assert report.count(f"]({figure})") == 1
     assert "| aten::op0\\|x | 7.5 | 50 ms | 50 % |" in report
     assert "memory_viz" not in report
-    assert "memory_viz" in profiles.markdown(profile(snapshot="memory_snapshot.pickle"), [])
+    assert "memory_viz" in tables.markdown(profile(snapshot="memory_snapshot.pickle"), [])
 
 
 def test_files_of_a_short_profile(tmp_path):
     found = profile(sweep=None)
     found["memory"] |= {"peak": None, "timeline": None, "phases": []}
     found["operations"]["longest"] = []
-    written = profiles.write_all(found, tmp_path)
-    assert set(written) == {"report", "numbers", "operations", "operations_figure", "step_figure"}
+    written = tables.write_all(found, tmp_path)
+    assert set(written) == {"report", "numbers", "operations", "step_figure"}
     assert "memory.png" not in written["report"].read_text()
     assert set(written.values()) == set(tmp_path.iterdir())
+
+
+def test_parts_that_a_workload_has_named_itself(tmp_path):
+    found = profile()
+    del found["step"]["parts_s"]["sampler"]
+    found["step"]["parts_s"]["augment"] = 0.001
+    found["memory"]["phases"].append((0.2, 0.3, "augment"))
+    found["memory"]["peak"]["phase"] = "augment"
+    assert "augment 1 ms 1.0 %" in squeezed(text(found))
+    assert "tensors at their peak, during augment: 500 MiB" in text(found)
+    assert "memory_figure" in tables.write_all(found, tmp_path)
