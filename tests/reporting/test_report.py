@@ -16,9 +16,9 @@ from PIL import Image
 from scipy import stats
 
 from tunediff import config as cfg
-from tunediff import report as command
 from tunediff import space
 from tunediff.config import ConfigError
+from tunediff.report import __main__ as command
 from tunediff.reporting import report, report_numbers, report_read, report_subject
 from tunediff.reporting.report_figures import Chart
 from tunediff.reporting.report_html import SCRIPT

@@ -10,7 +10,8 @@ import yaml
 from tunediff import config as cfg
 from tunediff import record, search, space
 from tunediff.config import ConfigError
-from tunediff.reporting import figures, results, studies
+from tunediff.report import study_figure, study_table
+from tunediff.reporting import figures, results
 from tunediff.tuning import experiment
 
 GRID = """
@@ -80,7 +81,7 @@ def column(table, name):
 
 # ----------------------------------------------------------------------------------------------------------- quantities
 def test_rates_become_epochs_and_ratios(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
     # as the file lists them, although the baseline (128) ran first
     assert list(zip(column(table, "parallel.workers"), column(table, "loader.batch_size"), strict=True)) == list(RATES)
     assert column(table, "epoch_s") == pytest.approx([10.0, 8.0, 6.25, 4.0])
@@ -93,7 +94,7 @@ def test_rates_become_epochs_and_ratios(tmp_path):
 
 
 def test_the_table_is_read_in_handy_units(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
     head, _, first, *_ = table.markdown().splitlines()
     named = {name.strip(): cell.strip() for name, cell in zip(head.split("|"), first.split("|"), strict=True)}
     assert (named["parallel.workers"], named["step (ms)"], named["epoch (s)"]) == ("1", "640", "10")
@@ -121,7 +122,7 @@ def test_when_compiling_has_paid_for_itself(tmp_path):
         faster = config.compile.scope == "model"
         return {"images_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
 
-    table = studies.table(finished(tmp_path / "night", COMPILED, measure))
+    table = study_table.table(finished(tmp_path / "night", COMPILED, measure))
     assert column(table, "compile_s") == [0.0, 30.0, 10.0]
     assert column(table, "compile.scope") == [None, "model", "blocks"], "empty where it does not apply"
     assert column(table, "versus_uncompiled") == [None, 1.25, 0.8]
@@ -152,7 +153,7 @@ def by_rung(config):
 
 
 def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
-    table = studies.table(finished(tmp_path / "night", LADDER, by_rung))
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
     assert column(table, "configuration") == [
         "base", "+ bf16", "+ batch of 256", "+ pinned", "bf16 alone", "batch of 256 alone", "pinned alone",
     ]  # fmt: skip
@@ -171,7 +172,7 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
         return point | {"images_per_s": point["images_per_s"] * (1.1 if config.seed else 0.9)}
 
     found = finished(tmp_path / "night", text, measure, ends={5: ("oom", "full")})
-    table = studies.table(found)
+    table = study_table.table(found)
     failed = found.trials[5].config["loader.batch_size"], found.trials[5].config["parallel.workers"]
     assert failed == (64, 1)
     assert column(table, "images_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
@@ -182,7 +183,7 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------------- marks
 def test_a_knob_without_effect_is_marked_where_it_is_tried(tmp_path):
-    table = studies.table(finished(tmp_path / "night", LADDER, by_rung))
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
     marked = [row.label for row in table.rows if table.marks(row)]
     assert marked == ["+ pinned", "pinned alone"]
     assert "† loader.pin_memory changes nothing here: nothing is copied to a GPU" in table.notes()
@@ -199,7 +200,7 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
 
     found = finished(tmp_path / "night", GRID, measure, ends={3: ("oom", "9 GiB asked for"), 1: None})
     assert found.trials[3].config["loader.batch_size"] == 128
-    table = studies.table(found)
+    table = study_table.table(found)
     assert [table.marks(row) for row in table.rows] == ["‡", "", "‡", ""]
     assert column(table, "status") == ["running", "ok", "ok", "oom"]
     assert table.columns[-1] == "status"
@@ -212,21 +213,21 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
 
 
 def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
     assert [table.marks(row) for row in table.rows] == [""] * 4
     assert table.notes() == ["others used the machine during every run"]
     assert column(table, "disturbed") == [True] * 4
 
 
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
     assert column(table, "images_per_s") == [100, None, 160, 250]
     assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
 
 
 def test_what_was_not_measured_stays_empty(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
     assert column(table, "epoch_s") == [100.0] * 4
     assert column(table, "step_s") == column(table, "epoch_data_wait_s") == [None] * 4
 
@@ -247,7 +248,9 @@ LINES = [f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{0.2 * i:.1f},{i / 78}' 
 
 
 def test_the_ten_longest_operations_of_each_configuration(tmp_path):
-    table = studies.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES))
+    table = study_table.table(
+        finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
+    )
     lines = table.records()
     assert [line["configuration"] for line in lines] == ["baseline"] * 10 + ["precision.amp=bf16"] * 10
     first = lines[0]
@@ -260,7 +263,7 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 
 
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
-    table = studies.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
     figures.write_all(results.read(tmp_path / "night"))
 
@@ -295,16 +298,14 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
-    written = figures.study(found, studies.table(found))
+    written = figures.study(found, study_table.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
-
     drawn = []
-    monkeypatch.setattr(study_figures.plt, "close", drawn.append)
+    monkeypatch.setattr(study_figure.plt, "close", drawn.append)
     figures.write_all(finished(tmp_path / "night", LADDER, by_rung))
     (axes,) = drawn[-1].axes
     texts = [text.get_text() for text in axes.texts]
@@ -315,10 +316,8 @@ def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
 
 
 def test_lines_have_the_values_of_the_table(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
-
     drawn = []
-    monkeypatch.setattr(study_figures.plt, "close", drawn.append)
+    monkeypatch.setattr(study_figure.plt, "close", drawn.append)
     figures.write_all(finished(tmp_path / "night", GRID, by_grid))
     (axes,) = drawn[-1].axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
@@ -354,7 +353,7 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert "study.csv" not in figures.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
-        studies.table(found)
+        study_table.table(found)
 
 
 def test_the_search_ends_with_the_table(tmp_path, capsys):
@@ -383,12 +382,12 @@ def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
 
 
 def test_numbers_are_shown_as_they_are_read():
-    assert studies.shown("step_s", 0.0123) == "12.3"
-    assert studies.shown("loader.batch_size", 128) == "128"
-    assert studies.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
-    assert studies.shown("peak_memory_mib", 2249.3) == "2249"
-    assert studies.shown("images_per_s", None) == studies.shown("images_per_s", math.nan) == ""
-    assert studies.shown("precision.amp", "bf16") == "bf16"
+    assert study_table.shown("step_s", 0.0123) == "12.3"
+    assert study_table.shown("loader.batch_size", 128) == "128"
+    assert study_table.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
+    assert study_table.shown("peak_memory_mib", 2249.3) == "2249"
+    assert study_table.shown("images_per_s", None) == study_table.shown("images_per_s", math.nan) == ""
+    assert study_table.shown("precision.amp", "bf16") == "bf16"
 
 
 def test_knobs_may_stand_after_options():

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Sheet
 
 from tunediff.cli import number
-from tunediff.reporting.studies import DISTURBED, NO_EFFECT, Row, Table
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
 from tunediff.study import Figure, quantity
 
 MARKERS = "osD^vP*X"
