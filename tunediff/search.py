@@ -272,7 +272,7 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
 def _study_files(found: results.Results) -> dict[str, str]:
     if found.space.study is None:
         return {}
-    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.figure is not None else {}
+    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.has_figure else {}
     return {"study_table": str(found.folder / "study.md"), **figure}
 
 

@@ -1,9 +1,11 @@
-"""The figure that a study ends with."""
+"""The figure that a study ends with: of a ladder its rungs, of operations the longest, else lines over `x`, or bars."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import matplotlib
 
@@ -12,272 +14,180 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Sheet
+from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
-from tunediff.study import Figure, quantity
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table, is_number
+from tunediff.study import NUMBERS, quantity
 
 MARKERS = "osD^vP*X"
 
 
 def draw(table: Table, subtitle: str, path: Path) -> None:
     """Draw the study's figure; `subtitle` says what it was measured on. Writes a PNG."""
-    wanted = table.study.figure
-    if wanted is None:
+    study = table.study
+    if not study.has_figure:
         raise ValueError("this study has no figure")
-    drawing = {"lines": _lines, "bars": _bars, "stacked": _stacked, "ladder": _ladder, "operations": _operations}
-    sheet = drawing[wanted.kind](table, wanted)
-    title = "\n".join(words for words in (table.study.title, subtitle, _legend_of_marks(table)) if words)
-    sheet.suptitle(title, fontsize=10)
-    sheet.savefig(path, dpi=120)
-    plt.close(sheet)
+    if study.of_operations:
+        figure = _operations(table)
+    elif any(row.place for row in table.rows):
+        figure = _ladder(table, study.y[0])
+    else:
+        figure = _bars(table) if study.x is None else _lines(table, study.x)
+    words = {NO_EFFECT: "changes nothing here", DISTURBED: "others used the machine"}
+    marks = [f"{mark} {meaning}" for mark, meaning in words.items() if any(mark in table.marks(r) for r in table.rows)]
+    marks += ["others used the machine during every run"] * table.all_disturbed
+    figure.suptitle("\n".join(filter(None, (study.title, subtitle, ", ".join(marks)))), fontsize=10)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
-def _legend_of_marks(table: Table) -> str:
-    words = []
-    if any(row.without_effect for row in table.rows):
-        words.append(f"{NO_EFFECT} changes nothing here")
-    if table.all_disturbed:
-        words.append("others used the machine during every run")
-    elif any(row.disturbed for row in table.rows):
-        words.append(f"{DISTURBED} others used the machine")
-    return ", ".join(words)
+def _scaled(row: Row, name: str) -> float | None:
+    """A value as it is shown; None: not known."""
+    value = row.value(name)
+    return float(value) * quantity(name).scale if is_number(value) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- lines
-def _lines(table: Table, wanted: Figure) -> Sheet:
-    """A panel for each y; a line for each value of the knobs in `lines`."""
-    sheet, panels = plt.subplots(1, len(wanted.y), squeeze=False, figsize=(5.6 * len(wanted.y) + 1, 4.6),
-                                 layout="constrained")  # fmt: skip
-    names = _categories(table, wanted.x)
-    for axes, y in zip(panels[0], wanted.y, strict=True):
-        for i, (name, rows) in enumerate(_by_line(table, wanted).items()):
-            points = [(_place(row, wanted.x, names), _scaled(row, y), row) for row in rows]
-            shown = [(x, value, row) for x, value, row in points if x is not None and value is not None]
-            if not shown:
-                continue
-            shown.sort(key=lambda point: point[:2])
-            axes.plot(
-                [x for x, _, _ in shown],
-                [value for _, value, _ in shown],
-                color=plt.get_cmap("tab10")(i % 10),
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=5,
-                label=name,
-            )
-            for x, value, row in shown:
-                words = [number(row.knobs.get(wanted.labels, "")) if wanted.labels else "", table.marks(row)]
-                if text := " ".join(word for word in words if word):
-                    axes.annotate(text, (x, value), xytext=(4, 4), textcoords="offset points", fontsize=8)
-        _scale(axes, wanted, names, [at for row in table.rows if (at := _place(row, wanted.x, names)) is not None])
-        axes.set_xlabel(quantity(wanted.x).heading)
-        axes.set_ylabel(quantity(y).heading)
+def _lines(table: Table, x: str) -> Figure:
+    """A panel for each y; a line for each combination of the other knobs that vary.
+
+    Where x is measured, the last of them runs along each line instead, its value written at the points.
+    """
+    measured, ys = x in NUMBERS, table.study.y
+    along = "".join(table.varied[-1:]) if measured else x
+    others = [knob for knob in table.varied if knob != along]
+    names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
+    figure, panels = plt.subplots(1, len(ys), squeeze=False, figsize=(5.6 * len(ys) + 1, 4.6), layout="constrained")
+    for axes, y in zip(panels[0], ys, strict=True):
+        found = [(_scaled(row, x), _scaled(row, y), name, row) for name, row in zip(names, table.rows, strict=True)]
+        points = [(at, value, name, row) for at, value, name, row in found if at is not None and value is not None]
+        points.sort(key=lambda point: point[:2])
+        for i, line in enumerate(dict.fromkeys(names)):
+            places = [(at, value) for at, value, name, _ in points if name == line]
+            if places:
+                axes.plot(*zip(*places, strict=True), f"C{i % 10}{MARKERS[i % 8]}-", markersize=5, label=line)
+        for at, value, _, row in points:
+            words = f"{number(row.knobs.get(along, '')) if measured else ''} {table.marks(row)}".strip()
+            axes.annotate(words, (at, value), (4, 4), textcoords="offset points", fontsize=8)
+        _scale(axes, [point[0] for point in points], [point[1] for point in points], ticks=not measured)
+        axes.set(xlabel=quantity(x).heading, ylabel=quantity(y).heading)
         axes.grid(True, which="major", color="0.9")
-        if wanted.lines and axes.lines:
-            axes.legend(title=", ".join(wanted.lines), fontsize=8, title_fontsize=8)
-    return sheet
+        if others and points:
+            axes.legend(title=", ".join(others), fontsize=8, title_fontsize=8)
+    return figure
 
 
-def _scale(axes: Axes, wanted: Figure, names: list[str], xs: list[float]) -> None:
-    """Logarithmic axes with ticks that are plain numbers; the values of a knob are its ticks."""
+def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
+    """Logarithmic for more than a decade, on x for powers of two as well; `ticks`: the values of x are its ticks."""
     axes.margins(0.08)
-    if "y" in wanted.log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-    else:
-        axes.set_ylim(bottom=0)
-    if names:
-        axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) < 12 else 20)
-        return
-    if "x" in wanted.log:
-        axes.set_xscale("log", base=2)
+    powers = ticks and all(x > 0 and math.log2(x).is_integer() for x in xs)
+    for axis, values, log in ((axes.xaxis, xs, powers), (axes.yaxis, ys, False)):
+        if log or (values and 0 < 10 * min(values) < max(values)):
+            axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(ticker.NullFormatter())
+        elif axis is axes.yaxis:
+            axes.set_ylim(bottom=0)
+    if ticks and len(set(xs)) <= 12:
+        axes.set_xticks(sorted(set(xs)), [f"{x:g}" for x in sorted(set(xs))])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-    if quantity(wanted.x).unit or wanted.x in ("images_per_s",):  # measured: any ticks
-        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    elif len(set(xs)) <= 12:
-        axes.set_xticks(sorted(set(xs)), [number(x if x % 1 else int(x)) for x in sorted(set(xs))])
-
-
-def _by_line(table: Table, wanted: Figure) -> dict[str, list[Row]]:
-    """Rows by the values of the knobs that make the lines, in order of first use."""
-    found: dict[str, list[Row]] = {}
-    for row in table.rows:
-        name = ", ".join(number(row.knobs[knob]) for knob in wanted.lines if knob in row.knobs)
-        found.setdefault(name, []).append(row)
-    return found
-
-
-def _categories(table: Table, x: str) -> list[str]:
-    """The names on an x axis that holds no numbers; [] where it does."""
-    values = [row.value(x) for row in table.rows]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values if value is not None):
-        return []
-    return list(dict.fromkeys(number(value) for value in values))
-
-
-def _place(row: Row, x: str, names: list[str]) -> float | None:
-    value = row.value(x)
-    if names:
-        return float(names.index(number(value)))
-    return None if value is None else float(value) * quantity(x).scale
-
-
-def _scaled(row: Row, y: str) -> float | None:
-    return None if (value := row.values.get(y)) is None else value * quantity(y).scale
 
 
 # --------------------------------------------------------------------------------------------------------------- bars
-def _bars(table: Table, wanted: Figure) -> Sheet:
-    """A panel for each y; bars for each x, beside each other for the values of the knobs in `lines`."""
-    groups = _by_line(table, wanted)
-    names = list(dict.fromkeys(number(_axis_value(row, wanted.x, table)) for row in table.rows))
-    height = 0.8 / max(1, len(groups))
-    sheet, panels = _sheet(len(wanted.y), len(names) * max(1.0, 0.6 * len(groups)))
-    for axes, y in zip(panels, wanted.y, strict=True):
-        for i, (name, rows) in enumerate(groups.items()):
-            for j, row in enumerate(rows):
-                place = names.index(number(_axis_value(row, wanted.x, table))) + (i - (len(groups) - 1) / 2) * height
-                value = _scaled(row, y)
-                words = _ending(table, row, None if value is None else number(value))
-                color, label = plt.get_cmap("tab10")(i % 10), name if j == 0 else None
-                _bar(axes, place, value, height, words, color=color, label=label)
-        _name_bars(axes, names, y)
-        axes.set_ylabel(quantity(wanted.x).heading if wanted.x != "configuration" else "")
-        if wanted.lines and table.rows:
-            axes.legend(title=", ".join(wanted.lines), fontsize=8, title_fontsize=8, loc="upper left",
-                        bbox_to_anchor=(1.0, 1.0))  # fmt: skip
-    return sheet
+class Series(NamedTuple):
+    """Lying bars of one colour."""
+
+    label: str
+    lengths: Sequence[float | None]
+    words: Sequence[str]
+    """At the ends of the bars."""
 
 
-def _stacked(table: Table, wanted: Figure) -> Sheet:
-    """One bar per row: all y, end to end; its whole length is written at its end."""
-    rows = table.rows
-    names = [" ".join(filter(None, (_words(row, wanted.x, table), table.marks(row)))) for row in rows]
-    sheet, (axes,) = _sheet(1, len(rows), wide=3.0)
-    starts = np.zeros(len(rows))
-    for i, y in enumerate(wanted.y):
-        lengths = np.array([_scaled(row, y) or 0.0 for row in rows])
-        if lengths.any():
-            axes.barh(range(len(rows)), lengths, left=starts, height=0.7, color=plt.get_cmap("tab10")(i % 10),
-                      label=quantity(y).label)  # fmt: skip
-        starts += lengths
-    for place, (row, end) in enumerate(zip(rows, starts, strict=True)):
-        text = number(float(end)) if end else row.status
-        axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    _name_bars(axes, names, wanted.y[0])
-    per_step = " per step" if all(y.startswith("step_") for y in wanted.y) else ""
-    axes.set_xlabel(quantity(wanted.y[0]).unit + per_step)
-    if wanted.x != "configuration":
-        axes.set_ylabel(quantity(wanted.x).heading)
-    if starts.any():
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return sheet
+def _bars(table: Table) -> Figure:
+    """A bar for each configuration, in a panel for each y; several parts in seconds are laid end to end instead."""
+    ys, rows = table.study.y, table.rows
+    stacked = len(ys) > 1 and {quantity(y).unit for y in ys} in ({"s"}, {"ms"})
+    leaves = [knob.rpartition(".")[2] for knob in table.varied]
+    clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(table.varied, leaves, strict=True)}
+    named = [{short: row.knobs[knob] for knob, short in clear.items() if knob in row.knobs} for row in rows]
+    words = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
+    names = [said or row.label for said, row in zip(words, rows, strict=True)]
+    panels = [ys] if stacked else [(y,) for y in ys]
+    figure, sheets = _sheets(len(panels), len(rows))
+    for axes, parts in zip(sheets, panels, strict=True):
+        lengths = [[_scaled(row, y) for row in rows] for y in parts]
+        known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
+        ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, known, strict=True)]
+        series = [Series(quantity(y).label, of, [""] * len(rows)) for y, of in zip(parts, lengths, strict=True)]
+        series[-1] = series[-1]._replace(words=ends)
+        per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
+        _draw(axes, names, series, quantity(ys[0]).unit + per_step if stacked else quantity(parts[0]).heading, stacked)
+    return figure
 
 
-def _ladder(table: Table, wanted: Figure) -> Sheet:
+def _ladder(table: Table, y: str) -> Figure:
     """Every rung with those before it, and beside it the rung alone; percent of the base are written at the bars."""
-    y = wanted.y[0]
-    together = [row for row in table.rows if row.place in ("base", "together")]
-    alone = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
+    together = [row for row in table.rows if row.place != "alone"]
+    by_name = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
+    alone = [by_name.get(row.label.removeprefix("+ ")) for row in together]
     base = next((_scaled(row, y) for row in together if row.place == "base"), None)
-    sheet, (axes,) = _sheet(1, 1.1 * len(together), wide=1.0)
-    for place, row in enumerate(together):
-        beside = alone.get(row.label.removeprefix("+ "))
-        shift = 0.0 if row.place == "base" else -0.2
-        for other, offset, color in ((row, shift, "tab:blue"), (beside, 0.2, "tab:orange")):
-            if other is None:
-                continue
-            value = _scaled(other, y)
-            percent = f"{100 * value / base:.0f} %" if value is not None and base else None
-            _bar(axes, place + offset, value, 0.38, _ending(table, other, percent), color=color)
-    _name_bars(axes, [row.label for row in together], y)
-    axes.barh([0], [0], color="tab:blue", label="with all rungs before it")
-    axes.barh([0], [0], color="tab:orange", label="alone")
-    axes.legend(fontsize=8, loc="lower right" if len(together) < 4 else "best")
+    series = []
+    for label, rows in (("with all rungs before it", together), ("alone", alone)):
+        lengths = [_scaled(row, y) if row is not None else None for row in rows]
+        percents = [f"{100 * one / base:.0f} %" if one is not None and base else None for one in lengths]
+        words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
+        series.append(Series(label, lengths, words))
+    figure, (axes,) = _sheets(1, 1.1 * len(together))
+    _draw(axes, [row.label for row in together], series, quantity(y).heading)
     if base:
         axes.axvline(base, color="0.4", linewidth=1, linestyle=":")
-    return sheet
+    return figure
 
 
-def _operations(table: Table, wanted: Figure) -> Sheet:
+def _operations(table: Table) -> Figure:
     """The longest operations of every configuration, by their own time in one step."""
-    rows = [row for row in table.rows if row.operations] or table.rows[:1]
+    rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
-    sheet, panels = plt.subplots(len(rows) or 1, 1, squeeze=False, sharex=True, layout="constrained",
-                                 figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))))  # fmt: skip
-    one = quantity("self_s_per_step")
+    figure, panels = plt.subplots(len(rows) or 1, 1, squeeze=False, sharex=True, layout="constrained",
+                                  figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))))  # fmt: skip
     for axes, row in zip(panels[:, 0], rows, strict=False):
-        lengths = [operation["self_s_per_step"] * one.scale for operation in row.operations]
-        axes.barh(range(len(lengths)), lengths, height=0.7, color="tab:blue")
-        for place, operation in enumerate(row.operations):
-            text = f"{number(lengths[place])} ({100 * operation['share']:.0f} %)"
-            axes.annotate(text, (lengths[place], place), xytext=(4, 0), textcoords="offset points", va="center",
-                          fontsize=8)  # fmt: skip
-        _name_bars(axes, [_short(operation["operation"]) for operation in row.operations], "self_s_per_step")
-        axes.set_title(" ".join(filter(None, (row.label, table.marks(row)))), fontsize=9, loc="left")
-        axes.set_xlabel("")
-        axes.margins(x=0.25)
+        columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
+        lengths = list(columns["self_s_per_step"] * quantity("self_s_per_step").scale)
+        words = [f"{number(one)} ({100 * share:.0f} %)" for one, share in zip(lengths, columns["share"], strict=True)]
+        names = [name if len(name) <= 60 else name[:57] + "…" for name in columns["operation"]]
+        _draw(axes, names, [Series("", lengths, words)], "")
+        axes.set_title(f"{row.label} {table.marks(row)}", fontsize=9, loc="left")
     panels[-1, 0].set_xlabel("own time in one step (ms), share of all")
-    return sheet
+    return figure
 
 
-def _sheet(panels: int, bars: float, wide: float = 0.0) -> tuple[Sheet, list[Axes]]:
-    sheet, axes = plt.subplots(1, panels, squeeze=False, sharey=True, layout="constrained",
-                               figsize=(5.5 * panels + 2 + wide, 1.6 + 0.42 * max(2.0, bars)))  # fmt: skip
-    return sheet, list(axes[0])
-
-
-def _bar(axes: Axes, place: float, value: float | None, height: float, words: str, **style: Any) -> None:
-    """A bar with some words at its end."""
-    axes.barh([place], [value or 0.0], height=0.92 * height, **style)
-    axes.annotate(
-        words,
-        (value or 0.0, place),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-    )
+def _sheets(panels: int, bars: float) -> tuple[Figure, list[Axes]]:
+    figure, axes = plt.subplots(1, panels, squeeze=False, sharey=True, layout="constrained",
+                                figsize=(5.5 * panels + 4, 1.6 + 0.42 * max(2.0, bars)))  # fmt: skip
+    return figure, list(axes[0])
 
 
 def _ending(table: Table, row: Row, text: str | None) -> str:
     """What stands at the end of a bar: a value and marks, or how the row ended when it has none."""
-    return " ".join(filter(None, (row.status if text is None else text, table.marks(row))))
+    return f"{row.status if text is None else text} {table.marks(row)}".strip()
 
 
-def _name_bars(axes: Axes, names: list[str], y: str) -> None:
+def _draw(axes: Axes, names: list[str], series: list[Series], heading: str, stacked: bool = False) -> None:
+    """Bars beside a name for each series, or end to end; the first name on top."""
+    height, starts = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names))
+    for i, (label, known, words) in enumerate(series):
+        places = np.arange(len(names)) + (0.0 if stacked else (i - (len(series) - 1) / 2) * height)
+        lengths = np.array([length or 0.0 for length in known])
+        bars = axes.barh(places, lengths, 0.92 * height, starts, color=f"C{i % 10}", label=label)
+        axes.bar_label(bars, words, padding=4, fontsize=8)
+        starts = starts + lengths * stacked
+    if len(series) > 1:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(quantity(y).heading)
-    axes.margins(x=0.12)
-    axes.set_xlim(left=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(heading)
+    axes.set_xlim(0.0, max(axes.get_xlim()[1], *(1.18 * bar.get_x() + 1.18 * bar.get_width() for bar in axes.patches)))
     axes.grid(True, axis="x", color="0.9")
     axes.set_axisbelow(True)
-
-
-def _axis_value(row: Row, x: str, table: Table) -> Any:
-    return _words(row, x, table) if x == "configuration" else row.value(x)
-
-
-def _words(row: Row, x: str, table: Table) -> str:
-    """The value of x in words; for a configuration every knob that varies, by its shortest clear name."""
-    if x != "configuration":
-        return number(row.value(x))
-    if row.place:
-        return row.label
-    varied = [
-        knob for knob in dict.fromkeys(knob for one in table.rows for knob in one.runs[0].drawn) if knob != "seed"
-    ]
-    varied = [knob for knob in varied if len({repr(one.config.get(knob)) for one in table.rows}) > 1]
-    leaves = [knob.rpartition(".")[2] for knob in varied]
-    clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(varied, leaves, strict=True)}
-    drawn = row.runs[0].drawn
-    return ", ".join(f"{clear[knob]} {number(drawn[knob])}" for knob in varied if knob in drawn) or row.label
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else name[:57] + "…"

@@ -139,13 +139,13 @@ def write_all(found: Results) -> dict[str, Path]:
 
 def study(found: Results, table: study_table.Table) -> dict[str, Path]:
     """Write the table and the figure of a study; returns their paths by file name."""
-    kept = [name for name in studies_.FILES if table.study.figure is not None or not name.endswith(".png")]
+    kept = [name for name in studies_.FILES if table.study.has_figure or not name.endswith(".png")]
     written = {name: found.folder / name for name in kept}
     table.frame().to_csv(written["study.csv"], index=False)
     about = measured_on(found)
     lines = [f"# {table.study.title or found.folder.name}", "", *([about + ".", ""] if about else []), table.markdown()]
     written["study.md"].write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if table.study.figure is not None:
+    if table.study.has_figure:
         study_figure.draw(table, about, written["study.png"])
     return written
 

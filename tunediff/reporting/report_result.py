@@ -333,7 +333,7 @@ def study(subject: Subject, files: Files) -> Html | None:
             cells = [study_table.shown(column, line[column]) for column in told.columns]
             rows.append([f"{cells[0]} {told.marks(row)}".rstrip(), *cells[1:]])
     figure = None
-    if told.study.figure is not None:
+    if told.study.has_figure:
         figure = files.drawn(
             "study",
             lambda path: study_figure.draw(told, figures.measured_on(found), path),
