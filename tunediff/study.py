@@ -157,15 +157,9 @@ def parse(content: object, source: str, ladder: bool = False, operations: int = 
     """
     where, knobs = f"{source}: study", cfg.knobs()
     study = _shaped(content, where)
-    of_numbers = [name for name, knob in knobs.items() if knob.kind in ("int", "float")]
     for key, kind, names, allowed in (
         ("columns", "knob or quantity", study.columns, [*QUANTITIES, *OPERATIONS, *knobs]),
-        (
-            "x",
-            "knob with numbers or measured number",
-            [study.x] if study.x is not None else [],
-            [*NUMBERS, *of_numbers],
-        ),
+        ("x", "knob or measured number", () if study.x is None else (study.x,), [*NUMBERS, *knobs]),
         ("y", "measured number", study.y, [*NUMBERS]),
     ):
         for name in names:
@@ -181,6 +175,8 @@ def parse(content: object, source: str, ladder: bool = False, operations: int = 
     if study.of_operations and not operations:
         name = next(column for column in study.columns if column in OPERATIONS)
         raise ConfigError(f"{where}: columns: {name!r} needs operations: in the search file")
+    if study.x in knobs and knobs[study.x].kind not in ("int", "float"):
+        raise ConfigError(f"{where}: x: {study.x!r} holds no numbers; without x: there is a bar for each configuration")
     if study.x is not None and not study.y:
         raise ConfigError(f"{where}: x: {study.x!r} needs y: as well, e.g. y: images_per_s")
     if ladder and (study.x is not None or len(study.y) > 1):
@@ -196,7 +192,8 @@ def _shaped(content: object, where: str) -> Study:
     try:
         return _ADAPTER.validate_python(content)
     except pydantic.ValidationError as error:
-        key = error.errors()[0]["loc"][0]
+        keys = [str(detail["loc"][0]) for detail in error.errors()]
+    key = next((key for key in keys if key not in _ALLOWED), keys[0])
     if key not in _ALLOWED:
         raise ConfigError(f"{where}: {key}: no such key; allowed: {', '.join(_ALLOWED)}")
-    raise ConfigError(f"{where}: {key}: {content.get(key)!r} is not allowed; allowed: {_ALLOWED[str(key)]}")
+    raise ConfigError(f"{where}: {key}: {content.get(key)!r} is not allowed; allowed: {_ALLOWED[key]}")

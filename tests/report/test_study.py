@@ -25,7 +25,8 @@ study:
   title: Time per epoch
   columns: [parallel.workers, loader.batch_size, images_per_s, epoch_s, epoch_data_wait_s, versus_baseline,
             percent_of_base, memory_percent_of_base, speedup_over_one_worker, scaling_efficiency, step_s]
-  figure: {kind: lines, x: loader.batch_size, y: epoch_s, lines: parallel.workers, log: [x, y]}
+  x: loader.batch_size
+  y: epoch_s
 """
 RATES = {(1, 64): 100.0, (1, 128): 125.0, (2, 64): 160.0, (2, 128): 250.0}
 
@@ -111,7 +112,7 @@ grid:
   compile.scope: {choice: [model, blocks], when: {compile.mode: default}}
 study:
   columns: [compile.mode, compile.scope, compile_s, versus_uncompiled, images_to_break_even, break_even_s]
-  figure: {kind: stacked, y: [compile_s, epoch_s]}
+  y: [compile_s, epoch_s]
 """
 
 
@@ -143,7 +144,7 @@ ladder:
 study:
   title: Rungs
   columns: [configuration, images_per_s, percent_of_base, versus_previous, peak_memory_mib]
-  figure: {kind: ladder, y: images_per_s}
+  y: images_per_s
 """
 
 
@@ -242,7 +243,6 @@ trials:
   - {precision.amp: bf16}
 study:
   columns: [configuration, precision.amp, operation, calls, calls_per_step, self_s_per_step, total_s, share]
-  figure: {kind: operations}
 """
 LINES = [f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{0.2 * i:.1f},{i / 78}' for i in range(1, 13)]
 
@@ -269,26 +269,34 @@ def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def with_figure(text, figure):
+def with_axes(text, x, *y):
     content = yaml.safe_load(text)
-    content["study"]["figure"] = figure
+    content["study"] |= {"x": x, "y": list(y)}
     return yaml.safe_dump(content, sort_keys=False)
 
 
 FIGURES = {
     "lines": GRID,
-    "panels": with_figure(
-        GRID, {"x": "parallel.workers", "y": ["images_per_s", "step_s"], "lines": "loader.batch_size"}
-    ),
-    "words": with_figure(GRID, {"x": "configuration", "y": "images_per_s"}),
-    "labels": with_figure(GRID, {"x": "peak_memory_mib", "y": "images_per_s", "labels": "loader.batch_size"}),
-    "bars": with_figure(GRID, {"kind": "bars", "x": "parallel.workers", "y": "epoch_s", "lines": "loader.batch_size"}),
-    "configurations": with_figure(GRID, {"kind": "bars", "y": ["epoch_s", "peak_memory_mib"]}),
-    "stacked": with_figure(GRID, {"kind": "stacked", "y": ["epoch_data_wait_s", "epoch_s"]}),
-    "knob stacked": with_figure(GRID, {"kind": "stacked", "x": "parallel.workers", "y": "step_s"}),
+    "panels": with_axes(GRID, "parallel.workers", "images_per_s", "step_s"),
+    "measured": with_axes(GRID, "peak_memory_mib", "images_per_s"),
+    "bars": with_axes(GRID, None, "epoch_s", "peak_memory_mib"),
+    "stacked": with_axes(GRID, None, "epoch_data_wait_s", "epoch_s"),
     "ladder": LADDER,
     "operations": OPERATIONS,
 }
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The panels that a study of GRID is drawn in, by its axes."""
+    sheets = []
+    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
+
+    def draw(text, measure=by_grid):
+        figures.write_all(finished(tmp_path / "night", text, measure))
+        return sheets[-1].axes
+
+    return draw
 
 
 @pytest.mark.parametrize("kind", FIGURES)
@@ -303,27 +311,94 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(study_figure.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", LADDER, by_rung))
-    (axes,) = drawn[-1].axes
-    texts = [text.get_text() for text in axes.texts]
-    assert texts == ["100 %", "150 %", "150 %", "300 %", "200 %", "300 % †", "100 % †"]
-    widths = [bar.get_width() for bar in axes.patches][: len(texts)]
-    assert widths == [100, 150, 150, 300, 200, 300, 100]
+def series(axes):
+    """Label, lengths and words of each series of bars, of the first name first."""
+    found, words = {}, iter(text.get_text() for text in axes.texts)
+    for bars in axes.containers:
+        found[bars.get_label()] = [(bar.get_width(), next(words)) for bar in bars]
+    return found
+
+
+def test_bars_of_the_ladder_carry_percent_of_the_base(drawn):
+    (axes,) = drawn(LADDER, by_rung)
+    assert series(axes) == {
+        "with all rungs before it": [(100, "100 %"), (150, "150 %"), (300, "300 %"), (300, "300 % †")],
+        "alone": [(0, ""), (150, "150 %"), (200, "200 %"), (100, "100 % †")],
+    }
     assert [label.get_text() for label in axes.get_yticklabels()] == ["base", "+ bf16", "+ batch of 256", "+ pinned"]
+    assert axes.get_xlabel() == "images/s"
 
 
-def test_lines_have_the_values_of_the_table(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(study_figure.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", GRID, by_grid))
-    (axes,) = drawn[-1].axes
-    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+def lines(axes):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+
+
+def test_lines_have_the_values_of_the_table(drawn):
+    (axes,) = drawn(GRID)
+    assert lines(axes) == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear"), "of two batch sizes one is twice the other"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("loader.batch_size", "epoch (s)")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128"]
+    assert axes.get_legend().get_title().get_text() == "parallel.workers"
+
+
+def test_more_than_a_decade_is_drawn_logarithmically(drawn):
+    text = GRID.replace("[64, 128]", "[20, 128, 320]")
+    (axes,) = drawn(text, lambda config: {"images_per_s": 2.0 * config.loader.batch_size})
+    assert lines(axes)["1"] == ([20, 128, 320], [25, 3.90625, 1.5625])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "128", "320"]
+
+
+def test_within_a_decade_axes_are_straight(drawn):
+    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"images_per_s": 10.0})
+    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylim()[0]) == ("linear", "linear", 0)
+
+
+def test_over_what_is_measured_the_last_knob_runs_along_the_lines(drawn):
+    (axes,) = drawn(FIGURES["measured"])
+    assert lines(axes) == {"1": ([50, 100], [100, 125]), "2": ([50, 100], [160, 250])}
+    at = {tuple(text.xy): text.get_text() for text in axes.texts}
+    assert at == {(50, 100): "64", (100, 125): "128", (50, 160): "64", (100, 250): "128"}
+    assert axes.get_xlabel() == "memory (MiB)"
+
+
+def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
+    left, right = drawn(FIGURES["bars"])
+    assert series(left) == {"epoch": [(10, "10"), (8, "8"), (6.25, "6.25"), (4, "4")]}
+    assert series(right) == {"memory": [(50, "50"), (100, "100"), (50, "50"), (100, "100")]}
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == [
+        "workers 1, batch_size 64",
+        "workers 1, batch_size 128",
+        "workers 2, batch_size 64",
+        "workers 2, batch_size 128",
+    ]
+    assert (left.get_xlabel(), right.get_xlabel()) == ("epoch (s)", "memory (MiB)")
+
+
+def test_parts_in_seconds_lie_end_to_end(drawn):
+    (axes,) = drawn(COMPILED, lambda config: {"images_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")})
+    assert series(axes) == {
+        "compile": [(0, ""), (30, ""), (30, "")],
+        "epoch": [(10, "10"), (10, "40"), (10, "40")],
+    }
+    assert [bar.get_x() for bar in axes.containers[1]] == [0, 30, 30]
+    assert axes.get_xlabel() == "s"
+    assert axes.get_xlim()[1] > 40
+
+
+def test_operations_are_bars_of_their_own_time_in_one_step(tmp_path, monkeypatch):
+    sheets = []
+    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
+    found = finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
+    figures.study(found, study_table.table(found))
+    upper, lower = sheets[-1].axes
+    assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
+    (bars,) = series(upper).values()
+    assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]
+    assert [length for length, _ in bars[:2]] == pytest.approx([300, 275])
+    assert upper.get_yticklabels()[0].get_text() == "aten::op<12, float>"
 
 
 # ---------------------------------------------------------------------------------------------------------- whole folder
@@ -340,7 +415,7 @@ def test_files_are_made_from_the_folder_alone(tmp_path):
 
 def test_a_study_needs_no_figure(tmp_path):
     content = yaml.safe_load(GRID)
-    del content["study"]["figure"]
+    del content["study"]["x"], content["study"]["y"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert set(figures.write_all(found)) >= {"study.csv", "study.md"}
     assert not (found.folder / "study.png").exists()

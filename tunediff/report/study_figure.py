@@ -188,6 +188,7 @@ def _draw(axes: Axes, names: list[str], series: list[Series], heading: str, stac
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)
-    axes.set_xlim(0.0, max(axes.get_xlim()[1], *(1.18 * bar.get_x() + 1.18 * bar.get_width() for bar in axes.patches)))
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    axes.set_xlim(0.0, max([axes.get_xlim()[1], *(1.18 * end for end in ends)]))  # room for the words
     axes.grid(True, axis="x", color="0.9")
     axes.set_axisbelow(True)
