@@ -17,9 +17,6 @@ from pydantic.dataclasses import dataclass
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 
-FILES = ("study.csv", "study.md", "study.png")
-"""What a study leaves in the folder of its search."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 
@@ -96,13 +95,8 @@ def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- bars
-class Series(NamedTuple):
-    """Lying bars of one colour."""
-
-    label: str
-    lengths: Sequence[float | None]
-    words: Sequence[str]
-    """At the ends of the bars."""
+Series = Mapping[str, tuple[Sequence[float | None], Sequence[str]]]
+"""Lengths of lying bars of one colour and the words at their ends, by the colour's meaning."""
 
 
 def _bars(table: Table) -> Figure:
@@ -112,16 +106,16 @@ def _bars(table: Table) -> Figure:
     leaves = [knob.rpartition(".")[2] for knob in table.varied]
     clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(table.varied, leaves, strict=True)}
     named = [{short: row.knobs[knob] for knob, short in clear.items() if knob in row.knobs} for row in rows]
-    words = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
-    names = [said or row.label for said, row in zip(words, rows, strict=True)]
+    said = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
+    names = [words or row.label for words, row in zip(said, rows, strict=True)]
     panels = [ys] if stacked else [(y,) for y in ys]
     figure, sheets = _sheets(len(panels), len(rows))
     for axes, parts in zip(sheets, panels, strict=True):
         lengths = [[_scaled(row, y) for row in rows] for y in parts]
         known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
         ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, known, strict=True)]
-        series = [Series(quantity(y).label, of, [""] * len(rows)) for y, of in zip(parts, lengths, strict=True)]
-        series[-1] = series[-1]._replace(words=ends)
+        words = [[""] * len(rows)] * (len(parts) - 1) + [ends]
+        series = {quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)}
         per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
         _draw(axes, names, series, quantity(ys[0]).unit + per_step if stacked else quantity(parts[0]).heading, stacked)
     return figure
@@ -133,12 +127,12 @@ def _ladder(table: Table, y: str) -> Figure:
     by_name = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
     alone = [by_name.get(row.label.removeprefix("+ ")) for row in together]
     base = next((_scaled(row, y) for row in together if row.place == "base"), None)
-    series = []
+    series = {}
     for label, rows in (("with all rungs before it", together), ("alone", alone)):
         lengths = [_scaled(row, y) if row is not None else None for row in rows]
         percents = [f"{100 * one / base:.0f} %" if one is not None and base else None for one in lengths]
         words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
-        series.append(Series(label, lengths, words))
+        series[label] = lengths, words
     figure, (axes,) = _sheets(1, 1.1 * len(together))
     _draw(axes, [row.label for row in together], series, quantity(y).heading)
     if base:
@@ -157,7 +151,7 @@ def _operations(table: Table) -> Figure:
         lengths = list(columns["self_s_per_step"] * quantity("self_s_per_step").scale)
         words = [f"{number(one)} ({100 * share:.0f} %)" for one, share in zip(lengths, columns["share"], strict=True)]
         names = [name if len(name) <= 60 else name[:57] + "…" for name in columns["operation"]]
-        _draw(axes, names, [Series("", lengths, words)], "")
+        _draw(axes, names, {"": (lengths, words)}, "")
         axes.set_title(f"{row.label} {table.marks(row)}", fontsize=9, loc="left")
     panels[-1, 0].set_xlabel("own time in one step (ms), share of all")
     return figure
@@ -174,21 +168,21 @@ def _ending(table: Table, row: Row, text: str | None) -> str:
     return f"{row.status if text is None else text} {table.marks(row)}".strip()
 
 
-def _draw(axes: Axes, names: list[str], series: list[Series], heading: str, stacked: bool = False) -> None:
+def _draw(axes: Axes, names: list[str], series: Series, heading: str, stacked: bool = False) -> None:
     """Bars beside a name for each series, or end to end; the first name on top."""
-    height, starts = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names))
-    for i, (label, known, words) in enumerate(series):
+    height, starts, ends = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names)), np.zeros(len(names))
+    for i, (label, (known, words)) in enumerate(series.items()):
         places = np.arange(len(names)) + (0.0 if stacked else (i - (len(series) - 1) / 2) * height)
         lengths = np.array([length or 0.0 for length in known])
         bars = axes.barh(places, lengths, 0.92 * height, starts, color=f"C{i % 10}", label=label)
         axes.bar_label(bars, words, padding=4, fontsize=8)
-        starts = starts + lengths * stacked
+        ends = np.maximum(ends, starts + lengths)
+        starts = ends if stacked else starts
     if len(series) > 1:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)
-    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
-    axes.set_xlim(0.0, max([axes.get_xlim()[1], *(1.18 * end for end in ends)]))  # room for the words
+    axes.set_xlim(0.0, max(axes.get_xlim()[1], 1.18 * ends.max(initial=0.0)))  # room for the words
     axes.grid(True, axis="x", color="0.9")
     axes.set_axisbelow(True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,9 +20,6 @@ from tunediff.study import DERIVED, MEASURED, OPERATIONS, Study, quantity
 
 NO_EFFECT, DISTURBED = "†", "‡"
 """Marks of rows: a knob that changes nothing here; others used the machine at the same time."""
-
-TOP = 10
-"""Operations of each configuration that are shown."""
 
 Knobs = Mapping[str, object]
 """Values by dotted name."""
@@ -47,7 +43,7 @@ class Row:
     values: dict[str, float]
     """Quantities by name, as far as they are known."""
     operations: pd.DataFrame
-    """The longest, of the first run: a column for each of `study.OPERATIONS`; empty where none were profiled."""
+    """The ten longest, of the first run: a column for each of `study.OPERATIONS`; empty where none were profiled."""
 
     @property
     def status(self) -> str:
@@ -185,17 +181,18 @@ def table(found: Results) -> Table:
     if found.space.study is None:
         raise ConfigError(f"{found.folder.name}: its search file has no study:")
     rows = [_row(found, runs) for runs in found.groups]
+    searched = [dimension for dimension in found.space.dimensions if dimension.name != "seed"]
     if found.space.kind == "ladder":
         rows = _of_ladder(found, rows)
-    if found.space.kind == "grid":
-        rows.sort(key=lambda row: _place_in_grid(found, row))
-    base = next((row for row in rows if row.config == _without_seed(cfg.flat(found.space.baseline))), None)
+    if found.space.kind == "grid":  # as the file lists the choices, whatever the order in which they ran
+        places = {one.name: (one.choices or ()).index for one in searched}
+        rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
+    base = _find(rows, found.space.baseline)
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
     ]
-    searched = [dimension.name for dimension in found.space.dimensions if dimension.name != "seed"]
-    varied = [knob for knob in searched if len({repr(row.config.get(knob)) for row in rows}) > 1]
+    varied = [one.name for one in searched if len({repr(row.config.get(one.name)) for row in rows}) > 1]
     return Table(found.space.study, compared, varied)
 
 
@@ -208,8 +205,7 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
     folder = found.folder / "trials"
     measured = [_measured(folder / trial.name, trial) for trial in counted if trial.points]
-    names = [name for name in measured[0] if all(name in one for one in measured)] if measured else []
-    values = {name: sum(one[name] for one in measured) / len(measured) for name in names}
+    means = pd.DataFrame(measured).dropna(axis="columns").mean()
     config = _without_seed(runs[0].config)
     idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
     return Row(
@@ -219,34 +215,27 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
         config=config,
         knobs={name: value for name, value in config.items() if name not in idle},
         runs=runs,
-        values=values,
+        values={str(name): float(mean) for name, mean in means.items()},
         operations=_operations(folder / runs[0].name / "operations.csv", found.space.operations),
     )
 
 
 def _of_ladder(found: Results, rows: list[Row]) -> list[Row]:
     """The base, every rung with those before it, then every rung alone; as far as they have begun."""
-    by_point = {_key(row.runs[0].drawn): row for row in rows}
-    rungs, base = found.space.rungs, found.space.expand({}, found.space.source)
-    points: list[tuple[str, str, Knobs, Knobs]] = [("base", "base", {}, base)]
+    rungs = found.space.rungs
+    points: list[tuple[str, str, Knobs, Knobs]] = [("base", "base", {}, {})]
     points += [(f"+ {rung.name}", "together", rung.knobs, rung.together) for rung in rungs]
     points += [(f"{rung.name} alone", "alone", rung.knobs, rung.alone) for rung in rungs if rung.alone]
-    return [
-        dataclasses.replace(by_point[_key(point)], label=label, place=place, changed=knobs)
-        for label, place, knobs, point in points
-        if _key(point) in by_point
-    ]
+    ordered = []
+    for label, place, knobs, point in points:
+        if (row := _find(rows, found.space.config(point))) is not None:
+            ordered.append(dataclasses.replace(row, label=label, place=place, changed=knobs))
+    return ordered
 
 
-def _place_in_grid(found: Results, row: Row) -> list[int]:
-    """As the file lists the choices, whatever the order in which they ran."""
-    drawn = row.runs[0].drawn
-    dimensions = [dimension for dimension in found.space.dimensions if dimension.name != "seed"]
-    return [(one.choices or ()).index(drawn[one.name]) if one.name in drawn else -1 for one in dimensions]
-
-
-def _key(drawn: Knobs) -> str:
-    return json.dumps(_without_seed(drawn), sort_keys=True)
+def _find(rows: list[Row], config: cfg.Config) -> Row | None:
+    knobs = _without_seed(cfg.flat(config))
+    return next((row for row in rows if row.config == knobs), None)
 
 
 def _without_seed(knobs: Knobs) -> dict[str, object]:
@@ -264,10 +253,10 @@ def _measured(folder: Path, trial: TrialRecord) -> dict[str, float]:
 
 
 def _operations(path: Path, steps: int) -> pd.DataFrame:
-    """The longest operations of a profiled trial, from a file of operation, calls, self_s, total_s, share."""
+    """The ten longest operations of a profiled trial, from a file of operation, calls, self_s, total_s, share."""
     if not steps or not path.exists():
         return pd.DataFrame()
-    found = pd.read_csv(path).nlargest(TOP, "self_s")
+    found = pd.read_csv(path).nlargest(10, "self_s")
     return found.assign(calls_per_step=found["calls"] / steps, self_s_per_step=found["self_s"] / steps)
 
 

@@ -14,7 +14,6 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tunediff import study as studies_
 from tunediff.cli import number, seconds
 from tunediff.report import study_figure, study_table
 from tunediff.reporting.comparison import Comparison, Group, compare
@@ -139,8 +138,8 @@ def write_all(found: Results) -> dict[str, Path]:
 
 def study(found: Results, table: study_table.Table) -> dict[str, Path]:
     """Write the table and the figure of a study; returns their paths by file name."""
-    kept = [name for name in studies_.FILES if table.study.has_figure or not name.endswith(".png")]
-    written = {name: found.folder / name for name in kept}
+    names = ["study.csv", "study.md", *(["study.png"] if table.study.has_figure else [])]
+    written = {name: found.folder / name for name in names}
     table.frame().to_csv(written["study.csv"], index=False)
     about = measured_on(found)
     lines = [f"# {table.study.title or found.folder.name}", "", *([about + ".", ""] if about else []), table.markdown()]
