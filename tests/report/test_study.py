@@ -288,15 +288,18 @@ FIGURES = {
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """The panels that a study of GRID is drawn in, by its axes."""
-    sheets = []
+    """The panels that a study is drawn in."""
+    sheets, close = [], study_figure.plt.close
     monkeypatch.setattr(study_figure.plt, "close", sheets.append)
 
-    def draw(text, measure=by_grid):
-        figures.write_all(finished(tmp_path / "night", text, measure))
+    def draw(text, measure=by_grid, operations=None):
+        found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
+        figures.study(found, study_table.table(found))
         return sheets[-1].axes
 
-    return draw
+    yield draw
+    for sheet in sheets:
+        close(sheet)
 
 
 @pytest.mark.parametrize("kind", FIGURES)
@@ -377,6 +380,22 @@ def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
     assert (left.get_xlabel(), right.get_xlabel()) == ("epoch (s)", "memory (MiB)")
 
 
+def test_knobs_of_one_last_name_are_told_apart(drawn):
+    grid = "  timesteps.name: [uniform, stratified]\n  weighting.name: [constant, min_snr]\n"
+    text = FIGURES["bars"].replace(FIGURES["bars"].partition("grid:\n")[2].partition("study:")[0], grid)
+    left, _ = drawn(text, lambda _: {"images_per_s": 10.0})
+    assert left.get_yticklabels()[1].get_text() == "timesteps.name uniform, weighting.name min_snr"
+
+
+def test_the_title_says_what_the_marks_mean(drawn):
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": config.loader.batch_size == 256})
+    assert axes.figure.get_suptitle().splitlines() == [
+        "Rungs", "abacus, 2 CPU cores, torch 9, 5s training each", "† changes nothing here, ‡ others used the machine",
+    ]  # fmt: skip
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": True})
+    assert axes.figure.get_suptitle().endswith("\n† changes nothing here, others used the machine during every run")
+
+
 def test_parts_in_seconds_lie_end_to_end(drawn):
     (axes,) = drawn(COMPILED, lambda config: {"images_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")})
     assert series(axes) == {
@@ -388,12 +407,8 @@ def test_parts_in_seconds_lie_end_to_end(drawn):
     assert axes.get_xlim()[1] > 40
 
 
-def test_operations_are_bars_of_their_own_time_in_one_step(tmp_path, monkeypatch):
-    sheets = []
-    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
-    found = finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
-    figures.study(found, study_table.table(found))
-    upper, lower = sheets[-1].axes
+def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
+    upper, lower = drawn(OPERATIONS, lambda _: {"images_per_s": 10.0}, LINES)
     assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
     (bars,) = series(upper).values()
     assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]

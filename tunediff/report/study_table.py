@@ -187,7 +187,7 @@ def table(found: Results) -> Table:
     if found.space.kind == "grid":  # as the file lists the choices, whatever the order in which they ran
         places = {one.name: (one.choices or ()).index for one in searched}
         rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
-    base = _find(rows, found.space.baseline)
+    base = _find(rows, cfg.flat(found.space.baseline))
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
@@ -199,14 +199,14 @@ def table(found: Results) -> Table:
 # --------------------------------------------------------------------------------------------------------------- rows
 def _row(found: Results, runs: list[TrialRecord]) -> Row:
     """A configuration without what follows from others."""
-    baseline, drawn = cfg.flat(found.space.baseline), _without_seed(runs[0].drawn)
+    baseline, drawn = cfg.flat(found.space.baseline), _without(runs[0].drawn)
     changed = {name: value for name, value in drawn.items() if name not in baseline or baseline[name] != value}
     # What a run measured before it failed is no result; what a running one has measured so far is shown as such.
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
     folder = found.folder / "trials"
     measured = [_measured(folder / trial.name, trial) for trial in counted if trial.points]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
-    config = _without_seed(runs[0].config)
+    config = _without(runs[0].config)
     idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
     return Row(
         label=cli.knobs(changed),
@@ -228,18 +228,19 @@ def _of_ladder(found: Results, rows: list[Row]) -> list[Row]:
     points += [(f"{rung.name} alone", "alone", rung.knobs, rung.alone) for rung in rungs if rung.alone]
     ordered = []
     for label, place, knobs, point in points:
-        if (row := _find(rows, found.space.config(point))) is not None:
+        if (row := _find(rows, cfg.flat(found.space.config(point)))) is not None:
             ordered.append(dataclasses.replace(row, label=label, place=place, changed=knobs))
     return ordered
 
 
-def _find(rows: list[Row], config: cfg.Config) -> Row | None:
-    knobs = _without_seed(cfg.flat(config))
-    return next((row for row in rows if row.config == knobs), None)
+def _find(rows: list[Row], knobs: Knobs, but_for: str = "seed") -> Row | None:
+    """The configuration with these knobs, whatever that knob or the knobs of that section are."""
+    wanted = _without(knobs, but_for)
+    return next((row for row in rows if _without(row.config, but_for) == wanted), None)
 
 
-def _without_seed(knobs: Knobs) -> dict[str, object]:
-    return {name: value for name, value in knobs.items() if name != "seed"}
+def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
+    return {name: value for name, value in knobs.items() if name != left and not name.startswith(f"{left}.")}
 
 
 def _measured(folder: Path, trial: TrialRecord) -> dict[str, float]:
@@ -274,11 +275,11 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
         found["memory_percent_of_base"] = 100 * memory
     if row.place == "together" and (gain := _ratio(row, before)):
         found["versus_previous"] = gain
-    if speedup := _ratio(row, _like(row, rows, "parallel.workers", 1)):
+    if speedup := _ratio(row, _find(rows, {**row.config, "parallel.workers": 1})):
         workers = row.runs[0].config["parallel.workers"]
         found |= {"speedup_over_one_worker": speedup, "scaling_efficiency": speedup / workers}
-    eager = _like(row, rows, "compile.mode", "none", without="compile.")
-    if row.config["compile.mode"] != "none" and (faster := _ratio(row, eager)):
+    eager = [other for other in rows if other.config["compile.mode"] == "none"]
+    if row.config["compile.mode"] != "none" and (faster := _ratio(row, _find(eager, row.config, but_for="compile"))):
         found["versus_uncompiled"] = faster
         if rate and faster > 1 and "compile_s" in row.values:
             # n images take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
@@ -290,12 +291,3 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
 def _ratio(row: Row, other: Row | None, name: str = "images_per_s") -> float | None:
     mine, theirs = row.values.get(name), other.values.get(name) if other is not None else None
     return mine / theirs if mine is not None and theirs else None
-
-
-def _like(row: Row, rows: list[Row], knob: str, value: object, without: str = "") -> Row | None:
-    """The configuration with that value and all else equal, but for knobs whose names begin with `without`."""
-
-    def rest(one: Row) -> dict[str, object]:
-        return {name: of for name, of in one.config.items() if not name.startswith(without or knob)}
-
-    return next((other for other in rows if other.config[knob] == value and rest(other) == rest(row)), None)
