@@ -15,7 +15,8 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import comparison, confirmation, figures, results, studies
+from tunediff.report import study_table
+from tunediff.reporting import comparison, confirmation, figures, results
 from tunediff.reporting.comparison import Comparison
 from tunediff.reporting.confirmation import Confirmation
 from tunediff.reporting.console import Console, Table, skipped, versus
@@ -96,7 +97,7 @@ def _main(argv: Sequence[str] | None) -> int:
     found = results.read(folder)
     figures.write_all(found)
     compared = comparison.compare(found) if found.space.seeds > 1 else None
-    studied = studies.table(found) if found.space.study is not None else None
+    studied = study_table.table(found) if found.space.study is not None else None
     block = summary(found, experiment.spent_s(folder), compared)
     if confirmed is not None:
         block |= confirmed.block() | {"confirmation": str(confirmation.write(confirmed)["confirm.md"])}
@@ -271,7 +272,7 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
 def _study_files(found: results.Results) -> dict[str, str]:
     if found.space.study is None:
         return {}
-    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.figure is not None else {}
+    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.has_figure else {}
     return {"study_table": str(found.folder / "study.md"), **figure}
 
 

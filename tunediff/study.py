@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
+
+import pydantic
+from annotated_types import MinLen
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError
-
-FILES = ("study.csv", "study.md", "study.png")
-"""What a study leaves in the folder of its search."""
-
-TOP = 10
-"""Operations of each configuration that a table of operations shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +72,12 @@ MEASURED: dict[str, Quantity] = {
     "load_average": Quantity("load average", "", "of the machine, over the last minute"),
     "other_load_share": Quantity("others' load", "%", "share of the machine's cores that others used", 100.0),
     "core_wait_share": Quantity("waiting for a core", "%", "share of its running time", 100.0),
-    "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
-    "setup_s": Quantity("setup", "s", "reading data, building the model"),
 }
 """What the last point of a trial holds, by name."""
 
 DERIVED: dict[str, Quantity] = {
+    "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
+    "setup_s": Quantity("setup", "s", "reading data, building the model"),
     "epoch_s": Quantity("epoch", "s", "images of the set / images per second, without compilation"),
     "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
     "versus_baseline": Quantity("vs. baseline", "×", "images/s / the baseline's"),
@@ -92,7 +90,7 @@ DERIVED: dict[str, Quantity] = {
     "images_to_break_even": Quantity("images to break even", "", "images after which compiling has paid for itself"),
     "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
 }
-"""What follows from the measurements of one or two configurations, by name."""
+"""What follows from the seconds of a run, or from the measurements of one or two configurations, by name."""
 
 WORDS: dict[str, Quantity] = {
     "configuration": Quantity("configuration", "", "what differs from the baseline, or the rung of the ladder"),
@@ -113,40 +111,8 @@ OPERATIONS: dict[str, Quantity] = {
 }
 """Columns of a table of operations: `operations: N` in the search file."""
 
-QUANTITIES = WORDS | MEASURED | DERIVED
-KINDS = ("lines", "bars", "stacked", "ladder", "operations")
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """What is drawn."""
-
-    kind: str
-    """`lines`, `bars`: a panel for each `y`; `stacked`: bars of all `y`, end to end; `ladder`: a rung with all before
-    it beside the rung alone; `operations`: the longest ones of each configuration."""
-    y: tuple[str, ...] = ()
-    x: str = "configuration"
-    lines: tuple[str, ...] = ()
-    """Knobs with a line (colour) for each of their values."""
-    labels: str | None = None
-    """Knob whose value is written beside every point of a line."""
-    log: tuple[str, ...] = ()
-    """Axes with a logarithmic scale: x, y."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """A checked `study:` section."""
-
-    title: str
-    columns: tuple[str, ...]
-    """Knobs and quantities."""
-    figure: Figure | None = None
-
-    @property
-    def of_operations(self) -> bool:
-        """Whether a row is an operation, not a configuration."""
-        return any(column in OPERATIONS for column in self.columns)
+NUMBERS = MEASURED | DERIVED
+QUANTITIES = WORDS | NUMBERS
 
 
 def quantity(name: str) -> Quantity:
@@ -154,92 +120,77 @@ def quantity(name: str) -> Quantity:
     return QUANTITIES.get(name) or OPERATIONS.get(name) or Quantity(name, "", "")
 
 
-def parse(content: Any, source: str, ladder: bool = False, operations: int = 0) -> Study:
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True))
+class Study:
+    """A `study:` section. A ladder draws its rungs, operations themselves, anything else lines over `x`, or bars."""
+
+    title: str = ""
+    columns: Annotated[tuple[str, ...], MinLen(1)] = Field(default=(), validate_default=True)
+    """Of the table: knobs and quantities."""
+    x: str | None = None
+    """A knob with numbers, or a measured number; None: bars, one for each configuration."""
+    y: Annotated[tuple[str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
+    """Measured numbers, with a panel each; none: no figure, but for that of operations."""
+
+    @property
+    def of_operations(self) -> bool:
+        """Whether a row is an operation, not a configuration."""
+        return any(column in OPERATIONS for column in self.columns)
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether it ends with a figure."""
+        return bool(self.y) or self.of_operations
+
+
+_ADAPTER = TypeAdapter(Study)
+_ALLOWED = {"title": "words", "columns": "a list of knobs and quantities", "x": "one name", "y": "a name, or several"}
+
+
+def parse(content: object, source: str, ladder: bool = False, operations: int = 0) -> Study:
     """Check a `study:` section. `ladder`: whether the search is one; `operations`: steps that are profiled.
 
     Raises `ConfigError` naming file, key, value and what is allowed.
     """
-    where = f"{source}: study"
-    content = _mapping(content, where, ("title", "columns", "figure"))
-    title = content.get("title", "")
-    if not isinstance(title, str):
-        raise ConfigError(f"{where}: title: {title!r} is not allowed; allowed: words")
-    columns = content.get("columns")
-    if not isinstance(columns, list) or not columns:
-        raise ConfigError(f"{where}: columns: needs a list of knobs and quantities, found {columns!r}")
-    for i, column in enumerate(columns):
-        _known(column, f"{where}: columns[{i}]", operations)
-    if len(set(columns)) < len(columns):
-        twice = next(column for column in columns if columns.count(column) > 1)
-        raise ConfigError(f"{where}: columns: {twice!r} is given twice")
-    study = Study(title, tuple(columns))
-    if study.of_operations and (odd := [c for c in columns if c in MEASURED | DERIVED]):
-        raise ConfigError(f"{where}: columns: {odd[0]!r} is a quantity of a whole step, not of an operation")
-    if "figure" not in content:
-        return study
-    return dataclasses.replace(study, figure=_figure(content["figure"], f"{where}: figure", ladder, operations))
-
-
-def _figure(content: Any, where: str, ladder: bool, operations: int) -> Figure:
-    content = _mapping(content, where, ("kind", "x", "y", "lines", "labels", "log"))
-    kind = content.get("kind", "lines")
-    if kind not in KINDS:
-        raise ConfigError(f"{where}: kind: {kind!r} is not allowed; allowed: {', '.join(KINDS)}")
-    for needed, given, words in (("ladder", ladder, "ladder:"), ("operations", operations, "operations:")):
-        if kind == needed and not given:
-            raise ConfigError(f"{where}: kind: {kind!r} needs {words} in the search file")
-    belongs = {"lines": ("x", "y", "lines", "labels", "log"), "bars": ("x", "y", "lines"), "stacked": ("x", "y"),
-               "ladder": ("y",), "operations": ()}[kind]  # fmt: skip
-    if odd := [key for key in content if key not in ("kind", *belongs)]:
-        raise ConfigError(f"{where}: {odd[0]}: does not belong to a figure of kind {kind}")
-    if "y" in belongs and "y" not in content:
-        raise ConfigError(f"{where}: y: is missing; e.g. y: images_per_s")
-    if kind == "lines" and "x" not in content:
-        raise ConfigError(f"{where}: x: is missing; e.g. x: loader.batch_size")
-    y, lines, log = (_listed(content.get(key, [])) for key in ("y", "lines", "log"))
-    for name in y:
-        _known(name, f"{where}: y", 0)
-        if name in WORDS or name in cfg.knobs():
-            raise ConfigError(f"{where}: y: {name!r} is not measured; allowed: {', '.join(MEASURED | DERIVED)}")
-    if "y" in belongs and not y:
-        raise ConfigError(f"{where}: y: names no quantity; e.g. y: images_per_s")
-    if kind == "ladder" and len(y) > 1:
-        raise ConfigError(f"{where}: y: a ladder has one quantity, found {', '.join(y)}")
-    x = content.get("x", "configuration")
-    _known(x, f"{where}: x", 0)
-    for key, names in (("lines", lines), ("labels", _listed(content.get("labels", [])))):
+    where, knobs = f"{source}: study", cfg.knobs()
+    study = _shaped(content, where)
+    for key, kind, names, allowed in (
+        ("columns", "knob or quantity", study.columns, [*QUANTITIES, *OPERATIONS, *knobs]),
+        ("x", "knob or measured number", () if study.x is None else (study.x,), [*NUMBERS, *knobs]),
+        ("y", "measured number", study.y, [*NUMBERS]),
+    ):
         for name in names:
-            if name not in cfg.knobs():
-                raise ConfigError(cfg.unknown_knob(str(name), f"{where}: {key}"))
-    labels = content.get("labels")
-    if isinstance(labels, list):
-        raise ConfigError(f"{where}: labels: {labels!r} is not allowed; allowed: one knob")
-    if wrong := [axis for axis in log if axis not in ("x", "y")]:
-        raise ConfigError(f"{where}: log: {wrong[0]!r} is not an axis; allowed: x, y")
-    return Figure(kind, y, x, lines, labels, log)
+            if name not in allowed:
+                near = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+                hint = f"did you mean {' or '.join(near)}?" if near else f"allowed: {', '.join(allowed)}"
+                raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {hint}")
+            if names.count(name) > 1:
+                raise ConfigError(f"{where}: {key}: {name!r} is given twice")
+    for key, names in (("columns", study.columns), ("y", study.y)):
+        if study.of_operations and (odd := [name for name in names if name in NUMBERS]):
+            raise ConfigError(f"{where}: {key}: {odd[0]!r} is a quantity of a whole step, not of an operation")
+    if study.of_operations and not operations:
+        name = next(column for column in study.columns if column in OPERATIONS)
+        raise ConfigError(f"{where}: columns: {name!r} needs operations: in the search file")
+    if study.x in knobs and knobs[study.x].kind not in ("int", "float"):
+        raise ConfigError(f"{where}: x: {study.x!r} holds no numbers; without x: there is a bar for each configuration")
+    if study.x is not None and not study.y:
+        raise ConfigError(f"{where}: x: {study.x!r} needs y: as well, e.g. y: images_per_s")
+    if ladder and (study.x is not None or len(study.y) > 1):
+        found = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
+        raise ConfigError(f"{where}: {found}: the figure of a ladder needs one name under y:, and no x:")
+    return study
 
 
-def _known(name: Any, where: str, operations: int) -> None:
-    """Refuse what is neither a knob nor a quantity."""
-    if name in OPERATIONS and name not in QUANTITIES:
-        if operations:
-            return
-        raise ConfigError(f"{where}: {name!r} needs operations: in the search file, and belongs into columns: only")
-    if name in cfg.knobs() or name in QUANTITIES:
-        return
-    near = difflib.get_close_matches(str(name), [*QUANTITIES, *OPERATIONS, *cfg.knobs()], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"allowed: a knob, or {', '.join(QUANTITIES)}"
-    raise ConfigError(f"{where}: {name!r}: no such knob or quantity; {hint}")
-
-
-def _mapping(value: Any, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: needs `key: value` lines, found {value!r}")
-    for key in value:
-        if key not in keys:
-            raise ConfigError(f"{where}: {key}: no such key; allowed: {', '.join(keys)}")
-    return value
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list) else (value,)
+def _shaped(content: object, where: str) -> Study:
+    """The section with its names as they stand there."""
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: needs `key: value` lines, found {content!r}")
+    try:
+        return _ADAPTER.validate_python(content)
+    except pydantic.ValidationError as error:
+        keys = [str(detail["loc"][0]) for detail in error.errors()]
+    key = next((key for key in keys if key not in _ALLOWED), keys[0])
+    if key not in _ALLOWED:
+        raise ConfigError(f"{where}: {key}: no such key; allowed: {', '.join(_ALLOWED)}")
+    raise ConfigError(f"{where}: {key}: {content.get(key)!r} is not allowed; allowed: {_ALLOWED[key]}")

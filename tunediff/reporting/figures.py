@@ -14,9 +14,8 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tunediff import study as studies_
 from tunediff.cli import number, seconds
-from tunediff.reporting import studies, study_figures
+from tunediff.report import study_figure, study_table
 from tunediff.reporting.comparison import Comparison, Group, compare
 from tunediff.reporting.results import Results
 
@@ -133,20 +132,20 @@ def write_all(found: Results) -> dict[str, Path]:
         written["comparison.md"].write_text("\n".join(lines) + "\n", encoding="utf-8")
         comparison(found, compared, written["comparison.png"])
     if found.space.study is not None:
-        written |= study(found, studies.table(found))
+        written |= study(found, study_table.table(found))
     return written
 
 
-def study(found: Results, table: studies.Table) -> dict[str, Path]:
+def study(found: Results, table: study_table.Table) -> dict[str, Path]:
     """Write the table and the figure of a study; returns their paths by file name."""
-    kept = [name for name in studies_.FILES if table.study.figure is not None or not name.endswith(".png")]
-    written = {name: found.folder / name for name in kept}
+    names = ["study.csv", "study.md", *(["study.png"] if table.study.has_figure else [])]
+    written = {name: found.folder / name for name in names}
     table.frame().to_csv(written["study.csv"], index=False)
     about = measured_on(found)
     lines = [f"# {table.study.title or found.folder.name}", "", *([about + ".", ""] if about else []), table.markdown()]
     written["study.md"].write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if table.study.figure is not None:
-        study_figures.draw(table, about, written["study.png"])
+    if table.study.has_figure:
+        study_figure.draw(table, about, written["study.png"])
     return written
 
 

@@ -1,7 +1,7 @@
 """The report of a search: one HTML file that needs nothing else, and its data as CSV and PNG beside it.
 
 A section says in a sentence what is to be seen, and is left out where there is nothing. Numbers come from `results`,
-`comparison`, `confirmation`, `studies` and `report_numbers`; everything that a file holds is escaped by `report_html`.
+`comparison`, `confirmation`, `study_table` and `report_numbers`; all that a file holds is escaped by `report_html`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from scipy import special  # scipy.stats takes seconds to import
 
 from tunediff.cli import number
 from tunediff.record import TrialRecord
-from tunediff.reporting import studies
+from tunediff.report import study_table
 from tunediff.reporting.comparison import LEVEL, holm
 from tunediff.reporting.report_words import shown
 from tunediff.reporting.results import Results
@@ -418,7 +418,7 @@ def compiled(found: Results) -> pd.DataFrame:
     """One row per configuration under torch.compile: its cost, and when it has paid, where it also ran without.
 
     `break_even_s`: training seconds, compilation included, after which it has seen as many images as the same
-    configuration without compilation. By `studies`, which compares equal configurations only.
+    configuration without compilation. By `study_table`, which compares equal configurations only.
     """
     groups: dict[str, list[TrialRecord]] = {}
     for trial in found.trials:
@@ -434,7 +434,7 @@ def compiled(found: Results) -> pd.DataFrame:
         if plain is None:  # nothing to compare with
             rows = [(trial, {"compile_s": compile_s(trial), "images_per_s": rate(trial)}) for trial in trials]
         elif any(map(_compiles, trials)):
-            table = studies.table(dataclasses.replace(found, space=space, trials=trials))
+            table = study_table.table(dataclasses.replace(found, space=space, trials=trials))
             rows = [(row.runs[0], dict(row.values)) for row in table.rows if _compiles(row.runs[0])]
         for trial, values in rows:
             lines.append(

@@ -12,7 +12,8 @@ import pandas as pd
 from tunediff import config as cfg
 from tunediff.cli import knobs, number
 from tunediff.record import TrialRecord
-from tunediff.reporting import confirmation, figures, report_figures, report_numbers, studies, study_figures
+from tunediff.report import study_figure, study_table
+from tunediff.reporting import confirmation, figures, report_figures, report_numbers
 from tunediff.reporting.comparison import BETTER, SAME, Comparison
 from tunediff.reporting.confirmation import Confirmation, Estimate
 from tunediff.reporting.report_html import Html, el, join, picture, table
@@ -315,7 +316,7 @@ def study(subject: Subject, files: Files) -> Html | None:
     if found.space.study is None or not found.trials:
         return None
     try:
-        told = studies.table(found)
+        told = study_table.table(found)
         lines = iter(told.records())
     except (
         KeyError,
@@ -329,13 +330,13 @@ def study(subject: Subject, files: Files) -> Html | None:
     for row in told.rows:
         for _ in range(max(1, len(row.operations)) if told.study.of_operations else 1):
             line = next(lines)
-            cells = [studies.shown(column, line[column]) for column in told.columns]
+            cells = [study_table.shown(column, line[column]) for column in told.columns]
             rows.append([f"{cells[0]} {told.marks(row)}".rstrip(), *cells[1:]])
     figure = None
-    if told.study.figure is not None:
+    if told.study.has_figure:
         figure = files.drawn(
             "study",
-            lambda path: study_figures.draw(told, figures.measured_on(found), path),
+            lambda path: study_figure.draw(told, figures.measured_on(found), path),
             "the figure of the study",
             "The study's own figure.",
         )

@@ -10,7 +10,8 @@ import yaml
 from tunediff import config as cfg
 from tunediff import record, search, space
 from tunediff.config import ConfigError
-from tunediff.reporting import figures, results, studies
+from tunediff.report import study_figure, study_table
+from tunediff.reporting import figures, results
 from tunediff.tuning import experiment
 
 GRID = """
@@ -24,7 +25,8 @@ study:
   title: Time per epoch
   columns: [parallel.workers, loader.batch_size, images_per_s, epoch_s, epoch_data_wait_s, versus_baseline,
             percent_of_base, memory_percent_of_base, speedup_over_one_worker, scaling_efficiency, step_s]
-  figure: {kind: lines, x: loader.batch_size, y: epoch_s, lines: parallel.workers, log: [x, y]}
+  x: loader.batch_size
+  y: epoch_s
 """
 RATES = {(1, 64): 100.0, (1, 128): 125.0, (2, 64): 160.0, (2, 128): 250.0}
 
@@ -80,7 +82,7 @@ def column(table, name):
 
 # ----------------------------------------------------------------------------------------------------------- quantities
 def test_rates_become_epochs_and_ratios(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
     # as the file lists them, although the baseline (128) ran first
     assert list(zip(column(table, "parallel.workers"), column(table, "loader.batch_size"), strict=True)) == list(RATES)
     assert column(table, "epoch_s") == pytest.approx([10.0, 8.0, 6.25, 4.0])
@@ -93,7 +95,7 @@ def test_rates_become_epochs_and_ratios(tmp_path):
 
 
 def test_the_table_is_read_in_handy_units(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
     head, _, first, *_ = table.markdown().splitlines()
     named = {name.strip(): cell.strip() for name, cell in zip(head.split("|"), first.split("|"), strict=True)}
     assert (named["parallel.workers"], named["step (ms)"], named["epoch (s)"]) == ("1", "640", "10")
@@ -110,7 +112,7 @@ grid:
   compile.scope: {choice: [model, blocks], when: {compile.mode: default}}
 study:
   columns: [compile.mode, compile.scope, compile_s, versus_uncompiled, images_to_break_even, break_even_s]
-  figure: {kind: stacked, y: [compile_s, epoch_s]}
+  y: [compile_s, epoch_s]
 """
 
 
@@ -121,7 +123,7 @@ def test_when_compiling_has_paid_for_itself(tmp_path):
         faster = config.compile.scope == "model"
         return {"images_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
 
-    table = studies.table(finished(tmp_path / "night", COMPILED, measure))
+    table = study_table.table(finished(tmp_path / "night", COMPILED, measure))
     assert column(table, "compile_s") == [0.0, 30.0, 10.0]
     assert column(table, "compile.scope") == [None, "model", "blocks"], "empty where it does not apply"
     assert column(table, "versus_uncompiled") == [None, 1.25, 0.8]
@@ -142,7 +144,7 @@ ladder:
 study:
   title: Rungs
   columns: [configuration, images_per_s, percent_of_base, versus_previous, peak_memory_mib]
-  figure: {kind: ladder, y: images_per_s}
+  y: images_per_s
 """
 
 
@@ -152,7 +154,7 @@ def by_rung(config):
 
 
 def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
-    table = studies.table(finished(tmp_path / "night", LADDER, by_rung))
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
     assert column(table, "configuration") == [
         "base", "+ bf16", "+ batch of 256", "+ pinned", "bf16 alone", "batch of 256 alone", "pinned alone",
     ]  # fmt: skip
@@ -171,7 +173,7 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
         return point | {"images_per_s": point["images_per_s"] * (1.1 if config.seed else 0.9)}
 
     found = finished(tmp_path / "night", text, measure, ends={5: ("oom", "full")})
-    table = studies.table(found)
+    table = study_table.table(found)
     failed = found.trials[5].config["loader.batch_size"], found.trials[5].config["parallel.workers"]
     assert failed == (64, 1)
     assert column(table, "images_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
@@ -180,9 +182,28 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
     assert column(table, "versus_baseline") == pytest.approx([90 / 125, 1, 1.28, 2])
 
 
+def test_what_not_every_seed_measured_has_no_mean(tmp_path):
+    text = GRID.replace("objective:", "seeds: 2\nobjective:")
+    table = study_table.table(
+        finished(
+            tmp_path / "night", text, lambda config: {"images_per_s": 10.0} | ({} if config.seed else {"step_s": 1.0})
+        )
+    )
+    assert column(table, "images_per_s") == [10.0] * 4
+    assert column(table, "step_s") == [None] * 4
+
+
+def test_what_is_no_number_is_not_known(tmp_path):
+    found = finished(tmp_path / "night", GRID, by_grid)
+    for path in found.folder.glob("trials/*/journal.jsonl"):
+        path.write_text(path.read_text().replace('"peak_memory_mib": 50.0', '"peak_memory_mib": Infinity'))
+    table = study_table.table(results.read(found.folder))
+    assert column(table, "memory_percent_of_base") == [None, 100, None, 100]
+
+
 # ---------------------------------------------------------------------------------------------------------------- marks
 def test_a_knob_without_effect_is_marked_where_it_is_tried(tmp_path):
-    table = studies.table(finished(tmp_path / "night", LADDER, by_rung))
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
     marked = [row.label for row in table.rows if table.marks(row)]
     assert marked == ["+ pinned", "pinned alone"]
     assert "† loader.pin_memory changes nothing here: nothing is copied to a GPU" in table.notes()
@@ -199,7 +220,7 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
 
     found = finished(tmp_path / "night", GRID, measure, ends={3: ("oom", "9 GiB asked for"), 1: None})
     assert found.trials[3].config["loader.batch_size"] == 128
-    table = studies.table(found)
+    table = study_table.table(found)
     assert [table.marks(row) for row in table.rows] == ["‡", "", "‡", ""]
     assert column(table, "status") == ["running", "ok", "ok", "oom"]
     assert table.columns[-1] == "status"
@@ -212,21 +233,21 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
 
 
 def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
     assert [table.marks(row) for row in table.rows] == [""] * 4
     assert table.notes() == ["others used the machine during every run"]
     assert column(table, "disturbed") == [True] * 4
 
 
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
     assert column(table, "images_per_s") == [100, None, 160, 250]
     assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
 
 
 def test_what_was_not_measured_stays_empty(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
     assert column(table, "epoch_s") == [100.0] * 4
     assert column(table, "step_s") == column(table, "epoch_data_wait_s") == [None] * 4
 
@@ -241,13 +262,14 @@ trials:
   - {precision.amp: bf16}
 study:
   columns: [configuration, precision.amp, operation, calls, calls_per_step, self_s_per_step, total_s, share]
-  figure: {kind: operations}
 """
 LINES = [f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{0.2 * i:.1f},{i / 78}' for i in range(1, 13)]
 
 
 def test_the_ten_longest_operations_of_each_configuration(tmp_path):
-    table = studies.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES))
+    table = study_table.table(
+        finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
+    )
     lines = table.records()
     assert [line["configuration"] for line in lines] == ["baseline"] * 10 + ["precision.amp=bf16"] * 10
     first = lines[0]
@@ -260,32 +282,43 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 
 
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
-    table = studies.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
     figures.write_all(results.read(tmp_path / "night"))
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def with_figure(text, figure):
+def with_axes(text, x, *y):
     content = yaml.safe_load(text)
-    content["study"]["figure"] = figure
+    content["study"] |= {"x": x, "y": list(y)}
     return yaml.safe_dump(content, sort_keys=False)
 
 
 FIGURES = {
     "lines": GRID,
-    "panels": with_figure(
-        GRID, {"x": "parallel.workers", "y": ["images_per_s", "step_s"], "lines": "loader.batch_size"}
-    ),
-    "words": with_figure(GRID, {"x": "configuration", "y": "images_per_s"}),
-    "labels": with_figure(GRID, {"x": "peak_memory_mib", "y": "images_per_s", "labels": "loader.batch_size"}),
-    "bars": with_figure(GRID, {"kind": "bars", "x": "parallel.workers", "y": "epoch_s", "lines": "loader.batch_size"}),
-    "configurations": with_figure(GRID, {"kind": "bars", "y": ["epoch_s", "peak_memory_mib"]}),
-    "stacked": with_figure(GRID, {"kind": "stacked", "y": ["epoch_data_wait_s", "epoch_s"]}),
-    "knob stacked": with_figure(GRID, {"kind": "stacked", "x": "parallel.workers", "y": "step_s"}),
+    "panels": with_axes(GRID, "parallel.workers", "images_per_s", "step_s"),
+    "measured": with_axes(GRID, "peak_memory_mib", "images_per_s"),
+    "bars": with_axes(GRID, None, "epoch_s", "peak_memory_mib"),
+    "stacked": with_axes(GRID, None, "epoch_data_wait_s", "epoch_s"),
     "ladder": LADDER,
     "operations": OPERATIONS,
 }
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The panels that a study is drawn in."""
+    sheets, close = [], study_figure.plt.close
+    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
+
+    def draw(text, measure=by_grid, operations=None):
+        found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
+        figures.study(found, study_table.table(found))
+        return sheets[-1].axes
+
+    yield draw
+    for sheet in sheets:
+        close(sheet)
 
 
 @pytest.mark.parametrize("kind", FIGURES)
@@ -295,36 +328,119 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
-    written = figures.study(found, studies.table(found))
+    written = figures.study(found, study_table.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
+def series(axes):
+    """Label, lengths and words of each series of bars, of the first name first."""
+    found, words = {}, iter(text.get_text() for text in axes.texts)
+    for bars in axes.containers:
+        found[bars.get_label()] = [(bar.get_width(), next(words)) for bar in bars]
+    return found
 
-    drawn = []
-    monkeypatch.setattr(study_figures.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", LADDER, by_rung))
-    (axes,) = drawn[-1].axes
-    texts = [text.get_text() for text in axes.texts]
-    assert texts == ["100 %", "150 %", "150 %", "300 %", "200 %", "300 % †", "100 % †"]
-    widths = [bar.get_width() for bar in axes.patches][: len(texts)]
-    assert widths == [100, 150, 150, 300, 200, 300, 100]
+
+def test_bars_of_the_ladder_carry_percent_of_the_base(drawn):
+    (axes,) = drawn(LADDER, by_rung)
+    assert series(axes) == {
+        "with all rungs before it": [(100, "100 %"), (150, "150 %"), (300, "300 %"), (300, "300 % †")],
+        "alone": [(0, ""), (150, "150 %"), (200, "200 %"), (100, "100 % †")],
+    }
     assert [label.get_text() for label in axes.get_yticklabels()] == ["base", "+ bf16", "+ batch of 256", "+ pinned"]
+    assert axes.get_xlabel() == "images/s"
 
 
-def test_lines_have_the_values_of_the_table(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
+def lines(axes):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
 
-    drawn = []
-    monkeypatch.setattr(study_figures.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", GRID, by_grid))
-    (axes,) = drawn[-1].axes
-    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+def test_lines_have_the_values_of_the_table(drawn):
+    (axes,) = drawn(GRID)
+    assert lines(axes) == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear"), "of two batch sizes one is twice the other"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("loader.batch_size", "epoch (s)")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128"]
+    assert axes.get_legend().get_title().get_text() == "parallel.workers"
+
+
+def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):
+    text = FIGURES["panels"].replace("- 1\n", "- X\n").replace("- 2\n", "- 1\n").replace("- X\n", "- 2\n")
+    rate, step = drawn(text)
+    assert lines(rate) == {"64": ([1, 2], [100, 160]), "128": ([1, 2], [125, 250])}
+    assert lines(step) == {"64": ([1, 2], [640, 400]), "128": ([1, 2], [1024, 512])}
+    assert (rate.get_ylabel(), step.get_ylabel()) == ("images/s", "step (ms)")
+
+
+def test_more_than_a_decade_is_drawn_logarithmically(drawn):
+    text = GRID.replace("[64, 128]", "[20, 128, 320]")
+    (axes,) = drawn(text, lambda config: {"images_per_s": 2.0 * config.loader.batch_size})
+    assert lines(axes)["1"] == ([20, 128, 320], [25, 3.90625, 1.5625])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "128", "320"]
+
+
+def test_within_a_decade_axes_are_straight(drawn):
+    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"images_per_s": 10.0})
+    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylim()[0]) == ("linear", "linear", 0)
+
+
+def test_over_what_is_measured_the_last_knob_runs_along_the_lines(drawn):
+    (axes,) = drawn(FIGURES["measured"])
+    assert lines(axes) == {"1": ([50, 100], [100, 125]), "2": ([50, 100], [160, 250])}
+    at = {tuple(text.xy): text.get_text() for text in axes.texts}
+    assert at == {(50, 100): "64", (100, 125): "128", (50, 160): "64", (100, 250): "128"}
+    assert axes.get_xlabel() == "memory (MiB)"
+
+
+def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
+    left, right = drawn(FIGURES["bars"])
+    assert series(left) == {"epoch": [(10, "10"), (8, "8"), (6.25, "6.25"), (4, "4")]}
+    assert series(right) == {"memory": [(50, "50"), (100, "100"), (50, "50"), (100, "100")]}
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == [
+        "workers 1, batch_size 64",
+        "workers 1, batch_size 128",
+        "workers 2, batch_size 64",
+        "workers 2, batch_size 128",
+    ]
+    assert (left.get_xlabel(), right.get_xlabel()) == ("epoch (s)", "memory (MiB)")
+
+
+def test_knobs_of_one_last_name_are_told_apart(drawn):
+    grid = "  timesteps.name: [uniform, stratified]\n  weighting.name: [constant, min_snr]\n"
+    text = FIGURES["bars"].replace(FIGURES["bars"].partition("grid:\n")[2].partition("study:")[0], grid)
+    left, _ = drawn(text, lambda _: {"images_per_s": 10.0})
+    assert left.get_yticklabels()[1].get_text() == "timesteps.name uniform, weighting.name min_snr"
+
+
+def test_the_title_says_what_the_marks_mean(drawn):
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": config.loader.batch_size == 256})
+    assert axes.figure.get_suptitle().splitlines() == [
+        "Rungs", "abacus, 2 CPU cores, torch 9, 5s training each", "† changes nothing here, ‡ others used the machine",
+    ]  # fmt: skip
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": True})
+    assert axes.figure.get_suptitle().endswith("\n† changes nothing here, others used the machine during every run")
+
+
+def test_parts_in_seconds_lie_end_to_end(drawn):
+    (axes,) = drawn(COMPILED, lambda config: {"images_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")})
+    assert series(axes) == {
+        "compile": [(0, ""), (30, ""), (30, "")],
+        "epoch": [(10, "10"), (10, "40"), (10, "40")],
+    }
+    assert [bar.get_x() for bar in axes.containers[1]] == [0, 30, 30]
+    assert axes.get_xlabel() == "s"
+    assert axes.get_xlim()[1] > 1.1 * 40, "room for the words"
+
+
+def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
+    upper, lower = drawn(OPERATIONS, lambda _: {"images_per_s": 10.0}, LINES)
+    assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
+    (bars,) = series(upper).values()
+    assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]
+    assert [length for length, _ in bars[:2]] == pytest.approx([300, 275])
+    assert upper.get_yticklabels()[0].get_text() == "aten::op<12, float>"
 
 
 # ---------------------------------------------------------------------------------------------------------- whole folder
@@ -341,7 +457,7 @@ def test_files_are_made_from_the_folder_alone(tmp_path):
 
 def test_a_study_needs_no_figure(tmp_path):
     content = yaml.safe_load(GRID)
-    del content["study"]["figure"]
+    del content["study"]["x"], content["study"]["y"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert set(figures.write_all(found)) >= {"study.csv", "study.md"}
     assert not (found.folder / "study.png").exists()
@@ -354,7 +470,7 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert "study.csv" not in figures.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
-        studies.table(found)
+        study_table.table(found)
 
 
 def test_the_search_ends_with_the_table(tmp_path, capsys):
@@ -383,12 +499,12 @@ def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
 
 
 def test_numbers_are_shown_as_they_are_read():
-    assert studies.shown("step_s", 0.0123) == "12.3"
-    assert studies.shown("loader.batch_size", 128) == "128"
-    assert studies.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
-    assert studies.shown("peak_memory_mib", 2249.3) == "2249"
-    assert studies.shown("images_per_s", None) == studies.shown("images_per_s", math.nan) == ""
-    assert studies.shown("precision.amp", "bf16") == "bf16"
+    assert study_table.shown("step_s", 0.0123) == "12.3"
+    assert study_table.shown("loader.batch_size", 128) == "128"
+    assert study_table.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
+    assert study_table.shown("peak_memory_mib", 2249.3) == "2249"
+    assert study_table.shown("images_per_s", None) == study_table.shown("images_per_s", math.nan) == ""
+    assert study_table.shown("precision.amp", "bf16") == "bf16"
 
 
 def test_knobs_may_stand_after_options():
