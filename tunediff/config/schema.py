@@ -159,7 +159,7 @@ def _arms(kind: Any) -> list[Any]:
     return [arm for arm in typing.get_args(kind) if arm is not type(None)]
 
 
-def _knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
+def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
     """The knobs of a dataclass in the order of its fields; one that several union members share comes for each."""
     hints = typing.get_type_hints(cls, include_extras=True)
     bases = [getattr(base, "__pydantic_fields__", {}) for base in cls.__mro__]  # a new default keeps the old words
@@ -172,14 +172,14 @@ def _knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None
             documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, arms, strict=True)]
             yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable)
             for arm, arm_name in zip(arms, names, strict=True):
-                of_arm = _knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
+                of_arm = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
                 yield from (knob for knob in of_arm if knob.name != f"{name}.name")
             continue
         if arms:
             kind, more = _unwrap(arms[0])
             metadata += more
         if dataclasses.is_dataclass(kind):
-            yield from _knobs_of(typing.cast(type, kind), name + ".", member, searchable)
+            yield from knobs_of(typing.cast(type, kind), name + ".", member, searchable)
             continue
         about = next((words for of in bases if field.name in of and (words := of[field.name].description)), "")
         common: dict[str, Any] = {
@@ -255,7 +255,7 @@ class Schema:
 
     @functools.cached_property
     def _all(self) -> tuple[Knob, ...]:
-        found = list(_knobs_of(self.type))
+        found = list(knobs_of(self.type))
         return tuple(sorted(found, key=lambda knob: self.order.index(knob.name.partition(".")[0])))
 
     @functools.cached_property
