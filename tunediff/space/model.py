@@ -6,28 +6,24 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
 from tunediff import config as cfg
 from tunediff import study as studies
 from tunediff.config import ConfigError, Metric, Schema, Workload
-from tunediff.config.schema import Int, section
+from tunediff.config.schema import Bool, Int, Str, section
 
 MAX_SEEDS = 100
 RATE = Metric("images_per_s", "max", "images/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
 
 
-class Trial(Protocol):
-    """What `Draw` needs of an Optuna trial."""
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any: ...
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float: ...
+def refuse(broken: object, why: str) -> None:
+    """Raise `ConfigError` if a rule is broken."""
+    if broken:
+        raise ConfigError(why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +49,16 @@ class Dimension:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
-        if self.step is None:
-            return True
-        steps = (value - self.low) / self.step
-        return abs(steps - round(steps)) < 1e-9
+        return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
 
-    def suggest(self, trial: Trial) -> Any:
-        """Ask Optuna for a value."""
+    def suggest(self, trial: Any) -> Any:
+        """Ask an Optuna trial for a value."""
         if self.choices is not None:
             labels = {as_param(choice): choice for choice in self.choices}
             return labels[trial.suggest_categorical(self.name, list(labels))]
-        if self.whole:
-            step = int(self.step) if self.step is not None else 1
-            return trial.suggest_int(self.name, int(self.low), int(self.high), step=step, log=self.log)
-        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+        if not self.whole:
+            return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+        return trial.suggest_int(self.name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
 
     @property
     def condition(self) -> str:
@@ -74,16 +66,15 @@ class Dimension:
         return " and ".join(f"{name} is {' or '.join(map(str, allowed))}" for name, allowed in self.when)
 
     def __str__(self) -> str:
+        when = f" when {self.condition}" if self.when else ""
         if self.choices is not None:
-            words = "[" + ", ".join(str(choice) for choice in self.choices) + "]"
-        else:
-            words = f"{self.low:g} … {self.high:g}" + (f" in steps of {self.step:g}" if self.step else "")
-            words += " (log)" if self.log else ""
-        return words + (f" when {self.condition}" if self.when else "")
+            return f"[{', '.join(map(str, self.choices))}]{when}"
+        step = f" in steps of {self.step:g}" if self.step else ""
+        return f"{self.low:g} … {self.high:g}{step}{' (log)' if self.log else ''}{when}"
 
 
 def as_param(value: Any) -> Any:
-    """A value as Optuna stores it. Optuna stores None, bool, int, float and str; a list travels as its JSON text."""
+    """A value as Optuna stores it, which knows no lists: they travel as their JSON text."""
     return json.dumps(value) if isinstance(value, list) else value
 
 
@@ -98,7 +89,7 @@ class Draw:
     def __init__(self, dimensions: tuple[Dimension, ...]) -> None:
         self.dimensions = dimensions
 
-    def __call__(self, trial: Trial) -> dict[str, Any]:
+    def __call__(self, trial: Any) -> dict[str, Any]:
         """Suggest every dimension that applies, in file order."""
         values: dict[str, Any] = {}
         for dimension in self.dimensions:
@@ -153,44 +144,60 @@ class Confirm:
     """Knobs of `evaluation.` for one more evaluation of every finished run; empty: none."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchSpace:
+@section
+class Manner:
+    """How trials are run: keys of a search file that mean just what they say."""
+
+    early_stopping: Literal["none", "asha", "median"] = "none"
+    seed: Annotated[Int, Ge(0)] = 0
+    """Of the search; a training's own is the knob `seed`."""
+    fresh: Bool = False
+    """Whether every trial runs in new worker processes."""
+    alone: Bool = False
+    """Whether one trial has the machine to itself, however many GPUs there are."""
+    operations: Annotated[Int, Ge(0), Le(1000)] = 0
+    """Steps of every trial that are profiled after its training, each call of each step held in memory."""
+    warm_start: Str | None = None
+    """Folder of an earlier search whose trials this one knows from the start."""
+    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSpace(Manner):
     """A checked search file."""
 
     source: str
     baseline: Any
-    """The configuration that everything is compared with; of the workload's own type."""
-    objective: Metric
+    """The configuration that everything is compared with, of the workload's own type."""
     kind: str
     """`search`, `grid`, `trials` or `ladder`."""
     budget: SearchBudget
-    dimensions: tuple[Dimension, ...] = ()
-    candidates: tuple[dict[str, Any], ...] = ()
-    """Tried first, the baseline before all; all there are unless it is a `search`. Values of all dimensions that apply."""
+    metric: str
+    """What is searched for, as the points of a trial have it."""
+    mode: Literal["min", "max"]
+    label: str
+    """What the metric is called."""
     cost: str | None = None
     """Second objective: the search then looks for the best trade-offs, not for one winner."""
-    early_stopping: str = "none"
-    seed: int = 0
+    dimensions: tuple[Dimension, ...] = ()
+    candidates: tuple[dict[str, Any], ...] = ()
+    """Tried first, the baseline before all; in all forms but `search` there are no others."""
     seeds: int = 1
     """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
     skipped: tuple[str, ...] = ()
     """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
     rungs: tuple[Rung, ...] = ()
     """Of a ladder."""
-    fresh: bool = False
-    """Whether every trial runs in new worker processes."""
-    operations: int = 0
-    """Steps of every trial that are profiled after its training."""
     study: studies.Study | None = None
     """The table and the figure that it ends with."""
-    alone: bool = False
-    """Whether one trial has the machine to itself, however many GPUs there are."""
-    warm_start: str | None = None
-    """Folder of an earlier search whose trials this one knows from the start."""
     confirm: Confirm | None = None
     """How the finalists are run again."""
-    final: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
+
+    @property
+    def schema(self) -> Schema:
+        """The knobs there are."""
+        return self.workload.schema
 
     @property
     def workload(self) -> Workload:
@@ -198,29 +205,9 @@ class SearchSpace:
         return cfg.of(self.baseline)
 
     @property
-    def schema(self) -> Schema:
-        """The knobs there are."""
-        return cfg.of(self.baseline).schema
-
-    @property
-    def metric(self) -> str:
-        """Name of what is searched for, as the points of a trial have it."""
-        return self.objective.name
-
-    @property
-    def mode(self) -> str:
-        """`min` or `max`."""
-        return self.objective.mode
-
-    @property
-    def label(self) -> str:
-        """What the metric is called."""
-        return self.objective.label or self.objective.name
-
-    @property
     def evaluates(self) -> bool:
         """Whether models are judged, not only their speed."""
-        return self.objective != RATE
+        return self.metric != RATE.name
 
     def config(self, values: Mapping[str, Any]) -> Any:
         """The configuration of drawn values; raises `ConfigError` when its knobs contradict each other."""
@@ -231,9 +218,9 @@ class SearchSpace:
 
         Of a configuration, of drawn values, or of a whole configuration by dotted names, as a record keeps it.
         """
-        if isinstance(of, Mapping):
-            of = self.config({name: value for name, value in of.items() if name != "workload"})
-        return cfg.differences(of, self.baseline)
+        if isinstance(of, cfg.Configuration):
+            return cfg.differences(of, self.baseline)
+        return self.changed(self.config({name: value for name, value in of.items() if name != "workload"}))
 
     def expand(self, point: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.
@@ -243,19 +230,17 @@ class SearchSpace:
         ours = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
         full: dict[str, Any] = {}
         for dimension in self.dimensions:
-            name, given = dimension.name, dimension.name in point
+            name, given, value = dimension.name, dimension.name in point, ours.get(dimension.name)
             if not dimension.active(full):
-                if given:
-                    raise ConfigError(f"{where}: {name}: {point[name]!r} applies only when {dimension.condition}")
+                refuse(given, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
                 continue
-            value = ours[name]
-            if not dimension.contains(value):
-                origin = "" if given else ", the baseline's value,"
-                hint = "" if given else " (add it to the space, or give another under baseline:)"
-                raise ConfigError(f"{where}: {name}: {value!r}{origin} lies outside the space; allowed: {dimension}{hint}")
+            origin = "" if given else ", the baseline's value,"
+            hint = "" if given else " (add it to the space, or give another under baseline:)"
+            outside = f"{value!r}{origin} lies outside the space; allowed: {dimension}{hint}"
+            refuse(not dimension.contains(value), f"{where}: {name}: {outside}")
             full[name] = value
-        if outside := [name for name in point if name not in full]:
-            raise ConfigError(f"{where}: {outside[0]}: {point[outside[0]]!r} is not searched; put it under fixed:")
+        for name in point:
+            refuse(name not in full, f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:")
         return full
 
 
@@ -275,8 +260,6 @@ def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | No
 
 def size(space: SearchSpace) -> float:
     """How many points the space holds; infinite with a real-valued range."""
-    if space.kind != "search":
-        return len(space.candidates)
 
     def count(values: dict[str, Any], rest: tuple[Dimension, ...]) -> float:
         if not rest:
@@ -284,13 +267,11 @@ def size(space: SearchSpace) -> float:
         head, tail = rest[0], rest[1:]
         if not head.active(values):
             return count(values, tail)
-        if head.choices is not None:
-            matters = any(name == head.name for dimension in tail for name, _ in dimension.when)
-            if not matters:
-                return len(head.choices) * count(values, tail)
+        if head.choices is None:
+            real = head.step is None and not head.whole
+            return (math.inf if real else round((head.high - head.low) / (head.step or 1)) + 1) * count(values, tail)
+        if any(name == head.name for dimension in tail for name, _ in dimension.when):
             return sum(count({**values, head.name: choice}, tail) for choice in head.choices)
-        if head.step is None and not head.whole:
-            return math.inf
-        return (round((head.high - head.low) / (head.step or 1)) + 1) * count(values, tail)
+        return len(head.choices) * count(values, tail)
 
-    return count({}, space.dimensions)
+    return count({}, space.dimensions) if space.kind == "search" else len(space.candidates)

@@ -16,9 +16,9 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff import study as studies
 from tunediff.config import ConfigError, Metric
-from tunediff.space.candidates import planned, repeated
-from tunediff.space.model import RATE, Confirm, SearchBudget, SearchSpace
-from tunediff.space.sections import COSTS, FORMS, Budget, File, Objective, checked
+from tunediff.space.model import RATE, Confirm, Manner, SearchBudget, SearchSpace, refuse
+from tunediff.space.points import planned
+from tunediff.space.sections import COSTS, Budget, File, Lines, Objective, checked
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
@@ -45,7 +45,7 @@ def of_search(folder: Path) -> Path:
     return folder / "search.yaml"
 
 
-def load(path: Path, words: Sequence[str] = (), budget: Mapping[str, Any] | None = None) -> SearchSpace:
+def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
     """Read and check a search file. `words` (`knob=value`) go on top of `fixed:`, `budget` on top of `budget:`."""
     return parse(read(path), str(path), path.parent, words, budget)
 
@@ -69,89 +69,82 @@ def parse(
     source: str,
     folder: Path = Path(),
     words: Sequence[str] = (),
-    budget: Mapping[str, Any] | None = None,
+    budget: Lines | None = None,
 ) -> SearchSpace:
-    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed."""
+    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed.
+
+    `folder` is where `base:` is looked for; `words` and `budget` as in `load`.
+    """
     file = checked(File, dict(content), source)
     kind = _kind(file, source)
-    baseline = _baseline(file, kind, source, folder, words)
-    objective, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
+    baseline = _baseline(file, source, folder, words)
+    metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
     _check_together(file, kind, cost, source)
     space = SearchSpace(
-        source, baseline, objective, kind, _budget({**file.budget, **(budget or {})}, source, kind, objective),
-        cost=cost, early_stopping=file.early_stopping, seed=file.seed, fresh=file.fresh, operations=file.operations,
-        alone=file.alone, warm_start=file.warm_start,
+        **{field.name: getattr(file, field.name) for field in dataclasses.fields(Manner)},
+        source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
+        label=metric.label or metric.name, budget=_budget({**file.budget, **(budget or {})}, source, kind, metric),
+        confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
+        study=None if file.study is None else studies.parse(file.study, source, kind == "ladder", file.operations),
     )  # fmt: skip
-    confirm = None
-    if file.confirm is not None:
-        confirm = checked(Confirm, file.confirm, f"{source}: confirm")
-        _check_final(confirm.final, f"{source}: confirm: final", space)
-    _check_final(file.final, f"{source}: final", space)
-    study = None
-    if file.study is not None:
-        study = studies.parse(file.study, source, kind == "ladder", file.operations)
+    _check_final(space.final, f"{source}: final", space)
+    _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
-
-    space = repeated(planned(space, file), seeds)
+    space = planned(space, file, seeds)
     trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
     limits = dataclasses.replace(space.budget, trials=trials)
-    candidates = space.candidates[:trials]
-    return dataclasses.replace(
-        space, candidates=candidates, budget=limits, confirm=confirm, final=file.final, study=study
-    )
+    return dataclasses.replace(space, candidates=space.candidates[:trials], budget=limits)
 
 
 def _kind(file: File, source: str) -> str:
     """Which of the four forms it is."""
-    forms = [form for form in FORMS if getattr(file, form) is not None]
-    if len(forms) != 1:
-        needed = "exactly one of search:, grid:, trials: and ladder: is needed"
-        raise ConfigError(f"{source}: {needed}, found {forms or 'none'}")
-    return forms[0]
+    empty = {
+        "search": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
+        "grid": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
+        "trials": "needs a list of points, e.g. - {precision.amp: bf16}",
+        "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
+    }
+    kinds = [kind for kind in empty if getattr(file, kind) is not None]
+    needed = "exactly one of search:, grid:, trials: and ladder: is needed"
+    refuse(len(kinds) != 1, f"{source}: {needed}, found {kinds or 'none'}")
+    refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
+    return kinds[0]
 
 
 def _check_together(file: File, kind: str, cost: str | None, source: str) -> None:
     """Keys that contradict each other."""
-    stopping = f"early_stopping: {file.early_stopping!r} is not allowed"
-    if kind != "search" and file.first is not None:
-        raise ConfigError(f"{source}: first: belongs to search:; {kind}: runs its points in order")
-    if kind != "search" and file.warm_start is not None:
-        why = f"it belongs to search:; {kind}: draws nothing"
-        raise ConfigError(f"{source}: warm_start: {file.warm_start!r} is not allowed; {why}")
-    if cost is not None and file.early_stopping != "none":
-        why = "a trial that is bad in one may be the best in the other"
-        raise ConfigError(f"{source}: {stopping} with two objectives: {why}; allowed: none")
-    if file.seeds is None:
-        return
-    if kind == "search":
-        why = "belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not"
-        raise ConfigError(f"{source}: seeds: {why}")
-    if file.early_stopping != "none":
-        raise ConfigError(f"{source}: seeds: {stopping}: only whole runs can be compared")
-    if file.confirm is not None:
-        raise ConfigError(f"{source}: confirm: belongs to searches of one seed; seeds: repeats every point already")
+    drawn, stops = kind == "search", file.early_stopping != "none"
+    stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
+    rules = {
+        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None and not drawn,
+        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start is not None and not drawn,
+        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none":
+            cost is not None and stops,
+        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
+            file.seeds is not None and drawn,
+        f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
+        "confirm: belongs to searches of one seed; seeds: repeats every point already":
+            file.seeds is not None and file.confirm is not None,
+    }  # fmt: skip
+    for why, broken in rules.items():
+        refuse(broken, f"{source}: {why}")
 
 
-def _baseline(file: File, kind: str, source: str, folder: Path, words: Sequence[str]) -> Any:
+def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
     """The configuration that a search starts from."""
-    if (file.workload is None) == (file.base is None):
-        names = ", ".join(cfg.baseline_names())
-        raise ConfigError(f"{source}: exactly one of workload: ({names}) and base: (a file) is needed")
-    base = cfg.load(folder / str(file.base)) if file.workload is None else cfg.baseline(file.workload, source)
+    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}) and base: (a file) is needed"
+    refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
+    base = cfg.baseline(file.workload, source) if file.workload is not None else cfg.load(folder / str(file.base))
     overrides = cfg.parse_overrides(list(words), base.schema)
     fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
     searched = file.search or file.grid or {}
+    twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "
     for name in [*fixed, *overrides]:
-        if name in searched:
-            where = f"{source}: fixed" if name in fixed else "command line"
-            raise ConfigError(
-                f"{where}: {name}: is searched in this file as well; take it out of one of the two, or give the "
-                "baseline's value of a searched knob under baseline:"
-            )
+        where = f"{source}: fixed" if name in fixed else "command line"
+        refuse(name in searched, f"{where}: {name}: {twice}searched knob under baseline:")
     for name in starting:
-        if name not in searched:
-            raise ConfigError(f"{source}: baseline: {name}: is not searched; put it under fixed:")
+        refuse(name not in searched, f"{source}: baseline: {name}: is not searched; put it under fixed:")
     base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
     base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
@@ -159,48 +152,41 @@ def _baseline(file: File, kind: str, source: str, folder: Path, words: Sequence[
 
 def _objective(given: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
     """What is searched for, and the second objective if there is one."""
-    known, cost = {own.name: own, RATE.name: RATE}, None
-    names = ", ".join(known)
-    if given is None:
-        return own, None
+    known = {own.name: own, RATE.name: RATE}
+    names, costs = ", ".join(known), ", ".join(COSTS)
     if isinstance(given, list):
-        if len(given) != 2 or given[0] not in list(known) or given[1] not in COSTS:
-            allowed = f"one of {names}, or a list of one of these and one of {', '.join(COSTS)}"
-            raise ConfigError(f"{where}: {given!r} is not allowed; allowed: {allowed}")
-        given, cost = given
-    asked = checked(Objective, {"metric": given} if isinstance(given, str) else given, where)
-    if (found := known.get(asked.metric or own.name)) is None:
-        raise ConfigError(f"{where}: metric: {asked.metric!r} is not allowed; allowed: {names}")
-    if asked.mode not in (None, found.mode):
-        raise ConfigError(f"{where}: mode: {asked.mode!r} is not allowed for {found.name}; allowed: {found.mode}")
-    return found, cost
+        pair = f"one of {names}, or a list of one of these and one of {costs}"
+        fits = len(given) == 2 and given[0] in list(known) and given[1] in COSTS
+        refuse(not fits, f"{where}: {given!r} is not allowed; allowed: {pair}")
+        given = {"metric": given[0], "cost": given[1]}
+    asked = checked(Objective, {"metric": given} if isinstance(given, str) else given or {}, where)
+    name = asked.metric or own.name
+    refuse(name not in known, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
+    mode = known[name].mode
+    refuse(asked.mode not in (None, mode), f"{where}: mode: {asked.mode!r} is not allowed for {name}; allowed: {mode}")
+    return known[name], asked.cost
 
 
-def _budget(given: Mapping[str, Any], source: str, kind: str, objective: Metric) -> SearchBudget:
+def _budget(given: Lines, source: str, kind: str, metric: Metric) -> SearchBudget:
     where = f"{source}: budget"
-    limits = checked(Budget, given, where)
-    if limits.trials is None and kind == "search":
-        raise ConfigError(f"{where}: trials: is missing; how many trials to run, e.g. 40")
-    per_trial = f"per_trial = {given['per_trial']!r}"
-    if limits.deadline is not None and limits.deadline <= limits.per_trial:
-        raise ConfigError(f"{where}: deadline: {given['deadline']!r} is not above {per_trial}")
-    if limits.total is not None and limits.total < limits.per_trial:
-        raise ConfigError(f"{where}: total: {given['total']!r} is less than {per_trial}")
-    if objective == RATE and limits.compile == "charged":
-        raise ConfigError(f"{where}: compile: 'charged' is not allowed for {RATE.name}, a rate; allowed: free")
-    charged = objective != RATE and limits.compile != "free"
-    trials = limits.trials if limits.trials is not None else 10**9
-    return SearchBudget(limits.per_trial, trials, limits.total, charged, limits.deadline)
+    limits, per_trial = checked(Budget, given, where), f"per_trial = {given.get('per_trial')!r}"
+    deadline, total, rate = limits.deadline or math.inf, limits.total or math.inf, metric == RATE
+    missing = limits.trials is None and kind == "search"
+    refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
+    refuse(deadline <= limits.per_trial, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
+    refuse(total < limits.per_trial, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
+    charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+    refuse(rate and limits.compile == "charged", charged)
+    trials = limits.trials or 10**9  # as many as there are points
+    return SearchBudget(limits.per_trial, trials, limits.total, not rate and limits.compile != "free", limits.deadline)
 
 
-def _check_final(given: Mapping[str, Any], where: str, space: SearchSpace) -> None:
+def _check_final(given: Lines, where: str, space: SearchSpace) -> None:
     """Knobs of `evaluation.` that define another protocol than the search's, on the same ruler."""
-    own = cfg.of(space.baseline).objective.name
-    if given and not space.evaluates:
-        raise ConfigError(f"{where}: {space.metric} is no judgement of a model; it belongs to searches by {own}")
-    knobs = space.schema.knobs.values()
-    allowed = [knob.name for knob in knobs if knob.name.startswith("evaluation.") and not knob.ruler]
+    judged = f"it belongs to searches by {space.workload.objective.name}"
+    refuse(given and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
+    evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]
+    allowed = [knob.name for knob in evaluation if not knob.ruler]
     for name in given:
-        if name not in allowed:
-            raise ConfigError(f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
+        refuse(name not in allowed, f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
     cfg.override(space.baseline, given, where=where)

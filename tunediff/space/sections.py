@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,14 +13,13 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from tunediff.config import ConfigError, Knob
 from tunediff.config.schema import Bool, Float, Int, Str, knobs_of, section
-from tunediff.space.model import MAX_SEEDS
+from tunediff.space.model import MAX_SEEDS, Manner, refuse
 
 Lines = dict[str, Any]
-FORMS = ("search", "grid", "trials", "ladder")
 COSTS = ("peak_memory_mib", "worker_s")
 """What a second objective may be, kept small: memory of the device, or training seconds times workers (GPU-seconds)."""
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 T = TypeVar("T")
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 def _seconds(value: Any) -> float:
@@ -46,31 +44,25 @@ Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
 @section
-class File:
-    """A search file. `None`: not given."""
+class File(Manner):
+    """A search file; None: a key that is not there."""
 
     workload: Str | None = None
     base: Str | None = None
     objective: Any = None
     budget: Lines = dataclasses.field(default_factory=dict)
-    early_stopping: Literal["none", "asha", "median"] = "none"
-    seed: Annotated[Int, Ge(0)] = 0
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
     fixed: Lines = dataclasses.field(default_factory=dict)
     baseline: Lines = dataclasses.field(default_factory=dict)
     search: Lines | None = None
     grid: Lines | None = None
     trials: list[Lines] | None = None
+    """points, e.g. - {precision.amp: bf16}"""
     ladder: dict[str, Lines] | None = None
     first: list[Lines] | None = None
-    fresh: Bool = False
-    alone: Bool = False
-    operations: Annotated[Int, Ge(0), Le(1000)] = 0
-    """Steps to profile; a profile holds every call of every step in memory."""
+    """points, e.g. - {}"""
     study: Any = None
     confirm: Lines | None = None
-    final: Lines = dataclasses.field(default_factory=dict)
-    warm_start: Str | None = None
 
 
 @section
@@ -91,6 +83,7 @@ class Objective:
 
     metric: Str | None = None
     mode: Literal["min", "max"] | None = None
+    cost: Literal["peak_memory_mib", "worker_s"] | None = None
 
 
 @section
@@ -98,6 +91,7 @@ class Spec:
     """What a searched knob may be: one of several values, or a number in between."""
 
     choice: list[Any] | None = None
+    """choices"""
     low: Any = None
     high: Any = None
     step: Annotated[Float, Gt(0.0)] | None = None
@@ -105,37 +99,33 @@ class Spec:
     when: Lines = dataclasses.field(default_factory=dict)
 
 
-@functools.cache
-def _adapter(shape: type[T]) -> tuple[TypeAdapter[T], dict[str, Knob]]:
-    return TypeAdapter(shape), {knob.name: knob for knob in knobs_of(shape)}
-
-
 def checked(shape: type[T], content: Any, where: str) -> T:
-    """A section of that shape. Raises `ConfigError`, one line for each key, value and what is allowed."""
-    adapter, keys = _adapter(shape)
+    """A section of that shape. Raises `ConfigError`, one line for each key, its value and what is allowed."""
     try:
-        found = adapter.validate_python(content)
+        found = TypeAdapter(shape).validate_python(content)
     except pydantic.ValidationError as error:
+        keys = {knob.name: dataclasses.replace(knob, optional=False) for knob in knobs_of(shape)}
         raise ConfigError("\n".join(_explain(detail, keys, where) for detail in error.errors())) from None
     for key, value in content.items():
-        if value is None:  # stands for "not given" here: an empty line would be ignored without a word
-            raise ConfigError(f"{where}: {key}: is empty; give a value or leave it out")
+        refuse(value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line")
     return found
 
 
 def _explain(detail: Any, keys: Mapping[str, Knob], where: str) -> str:
     """One line for one pydantic error."""
-    path, value, kind = [part for part in detail["loc"] if part != "[key]"], detail["input"], detail["type"]
+    path, value, kind = detail["loc"], detail["input"], detail["type"]
     place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
+    if path[-1:] == ("[key]",):
+        return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     if kind == "unexpected_keyword_argument":
         return f"{place}: no such key; allowed: {', '.join(keys)}"
-    if kind == "missing":
-        return f"{place}: is missing; {keys[path[0]].description}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"
-    if kind == "list_type":
-        return f"{place}: needs a list, found {value!r}"
     if kind == "value_error":
         return f"{place}: {value!r} {detail['ctx']['error']}"
-    knob = dataclasses.replace(keys[path[0]], optional=False)
+    knob = keys[path[0]]
+    if kind == "missing":
+        return f"{place}: is missing; {knob.description}"
+    if kind == "list_type":
+        return f"{place}: needs a list of {knob.description}, found {value!r}"
     return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.yaml_hint(value)}"
