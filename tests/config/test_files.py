@@ -86,3 +86,12 @@ def test_the_workload_of_own_images_takes_its_path_from_the_command_line(tmp_pat
     assert cfg.named(Path("images"), [f"data.path={tmp_path}"]).data.path == str(tmp_path)
     with pytest.raises(ConfigError, match=r"data\.path: None is not allowed"):
         cfg.named(Path("images"), [])
+
+
+def test_a_workload_is_found_once_whoever_asks():
+    found = cfg.find("diffusion", "one.yaml")
+    assert found is cfg.find("diffusion", "other.yaml") is cfg.of(DEFAULT)
+    assert (found.objective.name, found.objective.mode) == ("frechet", "min")
+    with pytest.raises(ConfigError, match=r"^my.yaml: workload: unknown name 'digit'; allowed: diffusion$"):
+        cfg.find("digit", "my.yaml")
+    assert cfg.baseline_names() == ["cifar10", "images", "digits"]

@@ -61,7 +61,7 @@ class Knobs:
     word: str = "plain"
     note: str | None = None
     net: Net = field(default_factory=Net)
-    rule: Sgd | Adam = Sgd()  # noqa: RUF009 - frozen
+    rule: Sgd | Adam = Sgd()
 
 
 MINE = Schema("mine", Knobs, Systems)
@@ -137,7 +137,12 @@ def test_what_does_not_fit_is_refused(values, message):
 
 
 def test_unknown_keys_of_a_file_are_refused_wherever_they_stand():
-    for nested in ({"widht": 1}, {"net": {"dept": 1}}, {"net": {"head": {"layer": 1}}}, {"rule": {"momentun": 0.5}}):
+    for nested in (
+        {"widht": 1},
+        {"net": {"dept": 1}},
+        {"net": {"head": {"layer": 1}}},
+        {"rule": {"name": "sgd", "momentun": 0.5}},
+    ):
         with pytest.raises(ConfigError, match="no such knob; did you mean"):
             MINE.from_dict(nested, "my.yaml")
 
@@ -172,7 +177,10 @@ def test_a_section_of_the_systems_may_be_extended():
         evaluation: OtherEvaluation = field(default_factory=OtherEvaluation)
 
     schema = Schema("judged", Judged, Systems)
-    assert [name for name in schema.knobs if name.startswith("evaluation.")] == ["evaluation.points", "evaluation.votes"]
+    assert [name for name in schema.knobs if name.startswith("evaluation.")] == [
+        "evaluation.points",
+        "evaluation.votes",
+    ]
     assert schema.default().evaluation.points == 2
     assert not schema.knobs["evaluation.votes"].searchable
     with pytest.raises(ConfigError, match=r"evaluation.votes: True is not allowed"):
@@ -198,14 +206,31 @@ def knobs_with(kind, **options):
     [
         (type("Knobs", (), {"width": 3}), "mine: Knobs: is not a dataclass; write @dataclass(frozen=True) above it"),
         (Open, "mine: Knobs: is not frozen; write @dataclass(frozen=True) above it"),
-        (knobs_with(Open, default_factory=Open), "mine: Knobs: width: is not frozen; write @dataclass(frozen=True) above"),
+        (
+            knobs_with(Open, default_factory=Open),
+            "mine: Knobs: width: is not frozen; write @dataclass(frozen=True) above",
+        ),
         (knobs_with(int), "mine: Knobs: width: has no default; the baseline needs one"),
-        (knobs_with(Stranger, default_factory=Stranger, name="evaluation"), "mine: Knobs: evaluation: every workload has a"),
+        (
+            knobs_with(Stranger, default_factory=Stranger, name="evaluation"),
+            "mine: Knobs: evaluation: every workload has a",
+        ),
         (knobs_with(int, default=3, name="loader"), "mine: Knobs: loader: every workload has a section of this name"),
         (knobs_with(int, default=3, name="workload"), "mine: Knobs: workload: is a name that tunediff needs"),
         (knobs_with(int, default=3, name="schema"), "mine: Knobs: schema: is a name that tunediff needs"),
         (knobs_with(dict[str, int], default_factory=dict), "mine: Knobs: width: dict[str, int] is no kind of knob"),
-        (knobs_with(Net | None, default=None), "mine: Knobs: width: "),
+        (knobs_with(Net | None, default=None), "mine: Knobs: width: a union of dataclasses needs a field"),
+        (knobs_with(Sgd | Net, default=Sgd()), "mine: Knobs: width: a union of dataclasses needs a field"),
+        (
+            knobs_with(int | str, default=3),
+            "mine: Knobs: width: int | str is no kind of knob; allowed: int, float, bool",
+        ),
+        (
+            knobs_with(Annotated[int, Ge(1)], default=0),
+            "mine: Knobs: width: 0 is not allowed; allowed: a whole number of at",
+        ),
+        (knobs_with(int, default="3"), "mine: Knobs: width: '3' is not allowed"),
+        (knobs_with(Sgd, default=Sgd(momentum=1.5)), "mine: Knobs: width.momentum: 1.5 is not allowed"),
     ],
 )
 def test_knobs_that_cannot_be_used_are_refused(own, message):

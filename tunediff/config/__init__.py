@@ -22,5 +22,6 @@ from tunediff.config.workload import Metric, Workload, baseline, baseline_names,
 __all__ = [
     "ConfigError", "Configuration", "Knob", "Metric", "Schema", "Systems", "Workload",
     "baseline", "baseline_names", "differences", "dump", "find", "fingerprint", "flat", "flatten", "from_dict", "load",
-    "named", "nest", "not_effective", "of", "override", "parse_overrides", "read_yaml", "to_dict", "with_absolute_paths",
+    "named", "nest", "not_effective", "of", "override", "parse_overrides", "read_yaml", "to_dict",
+    "with_absolute_paths",
 ]  # fmt: skip
