@@ -1,5 +1,7 @@
 """Configurations in files and as words on a command line."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -30,6 +32,13 @@ def test_dump_and_load_give_the_same(tmp_path):
     again = cfg.load(tmp_path / "c.yaml")
     assert again == config
     assert cfg.fingerprint(again) == cfg.fingerprint(config) != cfg.fingerprint(DEFAULT)
+
+
+def test_configurations_travel_to_other_processes():
+    config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "joint_error", "timesteps.bins": 7})
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config == copy.deepcopy(config)
+    assert type(again) is type(config)
 
 
 def test_flat_and_nest_are_inverse():

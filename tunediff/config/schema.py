@@ -211,6 +211,12 @@ class Configuration:
         own = self.schema.own
         return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
 
+    def __reduce__(self) -> Any:
+        """Travels as its knobs: its class is made where its workload is found."""
+        from tunediff.config.workload import from_dict
+
+        return from_dict, (to_dict(self), "a configuration", False)
+
     def sections(self) -> Iterator[Any]:
         """The sections in their order."""
         return (value for name in self.schema.order if dataclasses.is_dataclass(value := getattr(self, name)))
