@@ -49,6 +49,6 @@ def rungs(*entries, **changes):
     return changed(search=None, first=None, ladder=ladder, budget={"per_trial": "20s"}, **changes)
 
 
-def studied(columns=("epoch_s",), figure=None, **changes):
+def studied(columns=("epoch_s",), axes=None, **changes):
     section = {"columns": list(columns)} if columns is not None else {}
-    return changed(study=section | ({"figure": figure} if figure is not None else {}), **changes)
+    return changed(study=section | (axes or {}), **changes)
