@@ -15,6 +15,8 @@ from tunediff import study as studies
 from tunediff.config import ConfigError, Metric, Schema, Workload
 from tunediff.config.schema import Bool, Int, Str, section
 
+Values = dict[str, Any]
+"""Knobs by dotted name."""
 MAX_SEEDS = 100
 RATE = Metric("images_per_s", "max", "images/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
@@ -78,7 +80,7 @@ def as_param(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list) else value
 
 
-def to_params(values: Mapping[str, Any]) -> dict[str, Any]:
+def to_params(values: Mapping[str, Any]) -> Values:
     """Knob values as Optuna stores them."""
     return {name: as_param(value) for name, value in values.items()}
 
@@ -89,9 +91,9 @@ class Draw:
     def __init__(self, dimensions: tuple[Dimension, ...]) -> None:
         self.dimensions = dimensions
 
-    def __call__(self, trial: Any) -> dict[str, Any]:
+    def __call__(self, trial: Any) -> Values:
         """Suggest every dimension that applies, in file order."""
-        values: dict[str, Any] = {}
+        values: Values = {}
         for dimension in self.dimensions:
             if dimension.active(values):
                 values[dimension.name] = dimension.suggest(trial)
@@ -124,11 +126,11 @@ class Rung:
     """One named change of a ladder."""
 
     name: str
-    knobs: dict[str, Any]
+    knobs: Values
     """What it changes."""
-    together: dict[str, Any]
+    together: Values
     """The candidate with this change on top of all before it."""
-    alone: dict[str, Any] | None
+    alone: Values | None
     """The candidate with this change only; None: it contradicts the baseline."""
 
 
@@ -140,7 +142,7 @@ class Confirm:
     """The best so many."""
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 3
     """Runs of each, and of the baseline, on seeds that the search did not use."""
-    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final: Values = dataclasses.field(default_factory=dict)
     """Knobs of `evaluation.` for one more evaluation of every finished run; empty: none."""
 
 
@@ -159,7 +161,7 @@ class Manner:
     """Steps of every trial that are profiled after its training, each call of each step held in memory."""
     warm_start: Str | None = None
     """Folder of an earlier search whose trials this one knows from the start."""
-    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final: Values = dataclasses.field(default_factory=dict)
     """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
 
 
@@ -181,7 +183,7 @@ class SearchSpace(Manner):
     cost: str | None = None
     """Second objective: the search then looks for the best trade-offs, not for one winner."""
     dimensions: tuple[Dimension, ...] = ()
-    candidates: tuple[dict[str, Any], ...] = ()
+    candidates: tuple[Values, ...] = ()
     """Tried first, the baseline before all; in all forms but `search` there are no others."""
     seeds: int = 1
     """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
@@ -197,7 +199,8 @@ class SearchSpace(Manner):
     @property
     def schema(self) -> Schema:
         """The knobs there are."""
-        return self.workload.schema
+        schema: Schema = self.baseline.schema
+        return schema
 
     @property
     def workload(self) -> Workload:
@@ -213,7 +216,7 @@ class SearchSpace(Manner):
         """The configuration of drawn values; raises `ConfigError` when its knobs contradict each other."""
         return cfg.override(self.baseline, values, where=self.source)
 
-    def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> dict[str, Any]:
+    def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
         """Knobs that differ from the baseline, by dotted name.
 
         Of a configuration, of drawn values, or of a whole configuration by dotted names, as a record keeps it.
@@ -222,13 +225,13 @@ class SearchSpace(Manner):
             return cfg.differences(of, self.baseline)
         return self.changed(self.config({name: value for name, value in of.items() if name != "workload"}))
 
-    def expand(self, point: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def expand(self, point: Mapping[str, Any], where: str) -> Values:
         """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.
 
         Optuna would draw what is missing at random. Raises `ConfigError` for a value outside the space.
         """
         ours = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
-        full: dict[str, Any] = {}
+        full: Values = {}
         for dimension in self.dimensions:
             name, given, value = dimension.name, dimension.name in point, ours.get(dimension.name)
             if not dimension.active(full):
@@ -244,7 +247,7 @@ class SearchSpace(Manner):
         return full
 
 
-def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | None = None) -> Iterator[Values]:
     """Every point of a grid, the last knob varying fastest; a knob that does not apply is left out."""
     values = dict(values or {})
     if not dimensions:
@@ -261,7 +264,7 @@ def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | No
 def size(space: SearchSpace) -> float:
     """How many points the space holds; infinite with a real-valued range."""
 
-    def count(values: dict[str, Any], rest: tuple[Dimension, ...]) -> float:
+    def count(values: Values, rest: tuple[Dimension, ...]) -> float:
         if not rest:
             return 1.0
         head, tail = rest[0], rest[1:]

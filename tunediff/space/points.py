@@ -11,7 +11,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Schema
-from tunediff.space.model import Dimension, Rung, SearchSpace, as_param, combinations, refuse
+from tunediff.space.model import Dimension, Rung, SearchSpace, Values, as_param, combinations, refuse
 from tunediff.space.sections import File, Lines, Spec, checked
 
 When = dict[str, tuple[Any, ...]]
@@ -58,7 +58,7 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     )
 
 
-def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Lines]:
+def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
     """Points by dotted names; the keys say where each stands in the file."""
     points = {where: cfg.flatten(entry) for where, entry in entries.items()}
     for where, point in points.items():
@@ -68,7 +68,7 @@ def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Lines]:
     return points
 
 
-def _of_points(points: Mapping[str, Lines], baseline: Any) -> tuple[Dimension, ...]:
+def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, ...]:
     """The smallest space that holds some points: for every knob they name, the values they name."""
     schema, configs = baseline.schema, [cfg.flat(baseline)]
     for where, point in points.items():
@@ -86,14 +86,14 @@ def _of_points(points: Mapping[str, Lines], baseline: Any) -> tuple[Dimension, .
 
 
 def _rungs(
-    file: File, ladder: Mapping[str, Lines], together: Mapping[str, Lines], space: SearchSpace
+    file: File, ladder: Mapping[str, Values], together: Mapping[str, Values], space: SearchSpace
 ) -> tuple[tuple[Rung, ...], list[str]]:
     """The rungs of a ladder, and why some of them cannot stand alone."""
     rungs: list[Rung] = []
     skipped: list[str] = []
     for name, (where, knobs) in zip(file.ladder or (), ladder.items(), strict=True):
         refuse(not knobs, f"{where}: changes no knob; e.g. {name}: {{precision.amp: bf16}}")
-        alone: Lines | None = None
+        alone: Values | None = None
         try:
             cfg.override(space.baseline, knobs, where=f"{where} alone")
             alone = space.expand(knobs, where)
@@ -103,7 +103,7 @@ def _rungs(
     return tuple(rungs), skipped
 
 
-def _group(point: Lines, baseline: Any) -> tuple[bool, int, bool]:
+def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
     """Sorted by it, probes need the fewest new worker groups: the baseline's first, uncompiled before compiled."""
     workers = point.get("parallel.workers", baseline.parallel.workers)
     return workers != baseline.parallel.workers, workers, point.get("compile.mode", baseline.compile.mode) != "none"
