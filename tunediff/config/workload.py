@@ -71,11 +71,16 @@ class Workload:
         return getattr(self.declared, function, None) or getattr(self.code, function, None)
 
 
-@functools.cache
 def find(name: str, where: str = "workload") -> Workload:
     """The workload of that name, as `to_dict` writes it. Raises `ConfigError`."""
     if name not in SHIPPED:
         raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
+    return _shipped(name)
+
+
+@functools.cache
+def _shipped(name: str) -> Workload:
+    """Once for each name: configurations of two schemas are never equal."""
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 
