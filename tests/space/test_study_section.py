@@ -3,7 +3,8 @@
 import pytest
 
 from tests.space.files import changed, parse, rungs, studied
-from tunediff import space, study
+from tunediff import space
+from tunediff.space import study
 from tunediff.config import ConfigError
 
 

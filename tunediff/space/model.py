@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from tunediff import config as cfg
-from tunediff import study as studies
 from tunediff.config import ConfigError, Metric, Schema, Workload
 from tunediff.config.schema import Bool, Int, Str, section
+from tunediff.space.study import Study
 
 Values = dict[str, Any]
 """Knobs by dotted name."""
@@ -191,7 +191,7 @@ class SearchSpace(Manner):
     """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
     rungs: tuple[Rung, ...] = ()
     """Of a ladder."""
-    study: studies.Study | None = None
+    study: Study | None = None
     """The table and the figure that it ends with."""
     confirm: Confirm | None = None
     """How the finalists are run again."""

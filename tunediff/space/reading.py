@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff import study as studies
 from tunediff.config import ConfigError, Metric
+from tunediff.space import study
 from tunediff.space.model import RATE, Confirm, Manner, SearchBudget, SearchSpace, refuse
 from tunediff.space.points import planned
 from tunediff.space.sections import COSTS, Budget, File, Lines, Objective, checked
@@ -85,7 +85,9 @@ def parse(
         source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
         label=metric.label or metric.name, budget=_budget({**file.budget, **(budget or {})}, source, kind, metric),
         confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
-        study=None if file.study is None else studies.parse(file.study, source, kind == "ladder", file.operations),
+        study=None if file.study is None else study.parse(
+            file.study, source, cfg.of(baseline), kind == "ladder", file.operations
+        ),
     )  # fmt: skip
     _check_final(space.final, f"{source}: final", space)
     _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
