@@ -17,9 +17,9 @@ FLOORS = {
     "tunediff": 0, "tunediff.config": 0, "tunediff.space": 0, "tunediff.clock": 0, "tunediff.record": 0,
     "tunediff.cli": 0, "tunediff.study": 0,
     "tunediff.diffusion": 1, "tunediff.data": 1, "tunediff.evaluation": 2, "tunediff.training": 3,
-    "tunediff.tuning": 4, "tunediff.reporting": 4,
+    "tunediff.tuning": 4, "tunediff.results": 4, "tunediff.report": 4, "tunediff.reporting": 4, "tunediff.models": 4,
     "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5, "tunediff.evaluate": 5, "tunediff.sample": 5,
-    "tunediff.profile": 5, "tunediff.report": 5,
+    "tunediff.profile": 5,
 }  # fmt: skip
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import yaml
 from scipy import stats
+from tunediff.reporting.comparison import BASELINE, BETTER, SAME, TOO_FEW, WORSE, compare, differences, holm
 
 from tunediff import config as cfg
 from tunediff import record, search, space
 from tunediff.reporting import figures, results
-from tunediff.reporting.comparison import BASELINE, BETTER, SAME, TOO_FEW, WORSE, compare, differences, holm
 from tunediff.tuning import experiment
 
 

@@ -14,16 +14,16 @@ import pytest
 import yaml
 from PIL import Image
 from scipy import stats
+from tunediff.reporting.report_figures import Chart
+from tunediff.reporting.report_html import SCRIPT
+from tunediff.reporting.report_numbers import ABOVE, TOO_FEW, WITHIN, Why
+from tunediff.reporting.report_result import explain
 
 from tunediff import config as cfg
 from tunediff import report as command
 from tunediff import space
 from tunediff.config import ConfigError
 from tunediff.reporting import report, report_numbers, report_read, report_subject
-from tunediff.reporting.report_figures import Chart
-from tunediff.reporting.report_html import SCRIPT
-from tunediff.reporting.report_numbers import ABOVE, TOO_FEW, WITHIN, Why
-from tunediff.reporting.report_result import explain
 from tunediff.tuning import confirming, experiment
 
 ROOT = Path(__file__).parent.parent.parent

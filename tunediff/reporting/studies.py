@@ -16,7 +16,7 @@ from tunediff import record
 from tunediff.cli import number
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting.results import Results
+from tunediff.results import Results
 from tunediff.study import DERIVED, MEASURED, OPERATIONS, TOP, Study, quantity
 
 NO_EFFECT, DISTURBED = "†", "‡"

@@ -1,50 +1,44 @@
-"""Reading a search for its report: while it runs, damaged, from a stranger, or kept as tables only.
+"""Reading journals of any content, for a report: of a search that runs, damaged ones, a stranger's.
 
-Journals are checked before anything is made of them: one that cannot be used is named in the report and left out.
+They are checked before anything is made of them: one that cannot be used is named in the report and left out.
 """
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from tunediff import config as cfg
 from tunediff import record, space
-from tunediff.config import ConfigError, Knob
+from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting.results import Results
+from tunediff.results import Results
 from tunediff.space import SearchSpace
 
 _NAME = re.compile(r"t\d{1,9}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """What reading files of any content can raise."""
+_WORDS = ("label", "final_label", "event", "validation_split")
+"""What a point holds besides numbers."""
 
 
 def read(folder: Path) -> tuple[Results, dict[str, str]]:
     """The results of a search folder, and why some of its journals are left out, by trial.
 
-    A folder without journals that holds `trials.csv` and `curves.csv` is read from these. Raises `ConfigError` for
-    everything that is no search.
+    Raises `ConfigError` for everything that is no search.
     """
     wanted = _space(folder)
-    if not (folder / "trials").is_dir() and (folder / "trials.csv").is_file():
-        return Results(folder, wanted, _of_tables(folder, wanted)), {}
     trials, unreadable = list[TrialRecord](), dict[str, str]()
     for place in sorted(folder.glob("trials/t*")):
         try:
-            trial = record.read_trial(place)
-            if trial is None:
-                if any((place / record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
-                    unreadable[place.name] = "no line of it says how the trial began"
-                continue
-            trials.append(_usable(trial, place.name))
+            if (trial := record.read_trial(place)) is not None:
+                trials.append(_usable(trial, place.name))
+            elif any((place / record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
+                unreadable[place.name] = "no line of it says how the trial began"
         except FileNotFoundError:
             continue  # the folder is made before its journal
         except _WRONG as error:
@@ -65,7 +59,6 @@ def _space(folder: Path) -> SearchSpace:
         raise ConfigError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------------------ checking
 def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     """The record with clean text and finite numbers. Raises `ValueError` saying what is wrong with it."""
     for name, value in list(vars(trial).items()):
@@ -92,10 +85,6 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     return trial
 
 
-_WORDS = ("label", "final_label", "event", "validation_split")
-"""What a point holds besides numbers."""
-
-
 def _must(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(f"not understood: {what}")
@@ -103,8 +92,6 @@ def _must(holds: bool, what: str) -> None:
 
 def _clean(value: Any) -> Any:
     """Text that can be written as UTF-8 and shown; numbers that are finite, else None."""
-    if isinstance(value, str):
-        return _plain(value)
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
@@ -126,92 +113,37 @@ def _is_number(value: Any) -> bool:
 
 def _is_value(value: Any) -> bool:
     """What a knob can be."""
-    return (
-        value is None
-        or isinstance(value, str | bool | int | float)
-        or (isinstance(value, list) and all(_is_value(one) and not isinstance(one, list) for one in value))
-    )
+    of_one = value is None or isinstance(value, str | bool | int | float)
+    return of_one or (isinstance(value, list) and all(_is_value(one) and not isinstance(one, list) for one in value))
 
 
 def _are_seconds(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
-def _of_tables(folder: Path, wanted: SearchSpace) -> list[TrialRecord]:
-    """Records from `trials.csv` and `curves.csv`: without environment, seconds per part and times."""
-    try:
-        rows = _rows(folder / "trials.csv")
-        curves = _rows(folder / "curves.csv") if (folder / "curves.csv").is_file() else []
-        points: dict[str, list[dict[str, Any]]] = {}
-        for line in curves:
-            point = {name: value for name, text in line.items() if (value := _cell(text)) is not None}
-            if "index" in point:
-                points.setdefault(line["trial"], []).append(point | {"index": int(point["index"])})
-        return [_of_row(row, points.get(row["trial"], []), wanted, folder.name) for row in rows]
-    except ConfigError:
-        raise
-    except _WRONG as error:
-        raise ConfigError(f"{folder / 'trials.csv'}: is damaged: {type(error).__name__}: {error}") from None
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return [{str(name): str(value) for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _of_row(row: Mapping[str, str], points: list[dict[str, Any]], wanted: SearchSpace, where: str) -> TrialRecord:
-    known = cfg.knobs()
-    values = {name: _knob(text, known[name]) for name, text in row.items() if name in known and text != ""}
-    # A published table may name data where it lay; that is read as the baseline's file is.
-    config = cfg.with_absolute_paths(cfg.from_dict(cfg.nest(values), f"{where}/{row['trial']}"))
-    knobs, drawn = cfg.flat(config), dict[str, Any]()
-    for dimension in wanted.dimensions:
-        if dimension.active(drawn) and dimension.name in knobs:
-            drawn[dimension.name] = knobs[dimension.name]
-    trial = TrialRecord(
-        row["trial"], int(row["trial"].lstrip("t")), knobs, drawn, cfg.fingerprint(config),
-        budget_s=wanted.budget.per_trial_s, attempts=1, reason=row.get("reason", ""),
-        status=row["status"] if row["status"] in record.STATUSES else None, points=points,
-    )  # fmt: skip
-    return _usable(trial, row["trial"])
-
-
-def _knob(text: str, knob: Knob) -> Any:
-    """A value as pandas wrote it: whole numbers of columns with gaps have become 10.0."""
-    if knob.kind == "int":
-        return int(float(text))
-    if knob.kind == "choice":
-        return next((choice for choice in knob.choices or () if str(choice) == text), text)
-    return text if knob.kind == "str" else _cell(text)
-
-
-def _cell(text: str) -> Any:
-    if text == "":
-        return None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
 # ------------------------------------------------------------------------------------------------------------ sessions
-def sessions(folder: Path) -> list[dict[str, Any]]:
-    """When the search ran: `begin` (Unix time), `end` (None: it is running, or was killed), command, environment."""
-    found: list[dict[str, Any]] = []
+@dataclasses.dataclass
+class Session:
+    """One time that the search ran."""
+
+    begin: float
+    """Unix time."""
+    end: float | None
+    """None: it is running, or was killed."""
+    command: str
+    environment: dict[str, Any]
+
+
+def sessions(folder: Path) -> list[Session]:
+    """When the search ran, as far as that was written down."""
+    found: list[Session] = []
     for line in _lines(folder / "sessions.jsonl"):
         if line.get("event") == "begin" and _is_number(line.get("time")):
             command, environment = line.get("command"), line.get("environment")
-            found.append(
-                {
-                    "begin": line["time"],
-                    "end": None,
-                    "command": command if isinstance(command, str) else "",
-                    "environment": environment if isinstance(environment, dict) else {},
-                }
-            )
+            command = command if isinstance(command, str) else ""
+            found.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
         elif line.get("event") == "end" and found and _is_number(line.get("time")):
-            found[-1]["end"] = line["time"]
+            found[-1].end = line["time"]
     return found
 
 

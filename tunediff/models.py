@@ -111,9 +111,10 @@ def _names(storage: Path) -> Iterator[str]:
 
 
 def _best_of(search: Path) -> Saved:
-    from tunediff.reporting import export, results
+    from tunediff import results
+    from tunediff.results import confirmation
 
-    best = export.choose(results.read(search.absolute()), None)
+    best = confirmation.choose(results.read(search.absolute()), None)
     return _of_run(search / "trials" / best.name)
 
 

@@ -1,7 +1,7 @@
 """The report of a search: one HTML file that needs nothing else, and its data as CSV and PNG beside it.
 
-A section says in a sentence what is to be seen, and is left out where there is nothing. Numbers come from `results`,
-`comparison`, `confirmation`, `studies` and `report_numbers`; everything that a file holds is escaped by `report_html`.
+A section says in a sentence what is to be seen, and is left out where there is nothing. Facts come from `results`;
+everything that a file holds is escaped by `html`.
 """
 
 from __future__ import annotations
@@ -10,30 +10,44 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunediff.reporting import report_knobs, report_result, report_runs
-from tunediff.reporting.report_html import Html, el, join, page
-from tunediff.reporting.report_subject import FOLDER, Files, Subject, listed, read, write
-from tunediff.reporting.report_words import duration, some
+from tunediff.report.files import FOLDER, Files, listed, write
+from tunediff.report.html import Html, el, join, page
+from tunediff.report.sections.compiling import compiling
+from tunediff.report.sections.curves import curves
+from tunediff.report.sections.effects import effects
+from tunediff.report.sections.failures import failures
+from tunediff.report.sections.importance import importance
+from tunediff.report.sections.parallel import parallel
+from tunediff.report.sections.reproduce import latest, reproduce
+from tunediff.report.sections.samples import samples
+from tunediff.report.sections.seeds import seeds
+from tunediff.report.sections.study import study
+from tunediff.report.sections.trade_offs import trade_offs
+from tunediff.report.sections.trials import trials
+from tunediff.report.sections.why import why
+from tunediff.report.sections.won import won
+from tunediff.report.subject import Subject
+from tunediff.report.words import duration, some
 
 PAGE = "report.html"
 
 Section = Callable[[Subject, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("won", "What won", report_result.won),
-    ("seeds", "All configurations over their seeds", report_result.seeds),
-    ("study", "The study", report_result.study),
-    ("curves", "{label} against training seconds", report_result.curves),
-    ("why", "Why it {wins}", report_result.why),
-    ("samples", "Images", report_result.samples),
-    ("importance", "Which knobs matter", report_knobs.importance),
-    ("effects", "What each knob does", report_knobs.effects),
-    ("trade-offs", "Trade-offs", report_knobs.trade_offs),
-    ("parallel", "All trials at once", report_knobs.parallel),
-    ("compile", "When torch.compile pays", report_knobs.compiling),
-    ("failures", "Failures", report_runs.failures),
-    ("trials", "Every trial", report_runs.trials),
-    ("reproduce", "Run it again", report_runs.reproduce),
+    ("won", "What won", won),
+    ("seeds", "All configurations over their seeds", seeds),
+    ("study", "The study", study),
+    ("curves", "{label} against training seconds", curves),
+    ("why", "Why it {wins}", why),
+    ("samples", "Images", samples),
+    ("importance", "Which knobs matter", importance),
+    ("effects", "What each knob does", effects),
+    ("trade-offs", "Trade-offs", trade_offs),
+    ("parallel", "All trials at once", parallel),
+    ("compile", "When torch.compile pays", compiling),
+    ("failures", "Failures", failures),
+    ("trials", "Every trial", trials),
+    ("reproduce", "Run it again", reproduce),
 )
 """(id, heading, content), in reading order."""
 
@@ -54,15 +68,13 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
 def _head(subject: Subject) -> Html:
     space = subject.found.space
     data, images = space.baseline.data, space.baseline.evaluation.images
-    side, budget = data.image_size, duration(space.budget.per_trial_s)
-    judged = f"{subject.label} over {images:,} images" if subject.by_frechet else subject.label
+    side, budget = data.image_size, duration(subject.budget_s)
+    judged = subject.label if subject.by_rate else f"{subject.label} over {images:,} images"
     about = f"{data.name} at {side}×{side}, {budget} of training per trial"
     return join(
-        [
-            el("h1", subject.found.folder.name),
-            el("p", f"{about}, judged by {judged}", class_="soft"),
-            el("p", _state(subject), class_="state"),
-        ]
+        el("h1", subject.found.folder.name),
+        el("p", f"{about}, judged by {judged}", class_="soft"),
+        el("p", _state(subject), class_="state"),
     )
 
 
@@ -76,9 +88,9 @@ def _state(subject: Subject) -> str:
         return f"finished · {count} · {written}"
     if not subject.sessions:
         return f"{count} · {written}"
-    if subject.sessions[-1]["end"] is not None:
+    if subject.sessions[-1].end is not None:
         return f"interrupted · {count} · {written}"
-    last = report_runs.latest(subject)
+    last = latest(subject)
     age = f" · last news {duration(max(0.0, subject.now - last))} before" if last else ""
     return f"running, or killed · {count}, {begun} under way · {written}{age}"
 
@@ -87,7 +99,4 @@ def _foot(subject: Subject, files: Files) -> Html:
     links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
     command = el("code", f"python -m tunediff.report {subject.call}")
     again = el("p", "Written by ", command, "; again while the search runs, for newer numbers.")
-    return join([again, el("p", "Data: ", links)])
-
-
-__all__ = ["PAGE", "SECTIONS", "read", "write_all"]
+    return join(again, el("p", "Data: ", links))
