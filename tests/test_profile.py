@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from tunediff.reporting.export import provenance
 
 from tests.training.conftest import TINY, tiny
 from tunediff import config as cfg
 from tunediff import profile, record
+from tunediff.export import provenance
 from tunediff.training import profiling
 from tunediff.training.parallel import World
 from tunediff.training.precision import NotFiniteError

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from tunediff import config as cfg
-from tunediff import record, search, space
+from tunediff import record, results, search, space
 from tunediff.config import ConfigError
-from tunediff.reporting import figures, results, studies
+from tunediff.report import outputs
+from tunediff.reporting import studies, study_figures
 from tunediff.tuning import experiment
 
 GRID = """
@@ -262,7 +263,7 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
     table = studies.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
-    figures.write_all(results.read(tmp_path / "night"))
+    outputs.write_all(results.read(tmp_path / "night"))
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -295,17 +296,15 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
-    written = figures.study(found, studies.table(found))
+    written = outputs.study(found, studies.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
-
     drawn = []
     monkeypatch.setattr(study_figures.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", LADDER, by_rung))
+    outputs.write_all(finished(tmp_path / "night", LADDER, by_rung))
     (axes,) = drawn[-1].axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["100 %", "150 %", "150 %", "300 %", "200 %", "300 % †", "100 % †"]
@@ -315,11 +314,9 @@ def test_bars_of_the_ladder_carry_percent_of_the_base(tmp_path, monkeypatch):
 
 
 def test_lines_have_the_values_of_the_table(tmp_path, monkeypatch):
-    from tunediff.reporting import study_figures
-
     drawn = []
     monkeypatch.setattr(study_figures.plt, "close", drawn.append)
-    figures.write_all(finished(tmp_path / "night", GRID, by_grid))
+    outputs.write_all(finished(tmp_path / "night", GRID, by_grid))
     (axes,) = drawn[-1].axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert lines == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
@@ -330,7 +327,7 @@ def test_lines_have_the_values_of_the_table(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- whole folder
 def test_files_are_made_from_the_folder_alone(tmp_path):
     finished(tmp_path / "night", GRID, by_grid)
-    written = figures.write_all(results.read(tmp_path / "night"))
+    written = outputs.write_all(results.read(tmp_path / "night"))
     rows = list(csv.DictReader(written["study.csv"].open()))
     assert [float(row["epoch_s"]) for row in rows] == [10.0, 8.0, 6.25, 4.0]
     assert list(rows[0])[-5:] == ["trial", "status", "reason", "not_effective", "disturbed"]
@@ -343,7 +340,7 @@ def test_a_study_needs_no_figure(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]["figure"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert set(figures.write_all(found)) >= {"study.csv", "study.md"}
+    assert set(outputs.write_all(found)) >= {"study.csv", "study.md"}
     assert not (found.folder / "study.png").exists()
     assert "study_figure" not in search.summary(found, 1.0)
 
@@ -352,7 +349,7 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert "study.csv" not in figures.write_all(found)
+    assert "study.csv" not in outputs.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
         studies.table(found)
 

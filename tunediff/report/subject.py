@@ -19,6 +19,7 @@ from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
 from tunediff.results.speed import rate
 from tunediff.results.statistics import BETTER
+from tunediff.study import quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Subject:
     @property
     def label(self) -> str:
         """What the objective is called."""
-        return "images/s" if self.by_rate else self.found.label
+        return quantity(self.found.label).label
 
     @property
     def budget_s(self) -> float:

@@ -29,7 +29,7 @@ ABOVE, WITHIN, TOO_FEW = "larger than the noise", "within the noise", "too few t
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One value of a knob, or one part of its range; means are geometric where all values of the search are positive."""
+    """One value of a knob, or one part of its range. Means are geometric where all values are positive."""
 
     label: str
     objective: Estimate | None

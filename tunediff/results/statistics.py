@@ -27,7 +27,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:
-    """The mean with Student's 95 % interval, or ± one standard error; of `ratios` the geometric mean; None: no values."""
+    """The mean, of `ratios` the geometric one, with its 95 % interval or ± one standard error; None without values."""
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)

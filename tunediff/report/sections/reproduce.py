@@ -93,9 +93,9 @@ def _protocol(subject: Subject) -> list[str]:
     lines = ["images/s: images trained per second, waiting for images included and compilation not."]
     if not subject.by_rate:
         lines[0] = (
-            f"{subject.label}: {quantity(subject.found.metric).label} between {protocol.images:,} generated images and the real ones, in the "
-            f"features of {protocol.extractor}; averaged weights, {subject.sampled()}, the same noise in "
-            "all trials. It depends on the number of images: compare within this search only."
+            f"{subject.label}: {quantity(subject.found.metric).label} between {protocol.images:,} generated images and "
+            f"the real ones, in the features of {protocol.extractor}; averaged weights, {subject.sampled()}, the same "
+            "noise in all trials. It depends on the number of images: compare within this search only."
         )
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of training in the worker, evaluation and checkpoints "

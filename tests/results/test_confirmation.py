@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from tunediff import config as cfg
-from tunediff import record, search, space
+from tunediff import export, record, results, search, space
 from tunediff.config import ConfigError
-from tunediff.reporting import confirmation, export, results
+from tunediff.report import outputs
+from tunediff.report.verdicts import block, confirmation_table, sentences
+from tunediff.report.words import plain_table
+from tunediff.results import confirmation, statistics
 from tunediff.tuning import confirming, experiment, resources
 
 FILE = {
@@ -98,17 +101,17 @@ def test_a_planted_winner_is_named(tmp_path):
     found = searched(tmp_path, lambda size, seed: worth[size])
     told = confirmed(found, lambda size, seed: worth[size] * noise(0, seed, 0.2) * noise(size, seed))
     assert told.winner.changed == {"loader.batch_size": 64}
-    block = told.block()
-    assert block["confirmed"] == "yes"
-    assert block["winner"] == "loader.batch_size=64"
+    said = block(told)
+    assert said["confirmed"] == "yes"
+    assert said["winner"] == "loader.batch_size=64"
     paired = told.paired(told.winner)
     assert paired.low < -0.4 * 2.0 * 0.6
     assert paired.high < 0
     speedup, reached = told.speedup(told.winner)
     assert reached == 4
     assert 1 < speedup.low < speedup.mean < speedup.high
-    assert told.sentences()[0].startswith("loader.batch_size=64 wins")
-    assert confirmation.text(told).splitlines()[2].startswith("loader.batch_size=64")
+    assert sentences(told)[0].startswith("loader.batch_size=64 wins")
+    assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
 
 
 def test_planted_noise_is_refused(tmp_path):
@@ -116,10 +119,10 @@ def test_planted_noise_is_refused(tmp_path):
     found = searched(tmp_path, lambda size, seed: 2.0 * (0.7 if size == 256 else 1.0))
     told = confirmed(found, lambda size, seed: 2.0 * noise(0, seed, 0.2) * noise(size, seed))
     assert told.winner is None
-    block = told.block()
-    assert block["confirmed"] == "no"
-    assert "winner" not in block
-    first, _ = told.sentences()
+    said = block(told)
+    assert said["confirmed"] == "no"
+    assert "winner" not in said
+    first, _ = sentences(told)
     assert first.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds")
     bias = told.bias(next(group for group in told.compared.others if group.changed["loader.batch_size"] == 256))
     assert bias[0] == pytest.approx(1.4)
@@ -135,11 +138,11 @@ def test_noise_is_seldom_a_winner_and_a_winner_seldom_missed(tmp_path):
         for gain in (1.0, 0.75):
             values = np.exp(shared + rng.normal(0, 0.05, (3, 3)))
             values[1] *= gain
-            verdicts = [d.verdict for d in confirmation.comparison.differences(values)[0]]
+            verdicts = [d.verdict for d in statistics.differences(values)[0]]
             if gain == 1.0:
-                false += confirmation.BETTER in verdicts
+                false += statistics.BETTER in verdicts
             else:
-                missed += verdicts[0] != confirmation.BETTER
+                missed += verdicts[0] != statistics.BETTER
     assert false <= 0.05 * 300
     assert missed <= 0.1 * 300
 
@@ -149,16 +152,16 @@ def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
     assert told.winner is None
     assert told.speedup(told.leader) == (None, 0)
-    assert "confirmed_speedup" not in told.block()
+    assert "confirmed_speedup" not in block(told)
 
 
 def test_estimates():
-    one = confirmation.estimate([2.0])
+    one = statistics.estimate([2.0])
     assert (one.mean, one.low, one.runs) == (2.0, None, 1)
-    assert confirmation.estimate([]) is None
-    plain = confirmation.estimate([1.0, 2.0, 3.0])
+    assert statistics.estimate([]) is None
+    plain = statistics.estimate([1.0, 2.0, 3.0])
     assert (plain.mean, plain.high - plain.mean) == pytest.approx((2.0, 4.302653 / math.sqrt(3)))
-    ratio = confirmation.estimate([1.0, 4.0], ratios=True)
+    ratio = statistics.estimate([1.0, 4.0], ratios=True)
     assert ratio.mean == pytest.approx(2.0)
     assert ratio.low * ratio.high == pytest.approx(4.0)
 
@@ -176,7 +179,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     )
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
-    assert told.block()["confirmed_FD (classifier)"].startswith("1.2")
+    assert block(told)["confirmed_FD (classifier)"].startswith("1.2")
     assert told.speedup(told.winner)[1] == 3  # by the curves
 
 
@@ -184,7 +187,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
 def test_tables_are_written(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
-    written = confirmation.write(told)
+    written = outputs.confirmation(told)
     assert "loader.batch_size=64 wins" in written["confirm.md"].read_text()
     header, *rows = written["confirm.csv"].read_text().splitlines()
     assert header.startswith("configuration,runs,mean,sd,difference,difference_low,difference_high,speedup")
@@ -206,15 +209,15 @@ def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys)
 def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
     """256 was best in the search; on new seeds 64 is."""
     found = searched(tmp_path, lambda size, seed: {64: 1.2, 256: 1.1}.get(size, 2.0))
-    assert export.choose(found, None).config["loader.batch_size"] == 256
+    assert confirmation.choose(found, None).config["loader.batch_size"] == 256
     told = confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
     assert told.winner.changed == {"loader.batch_size": 64}
-    chosen = export.choose(found, None)
+    chosen = confirmation.choose(found, None)
     assert chosen.config["loader.batch_size"] == 64
     assert any(
         "wins: better than the baseline" in line for line in export.provenance(found, chosen, tmp_path / "b.yaml")
     )
-    assert export.choose(found, "t0001").name == "t0001"
+    assert confirmation.choose(found, "t0001").name == "t0001"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from rich.console import Console as Terminal
 
 from tunediff import config as cfg
 from tunediff import record, space
-from tunediff.reporting import console
+from tunediff.report import console
 from tunediff.tuning import experiment
 
 CONTENT = {

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import yaml
 from scipy import stats
-from tunediff.reporting.comparison import BASELINE, BETTER, SAME, TOO_FEW, WORSE, compare, differences, holm
 
 from tunediff import config as cfg
-from tunediff import record, search, space
-from tunediff.reporting import figures, results
+from tunediff import record, results, search, space
+from tunediff.report import outputs
+from tunediff.report.verdicts import comparison_table, conclusions
+from tunediff.report.words import plain_table
+from tunediff.results.comparison import compare
+from tunediff.results.statistics import BASELINE, BETTER, SAME, TOO_FEW, WORSE, differences, holm
 from tunediff.tuning import experiment
 
 
@@ -170,7 +173,7 @@ def test_the_table_says_who_is_better_and_what_it_costs(found):
 
 
 def test_the_conclusions_name_both_kinds(found):
-    first, better, same, least = compare(found).conclusions()
+    first, better, same, least = conclusions(compare(found))
     assert first.startswith("Some differences from the baseline are larger than the noise (3 seeds, 5 comparisons")
     assert better.startswith(
         "Better than the baseline: timesteps.name=speed; timesteps.name=speed weighting.name=min_snr."
@@ -185,17 +188,17 @@ def test_runs_that_failed_are_missing_not_bad(tmp_path):
     assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
     assert list(table["verdict"])[4] == TOO_FEW
     assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
-    assert compared.conclusions()[-2].startswith("Too few runs to tell: timesteps.name=speed")
-    assert "0 of 3" in compared.text()
+    assert conclusions(compared)[-2].startswith("Too few runs to tell: timesteps.name=speed")
+    assert "0 of 3" in plain_table(comparison_table(compared, compact=True))
 
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     none = finished(tmp_path / "failed", failed=(0, 6, 12))
     assert {group.difference.verdict for group in compare(none).others} == {TOO_FEW}
     empty = finished(tmp_path / "empty", left_out=18)
-    assert (len(compare(empty).table()), compare(empty).conclusions()) == (0, [])
-    figures.write_all(none)
-    figures.write_all(empty)
+    assert (len(compare(empty).table()), conclusions(compare(empty))) == (0, [])
+    outputs.write_all(none)
+    outputs.write_all(empty)
 
 
 def test_runs_are_measured_by_the_baseline_with_the_same_seed(found):
@@ -214,7 +217,7 @@ def test_the_best_is_that_of_the_best_mean(tmp_path):
 
 
 def test_figures_and_tables_are_written(found):
-    written = figures.write_all(found)
+    written = outputs.write_all(found)
     assert set(written) >= {"trials.csv", "comparison.csv", "comparison.md", "comparison.png"}
     assert written["comparison.png"].read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader(written["comparison.csv"].open()))
@@ -226,7 +229,7 @@ def test_figures_and_tables_are_written(found):
 
 def test_a_search_with_one_seed_compares_nothing(tmp_path):
     found = finished(tmp_path / "night", FILE.replace("seeds: 3\n", ""))
-    assert "comparison.png" not in figures.write_all(found)
+    assert "comparison.png" not in outputs.write_all(found)
 
 
 def test_the_search_ends_with_the_comparison(found, capsys):

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff import record
+from tunediff import models, record
 from tunediff.clock import Budget
 from tunediff.data import images as data
 from tunediff.diffusion import handoff
 from tunediff.diffusion.unet import UNet
-from tunediff.reporting import saved
 from tunediff.training import loop
 from tunediff.training.parallel import World
 
@@ -79,21 +78,21 @@ def trained(tmp_path):
 
 def test_a_training_finished_or_not(trained, tmp_path):
     folder, config = trained
-    found = saved.find(str(folder))
+    found = models.find(str(folder))
     assert (found.kind, found.name, found.folder) == ("run", "run", folder)
     assert (found.weights, found.config) == (folder / "ema.safetensors", config)
     averaged = load_file(folder / "ema.safetensors")
     assert same(found, averaged)
-    assert saved.find("run", folder.parent) == found
+    assert models.find("run", folder.parent) == found
 
     shutil.copytree(folder, tmp_path / "unfinished")
     (tmp_path / "unfinished" / "ema.safetensors").unlink()
-    found = saved.find("unfinished", tmp_path)
+    found = models.find("unfinished", tmp_path)
     assert found.weights.name == "checkpoint.pt"
     assert same(found, averaged), "the average, not the weights that are trained"
 
     shutil.copy(folder / "checkpoint.pt", tmp_path)  # alone, it says itself what it is
-    found = saved.find(str(tmp_path / "checkpoint.pt"))
+    found = models.find(str(tmp_path / "checkpoint.pt"))
     assert found.config == config
     assert same(found, averaged)
 
@@ -101,32 +100,32 @@ def test_a_training_finished_or_not(trained, tmp_path):
 def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
     folder = search_folder(tmp_path / "night")
     weights = [network(tiny(model__blocks=n + 1), n).state_dict() for n in range(3)]
-    best = saved.find("night", tmp_path)
+    best = models.find("night", tmp_path)
     assert (best.name, best.folder, best.kind) == ("night-t0001", folder / "trials" / "t0001", "run")
     assert best.config.model.blocks == 2
     assert same(best, weights[1])
-    assert saved.find(str(folder)) == best
+    assert models.find(str(folder)) == best
     for what in ("night/t0002", str(folder / "t0002"), str(folder / "trials" / "t0002")):
-        assert (found := saved.find(what, tmp_path)).name == "night-t0002"
+        assert (found := models.find(what, tmp_path)).name == "night-t0002"
     assert same(found, weights[2])
 
     (folder / "best.yaml").write_text(cfg.dump(best.config, ["trial t0001"]))
     shutil.copy(best.weights, folder / "best.safetensors")
     for what in ("best.yaml", "best.safetensors"):
-        found = saved.find(str(folder / what))
+        found = models.find(str(folder / what))
         assert (found.kind, found.name, found.folder, found.config) == ("weights", "best", folder, best.config)
         assert same(found, weights[1])
     shutil.copy(best.weights, tmp_path / "other.safetensors")
     with pytest.raises(
         cfg.ConfigError, match=r"other.safetensors: weights without a configuration; looked for .*config.yaml"
     ):
-        saved.find(str(tmp_path / "other.safetensors"))
+        models.find(str(tmp_path / "other.safetensors"))
     (tmp_path / "config.yaml").write_text(cfg.dump(best.config))
-    assert same(saved.find(str(tmp_path / "other.safetensors")), weights[1])
+    assert same(models.find(str(tmp_path / "other.safetensors")), weights[1])
     with pytest.raises(
         cfg.ConfigError, match=r"config.yaml: a configuration without weights; looked for .*config.safetensors"
     ):
-        saved.find(str(tmp_path / "config.yaml"))
+        models.find(str(tmp_path / "config.yaml"))
 
 
 def test_pipelines_nested_and_flat(tmp_path):
@@ -137,7 +136,7 @@ def test_pipelines_nested_and_flat(tmp_path):
     for file in ("unet/config.json", "unet/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json"):
         shutil.copy(tmp_path / "nested" / file, tmp_path / "flat")
     for name in ("nested", "flat"):
-        found = saved.find(name, tmp_path)
+        found = models.find(name, tmp_path)
         assert (found.kind, found.name, found.folder) == ("diffusers", name, tmp_path / name)
         assert (found.config.model, found.config.process) == (config.model, config.process)
         assert (found.config.data.image_size, found.config.data.channels) == (8, 1)
@@ -152,7 +151,7 @@ def test_unknown_names_come_with_their_neighbours(tmp_path):
 
     def refused(what, storage=tmp_path):
         with pytest.raises(cfg.ConfigError) as error:
-            saved.find(what, storage)
+            models.find(what, storage)
         return str(error.value)
 
     assert "nigth: no such file or folder, and no training or search of that name in" in refused("nigth")
@@ -173,10 +172,10 @@ def test_what_has_no_weights_yet_says_so(tmp_path):
         lines = (trial / "journal.jsonl").read_text().splitlines()
         (trial / "journal.jsonl").write_text("\n".join(line for line in lines if '"end"' not in line) + "\n")
     with pytest.raises(cfg.ConfigError, match="night: no trial has a result yet"):
-        saved.find("night", tmp_path)
+        models.find("night", tmp_path)
     (folder / "trials" / "t0000" / "ema.safetensors").unlink()
     with pytest.raises(cfg.ConfigError, match="t0000: no weights yet; a training writes checkpoint.pt"):
-        saved.find("night/t0000", tmp_path)
+        models.find("night/t0000", tmp_path)
 
 
 def test_damaged_and_foreign_weights_are_refused(tmp_path):
@@ -184,26 +183,26 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
     file = folder / "ema.safetensors"
     save_file(network(tiny(model__channels=16)).state_dict(), file)
     with pytest.raises(cfg.ConfigError, match=f"{file}: time.linear1.weight has shape 64×16; the U-Net .* has 32×8"):
-        saved.find("run", tmp_path).network("cpu")
+        models.find("run", tmp_path).network("cpu")
     file.write_bytes(b"torn")
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged"):
-        saved.find("run", tmp_path).network("cpu")
+        models.find("run", tmp_path).network("cpu")
     file.unlink()
     (folder / "checkpoint.pt").write_bytes(b"torn")
     with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is damaged"):
-        saved.find("run", tmp_path).network("cpu")
+        models.find("run", tmp_path).network("cpu")
     assert (folder / "checkpoint.pt").exists(), "only a training may put a damaged checkpoint aside"
     torch.save({"ema": 3}, folder / "checkpoint.pt")
     with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is no checkpoint of a training; it has no ema"):
-        saved.find("run", tmp_path).network("cpu")
+        models.find("run", tmp_path).network("cpu")
 
 
 def test_finding_needs_no_torch(tmp_path):
     search_folder(tmp_path / "night")
     handoff.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())
     program = (
-        "import sys; from pathlib import Path; from tunediff.reporting import saved\n"
-        "print([saved.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002', 'pipeline')])\n"
+        "import sys; from pathlib import Path; from tunediff import models\n"
+        "print([models.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002', 'pipeline')])\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
