@@ -53,6 +53,8 @@ def test_a_file_imports_only_from_its_own_floor_and_below(path):
             assert name.split(".")[0] not in ("torch", "ray", "optuna"), f"{name_of(path)} imports {name}"
         if mine < 4:
             assert name.split(".")[0] != "ray", f"{name_of(path)} imports {name}"
+        if name_of(path).startswith("tunediff.results"):  # facts know nothing of words and pictures
+            assert not name.startswith(("tunediff.report", "matplotlib", "rich", "html")), name
 
 
 def test_every_package_is_packed():

@@ -100,7 +100,7 @@ def sheet(panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: boo
 
 
 def say(axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any) -> None:
-    """Words beside a place, `shift` points away from it; `more` as `Axes.annotate` takes it."""
+    """Words beside a place, `shift` (1/72 inch) away from it; `more` as `Axes.annotate` takes it."""
     axes.annotate(words, at, xytext=shift, textcoords="offset points", **{"va": "center", "fontsize": 8.5, **more})
 
 

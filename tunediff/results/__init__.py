@@ -34,7 +34,7 @@ class Results:
 
     @property
     def metric(self) -> str:
-        """The objective, as points name it."""
+        """The objective, as evaluations name it."""
         return self.space.metric
 
     @property
