@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ class Console:
         budget = self.space.budget
         self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
 
-    def listen(self, event: str, name: str, content: dict[str, Any]) -> None:
+    def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Take in what happened to a trial."""
         if self.quiet:
             return
@@ -78,7 +79,7 @@ class Console:
             self._tell_skipped(name)
         self._tell(event, name, trial, content)
 
-    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: dict[str, Any]) -> None:
+    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
             drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
             self.say(f"{name} start  {self._changed(drawn)}")
@@ -101,7 +102,7 @@ class Console:
                 self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
                 return
 
-    def _point(self, trial: TrialRecord, point: dict[str, Any]) -> str:
+    def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
@@ -127,7 +128,7 @@ class Console:
         of_base = same.get(self.found.metric) if same is not None else None
         return value / of_base if of_base else None
 
-    def _changed(self, drawn: dict[str, Any]) -> str:
+    def _changed(self, drawn: Mapping[str, object]) -> str:
         return cli.knobs(changed(drawn, self.space))
 
     def _best(self) -> str:
@@ -173,7 +174,7 @@ class Table(Console):
     def _print(self, line: str) -> None:
         self._terminal.print(line, markup=False)
 
-    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: dict[str, Any]) -> None:
+    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "end" and trial is not None and failed(trial):
             self.say(f"{name} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
 

@@ -70,7 +70,7 @@ class Results:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
-    def changed(self, trial: TrialRecord) -> dict[str, Any]:
+    def changed(self, trial: TrialRecord) -> dict[str, object]:
         """Knobs of a trial that differ from the baseline's, those included that came with another member of a union."""
         return changed(trial.config, self.space)
 
@@ -189,13 +189,13 @@ def read(folder: Path) -> Results:
     return Results(folder, space.load(space.of_search(folder)), record.read_trials(folder))
 
 
-def changed(values: Mapping[str, Any], wanted: SearchSpace) -> dict[str, Any]:
+def changed(values: Mapping[str, Any], wanted: SearchSpace) -> dict[str, object]:
     """Which of these knobs, by dotted name, differ from the baseline."""
     base = cfg.flat(wanted.baseline)
     return {name: value for name, value in values.items() if name not in base or base[name] != value}
 
 
-def without_seed(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_seed(values: Mapping[str, Any]) -> dict[str, object]:
     """Knobs but for the seed: what runs of one configuration have in common."""
     return {name: value for name, value in values.items() if name != "seed"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,9 +28,9 @@ class Level:
 class Group:
     """One configuration with all its seeds."""
 
-    knobs: dict[str, Any]
+    knobs: dict[str, object]
     """What was drawn but for the seed."""
-    changed: dict[str, Any]
+    changed: dict[str, object]
     """Those of them that differ from the baseline."""
     runs: list[TrialRecord]
     done: list[TrialRecord]

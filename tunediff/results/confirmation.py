@@ -7,8 +7,8 @@ the runs here are made after it was chosen, on seeds that had no part in choosin
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,7 @@ def finalists(found: Results, of: int) -> list[TrialRecord]:
     return [trial for trial in found.ranked if trial.fingerprint != base][:of]
 
 
-def content(found: Results, of: int, seeds: int, final: dict[str, Any]) -> dict[str, Any]:
+def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) -> dict[str, object]:
     """The search file of the confirmation: baseline and finalists, seed after seed; `base:` lies beside it.
 
     `final`: knobs of `evaluation.` for one more evaluation of every finished run, at full protocol.

@@ -131,7 +131,7 @@ class Session:
     end: float | None
     """None: it is running, or was killed."""
     command: str
-    environment: dict[str, Any]
+    environment: dict[str, object]
 
 
 def sessions(folder: Path) -> list[Session]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -76,7 +75,7 @@ def _typed(recorded: str) -> str:
 
 
 def _environment(subject: Subject) -> Html:
-    known: dict[str, Any] = dict(subject.sessions[-1].environment) if subject.sessions else {}
+    known = dict(subject.sessions[-1].environment) if subject.sessions else {}
     for trial in subject.found.trials:
         known |= trial.environment
         if "device" in trial.environment:

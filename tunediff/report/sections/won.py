@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
@@ -195,7 +194,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     return join(el("h3", "On new seeds"), table(header, rows, marks, words=2), note(how, files.links("won")))
 
 
-def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, Any]) -> Html:
+def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) -> Html:
     base, order = cfg.flat(subject.found.space.baseline), subject.by_weight()
     rows = []
     for name in sorted(changed, key=lambda name: order.index(name) if name in order else len(order)):
@@ -206,7 +205,7 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, Any]) -> 
     return table(["knob", "baseline", subject.stars.winner_is], rows, words=3)
 
 
-def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, Any]:
+def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "images", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
     return {**measured, **value, "speedup": subject.found.speedup(trial)}
