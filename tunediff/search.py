@@ -294,8 +294,8 @@ def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
         "best_trial": best.name,
         "best_configuration": row["configuration"],
         "best_verdict": row["verdict"],
-        f"best_{compared.label}": row[f"{compared.metric}_mean"],
-        f"baseline_{compared.label}": base.get(f"{compared.metric}_mean"),
+        f"best_{compared.found.label}": row[f"{compared.metric}_mean"],
+        f"baseline_{compared.found.label}": base.get(f"{compared.metric}_mean"),
         "means_over": f"{row['finished']} seeds",
         "speedup": row["speedup"],
     }

@@ -63,10 +63,10 @@ def table(
     return el("div", whole, class_="scroll", tabindex="0")
 
 
-def picture(kind: str, content: bytes, alt: str, class_: str | None = None) -> Html:
+def picture(kind: str, content: bytes, alt: str) -> Html:
     """An image inside the file. Scripts do not run in an SVG that is shown by `img`, whatever it holds."""
     data = base64.b64encode(content).decode()
-    return el("img", src=f"data:image/{kind};base64,{data}", alt=alt, class_=class_)
+    return el("img", src=f"data:image/{kind};base64,{data}", alt=alt)
 
 
 def folded(summary: object, *inside: object) -> Html:

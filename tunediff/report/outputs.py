@@ -26,7 +26,7 @@ def write_all(found: Results) -> dict[str, Path]:
     written = _paths(found, "trials.csv", "curves.csv", "curves.png")
     found.table().to_csv(written["trials.csv"], index=False)
     found.curves().to_csv(written["curves.csv"], index=False)
-    if (chart := draw(lambda: curves.drawn(found, Stars(found.baseline, found.best)))) is not None:
+    if (chart := draw(lambda: curves.drawn(found, Stars.of(found, found.best)))) is not None:
         written["curves.png"].write_bytes(chart.png)
     if found.space.cost is not None:
         written |= _paths(found, "pareto.csv")
@@ -59,7 +59,12 @@ def confirmation(told: Confirmation) -> dict[str, Path]:
     written = _paths(told.search, "confirm.csv", "confirm.md")
     told.table().to_csv(written["confirm.csv"], index=False)
     lines = [f"# {told.search.folder.name}: confirmed", "", *(f"{said}\n" for said in sentences(told)), "```text"]
-    lines += [plain_table(confirmation_table(told)), "```", "", f"- intervals: 95 %, over {told.compared.seeds} seeds"]
+    lines += [
+        plain_table(confirmation_table(told)),
+        "```",
+        "",
+        f"- intervals: 95 %, over {told.compared.seeds} seeds",
+    ]
     _write(written["confirm.md"], lines)
     return written
 

@@ -12,20 +12,22 @@ from pathlib import Path
 
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
-from tunediff.report.sections.compiling import compiling
-from tunediff.report.sections.curves import curves
-from tunediff.report.sections.effects import effects
-from tunediff.report.sections.failures import failures
-from tunediff.report.sections.importance import importance
-from tunediff.report.sections.parallel import parallel
-from tunediff.report.sections.reproduce import latest, reproduce
-from tunediff.report.sections.samples import samples
-from tunediff.report.sections.seeds import seeds
-from tunediff.report.sections.study import study
-from tunediff.report.sections.trade_offs import trade_offs
-from tunediff.report.sections.trials import trials
-from tunediff.report.sections.why import why
-from tunediff.report.sections.won import won
+from tunediff.report.sections import (
+    compiling,
+    curves,
+    effects,
+    failures,
+    importance,
+    parallel,
+    reproduce,
+    samples,
+    seeds,
+    study,
+    trade_offs,
+    trials,
+    why,
+    won,
+)  # fmt: skip
 from tunediff.report.subject import Subject
 from tunediff.report.words import duration, some
 
@@ -34,20 +36,20 @@ PAGE = "report.html"
 Section = Callable[[Subject, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("won", "What won", won),
-    ("seeds", "All configurations over their seeds", seeds),
-    ("study", "The study", study),
-    ("curves", "{label} against training seconds", curves),
-    ("why", "Why it {wins}", why),
-    ("samples", "Images", samples),
-    ("importance", "Which knobs matter", importance),
-    ("effects", "What each knob does", effects),
-    ("trade-offs", "Trade-offs", trade_offs),
-    ("parallel", "All trials at once", parallel),
-    ("compile", "When torch.compile pays", compiling),
-    ("failures", "Failures", failures),
-    ("trials", "Every trial", trials),
-    ("reproduce", "Run it again", reproduce),
+    ("won", "What won", won.won),
+    ("seeds", "All configurations over their seeds", seeds.seeds),
+    ("study", "The study", study.study),
+    ("curves", "{label} against training seconds", curves.curves),
+    ("why", "Why it {wins}", why.why),
+    ("samples", "Images", samples.samples),
+    ("importance", "Which knobs matter", importance.importance),
+    ("effects", "What each knob does", effects.effects),
+    ("trade-offs", "Trade-offs", trade_offs.trade_offs),
+    ("parallel", "All trials at once", parallel.parallel),
+    ("compile", "When torch.compile pays", compiling.compiling),
+    ("failures", "Failures", failures.failures),
+    ("trials", "Every trial", trials.trials),
+    ("reproduce", "Run it again", reproduce.reproduce),
 )
 """(id, heading, content), in reading order."""
 
@@ -90,7 +92,7 @@ def _state(subject: Subject) -> str:
         return f"{count} · {written}"
     if subject.sessions[-1].end is not None:
         return f"interrupted · {count} · {written}"
-    last = latest(subject)
+    last = reproduce.latest(subject)
     age = f" · last news {duration(max(0.0, subject.now - last))} before" if last else ""
     return f"running, or killed · {count}, {begun} under way · {written}{age}"
 

@@ -58,8 +58,14 @@ class Stars:
 
     baseline: TrialRecord | None
     winner: TrialRecord | None
-    winner_is: str = "best"
+    winner_is: str
     """`winner`, or what it may be called."""
+
+    @classmethod
+    def of(cls, found: Results, winner: TrialRecord | None, winner_is: str = "best") -> Stars:
+        """A winner beside the baseline of its seed."""
+        of_seed = found.baseline_of(winner) if winner is not None else None
+        return cls(of_seed or found.baseline, winner, winner_is)
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
         """(trial, colour, what it is), the baseline first."""

@@ -123,18 +123,14 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
     found, unreadable = journals.read(folder)
     told, confirming = _confirmed(found)
     compared = compare(found) if found.space.seeds > 1 else None
-    best, base = found.best, found.baseline
-    if told is not None and told.leader is not None:
-        best = told.trial(told.leader) or best
-    if best is not None and base is not None and best.config["seed"] != base.config["seed"]:
-        base = found.baseline_of(best) or base
+    best = (told.trial(told.leader) if told is not None and told.leader is not None else None) or found.best
     sure = told is not None and told.winner is not None
     sure |= compared is not None and best is not None and compared.of(best).difference.verdict == BETTER
     return Subject(
         found=found,
         unreadable=unreadable,
         sessions=journals.sessions(folder),
-        stars=Stars(base, best, "winner" if sure else "best"),
+        stars=Stars.of(found, best, "winner" if sure else "best"),
         told=told,
         confirming=confirming,
         compared=compared,

@@ -21,7 +21,7 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
         cells = {
             "configuration": group.name,
             "runs": f"{len(group.done)} of {compared.seeds}",
-            compared.label: with_sd(group.values(compared.metric)),
+            compared.found.label: with_sd(group.values(compared.metric)),
             f"{compared.effect} (95 % interval)": interval(group.difference),
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "p (Holm)": number(known["p_holm"]) if "p_holm" in known else "",
@@ -55,7 +55,7 @@ def conclusions(compared: Comparison) -> list[str]:
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
             said.append(f"{words}: {'; '.join(groups)}.")
     if (least := compared.resolution) is not None:
-        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.label}"
+        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.found.label}"
         said.append(f"A single difference would have to be about {words} to be told from the noise.")
     return said
 
@@ -91,7 +91,7 @@ def sentences(told: Confirmation) -> list[str]:
         said = [f"No finalist is {noise}; the best of them is {group.name}."]
     if (bias := told.bias(group)) is None:
         return said
-    before, now, label = *bias, told.compared.label
+    before, now, label = *bias, told.compared.found.label
     if not before:
         return [*said, f"Its {label} is {number(now)} on new seeds."]
     worth = "worse" if told.search.loss(now) > told.search.loss(before) else "better"

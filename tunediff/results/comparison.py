@@ -72,11 +72,6 @@ class Comparison:
     None: not known."""
 
     @property
-    def label(self) -> str:
-        """What the objective may be called."""
-        return self.found.label
-
-    @property
     def seeds(self) -> int:
         """Runs that every configuration should have."""
         return self.found.space.seeds

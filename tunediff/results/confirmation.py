@@ -71,7 +71,7 @@ class Confirmation:
     def label(self) -> str:
         """What the deciding number may be called, and over how many images it is."""
         if self.metric == self.search.metric:
-            return self.compared.label
+            return self.compared.found.label
         labels = (last(trial, "final_label") for group in self.compared.groups for trial in group.done)
         return str(next(filter(None, labels), self.metric))
 

@@ -31,7 +31,12 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     for group, row in zip(compared.groups, frame.astype(object).to_dict("records"), strict=True):
         known = interval(group.difference) if group.difference.low is not None else ""
         p_holm = number(float(row["p_holm"])) if is_known(row["p_holm"]) else ""
-        reached = [f"{len(group.done)} of {compared.seeds}", with_sd(group.values(compared.metric)), known, p_holm]
+        reached = [
+            f"{len(group.done)} of {compared.seeds}",
+            with_sd(group.values(compared.metric)),
+            known,
+            p_holm,
+        ]
         fast = [times(row["speedup"]), rounded(row["images_per_s"])]
         rows.append([group.name, group.difference.verdict, *reached, *fast])
         mine = best is not None and any(trial.name == best.name for trial in group.runs)
