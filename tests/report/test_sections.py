@@ -9,6 +9,7 @@ import pytest
 
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, make, random_points, write
+from tunediff import space
 from tunediff.report import subject
 from tunediff.report.sections.why import explain
 from tunediff.results import journals, speed
@@ -206,3 +207,12 @@ def test_values_that_fail_are_named(tmp_path, plain):
         write(tmp_path / "night", wanted, number, point if number else {}, status="oom" if bad else "ok",
               curve=() if bad else ((20.0, 4000, 1.0 + number),), reason="out of memory" * bad)  # fmt: skip
     assert "2 of 3 with loader.batch_size = 256" in words(written(tmp_path / "night"))
+
+
+def test_an_objective_may_run_upwards(night, plain, tmp_path, monkeypatch):
+    """What is larger is better: the words follow."""
+    wanted = space.METRICS | {"frechet": "max"}
+    monkeypatch.setattr(space, "METRICS", wanted)
+    text = words(written(night))
+    assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1.5 times the 2 of the baseline" in text
+    assert "1 of 2 other trials with a result ends above the baseline." in text

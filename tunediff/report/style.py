@@ -127,14 +127,10 @@ def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]])
         say(axes, cut(words, 40), place, (8, shift), color=color, fontsize=9, fontweight="bold", annotation_clip=False)
 
 
-def objective_words(found: Results) -> str:
-    """The objective and its direction, for an axis."""
-    return f"{'images/s' if found.by_rate else found.label}, {'lower' if found.falls else 'higher'} is better"
-
-
 def objective_axis(axes: Axes, found: Results, positive: bool, axis: str = "y") -> None:
     """Name and scale of the objective: logarithmic for one that falls and is positive."""
-    (axes.set_ylabel if axis == "y" else axes.set_xlabel)(objective_words(found))
+    words = f"{'images/s' if found.by_rate else found.label}, {'lower' if found.falls else 'higher'} is better"
+    (axes.set_ylabel if axis == "y" else axes.set_xlabel)(words)
     if positive and found.falls:
         (axes.set_yscale if axis == "y" else axes.set_xscale)("log")
         _plain_logarithms(axes, axis)

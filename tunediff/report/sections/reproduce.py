@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pandas as pd
 import yaml
@@ -38,8 +37,7 @@ def reproduce(subject: Subject, files: Files) -> Html:
         parts += [el("p", words), el("pre", "\n".join(lines))]
     parts += [el("h3", "Measured on"), _environment(subject)]
     parts += [el("h3", "How"), el("ul", *(el("li", line) for line in _protocol(subject))), _seconds(subject, files)]
-    if (text := _text(path)) is not None:
-        parts.append(folded("search.yaml", el("pre", text)))
+    parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:
         content = yaml.safe_dump(cfg.nest(winner.config), sort_keys=False, allow_unicode=True, default_flow_style=None)
         parts.append(folded(f"every knob of {winner.name}", el("pre", content)))
@@ -130,11 +128,3 @@ def latest(subject: Subject) -> float:
     stamps = [time for trial in subject.found.trials for time in (trial.started, trial.ended)]
     stamps += [float(point.get("time") or 0.0) for trial in subject.found.trials for point in trial.points]
     return max(stamps, default=0.0)
-
-
-def _text(path: Path, most: int = 100_000) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(most)
-    except OSError:
-        return None

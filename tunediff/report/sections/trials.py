@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.subject import Subject, lead, note
@@ -25,7 +24,11 @@ def trials(subject: Subject, files: Files) -> Html | None:
     lines = list(zip(found.trials, frame.astype(object).to_dict("records"), strict=True))
     lines.sort(key=lambda line: (ranks.get(line[0].name, len(ranks)), line[0].number))
     rows = [
-        [*_reached(subject, row), *_knobs(trial, names), *([cut(trial.reason, 100)] if reasons else [])]
+        [
+            *_reached(subject, row),
+            *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
+            *([cut(trial.reason, 100)] if reasons else []),
+        ]
         for trial, row in lines
     ]
     fast = [] if subject.by_rate else ["speed-up", "images/s"]
@@ -48,10 +51,6 @@ def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     fast = [] if subject.by_rate else [_two(row["speedup"]), _plain(row[RATE])]
     value = [_plain(row[subject.found.metric]), _two(row["versus_baseline"])]
     return [row["trial"], row["status"], *value, *fast, _plain(row["train_s"]), _plain(row["peak_memory_mib"])]
-
-
-def _knobs(trial: TrialRecord, names: list[str]) -> list[str]:
-    return [shown(trial.drawn[name]) if name in trial.drawn else "" for name in names]
 
 
 def _plain(value: Any) -> str:
