@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record, space
-from tunediff.reporting.console import Console
+from tunediff.report.console import Console
 from tunediff.tuning import experiment, searcher, trial
 
 CONTENT = {

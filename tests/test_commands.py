@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from tunediff import config as cfg
-from tunediff import export, record, search, space, train
-from tunediff.reporting import figures, results
+from tunediff import export, record, results, search, space, train
+from tunediff.report import outputs
 from tunediff.tuning import experiment, resources
 
 TINY = {
@@ -175,7 +175,7 @@ def test_summary_is_key_value(found):
 
 
 def test_figures_and_tables_are_written(found):
-    written = figures.write_all(found)
+    written = outputs.write_all(found)
     assert written["curves.png"].read_bytes().startswith(b"\x89PNG")
     assert written["trials.csv"].read_text().count("\n") == 5
     assert written["curves.csv"].read_text().splitlines()[0].startswith("trial,")
@@ -186,7 +186,7 @@ def test_a_search_without_a_trial_has_results(tmp_path):
     experiment.create(tmp_path / "empty", loaded, FILE)
     nothing = results.read(tmp_path / "empty")
     assert (nothing.best, nothing.baseline) == (None, None)
-    figures.write_all(nothing)
+    outputs.write_all(nothing)
     assert search.summary(nothing, 0.0)["trials"] == 0
 
 

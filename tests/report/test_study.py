@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from tunediff import config as cfg
-from tunediff import record, search, space
+from tunediff import record, results, search, space
 from tunediff.config import ConfigError
-from tunediff.report import study_figure, study_table
-from tunediff.reporting import figures, results
+from tunediff.report import outputs, study_figure, study_table
 from tunediff.tuning import experiment
 
 GRID = """
@@ -284,7 +283,7 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
     table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
-    figures.write_all(results.read(tmp_path / "night"))
+    outputs.write_all(results.read(tmp_path / "night"))
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -313,7 +312,7 @@ def drawn(tmp_path, monkeypatch):
 
     def draw(text, measure=by_grid, operations=None):
         found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
-        figures.study(found, study_table.table(found))
+        outputs.study(found, study_table.table(found))
         return sheets[-1].axes
 
     yield draw
@@ -328,7 +327,7 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
-    written = figures.study(found, study_table.table(found))
+    written = outputs.study(found, study_table.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
@@ -446,7 +445,7 @@ def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
 # ---------------------------------------------------------------------------------------------------------- whole folder
 def test_files_are_made_from_the_folder_alone(tmp_path):
     finished(tmp_path / "night", GRID, by_grid)
-    written = figures.write_all(results.read(tmp_path / "night"))
+    written = outputs.write_all(results.read(tmp_path / "night"))
     rows = list(csv.DictReader(written["study.csv"].open()))
     assert [float(row["epoch_s"]) for row in rows] == [10.0, 8.0, 6.25, 4.0]
     assert list(rows[0])[-5:] == ["trial", "status", "reason", "not_effective", "disturbed"]
@@ -459,7 +458,7 @@ def test_a_study_needs_no_figure(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]["x"], content["study"]["y"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert set(figures.write_all(found)) >= {"study.csv", "study.md"}
+    assert set(outputs.write_all(found)) >= {"study.csv", "study.md"}
     assert not (found.folder / "study.png").exists()
     assert "study_figure" not in search.summary(found, 1.0)
 
@@ -468,7 +467,7 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert "study.csv" not in figures.write_all(found)
+    assert "study.csv" not in outputs.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
         study_table.table(found)
 

@@ -1,1 +1,1 @@
-"""What a search found, in words and pictures."""
+"""Words and pictures: the live console, what a search leaves in its folder, and its report, one HTML page."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunediff import cli
 from tunediff.config import ConfigError
-from tunediff.reporting import report
+from tunediff.report import page, subject
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,9 +30,9 @@ def _main(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     folder = (args.storage / args.name).absolute()
     storage = "" if args.storage == cli.STORAGE else str(args.storage)
-    subject, out = report.read(folder, args.name, storage), args.out or folder
+    about, out = subject.read(folder, args.name, storage), args.out or folder
     try:
-        written = report.write_all(subject, out)
+        written = page.write_all(about, out)
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
     for kind, path in written.items():

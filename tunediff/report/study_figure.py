@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from tunediff.cli import number
 from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table, is_number
-from tunediff.study import NUMBERS, quantity
 
 MARKERS = "osD^vP*X"
 
@@ -44,7 +43,7 @@ def draw(table: Table, subtitle: str, path: Path) -> None:
 def _scaled(row: Row, name: str) -> float | None:
     """A value as it is shown; None: not known."""
     value = row.value(name)
-    return float(value) * quantity(name).scale if is_number(value) else None
+    return float(value) * table.study.quantity(name).scale if is_number(value) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- lines
@@ -53,7 +52,7 @@ def _lines(table: Table, x: str) -> Figure:
 
     Where x is measured, the last of them runs along each line instead, its value written at the points.
     """
-    measured, ys = x in NUMBERS, table.study.y
+    measured, ys = x in table.study.numbers, table.study.y
     along = "".join(table.varied[-1:]) if measured else x
     others = [knob for knob in table.varied if knob != along]
     names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
@@ -70,7 +69,7 @@ def _lines(table: Table, x: str) -> Figure:
             words = f"{number(row.knobs.get(along, '')) if measured else ''} {table.marks(row)}".strip()
             axes.annotate(words, (at, value), (4, 4), textcoords="offset points", fontsize=8)
         _scale(axes, [point[0] for point in points], [point[1] for point in points], ticks=not measured)
-        axes.set(xlabel=quantity(x).heading, ylabel=quantity(y).heading)
+        axes.set(xlabel=table.study.quantity(x).heading, ylabel=table.study.quantity(y).heading)
         axes.grid(True, which="major", color="0.9")
         if others and points:
             axes.legend(title=", ".join(others), fontsize=8, title_fontsize=8)
@@ -102,7 +101,7 @@ Series = Mapping[str, tuple[Sequence[float | None], Sequence[str]]]
 def _bars(table: Table) -> Figure:
     """A bar for each configuration, in a panel for each y; several parts in seconds are laid end to end instead."""
     ys, rows = table.study.y, table.rows
-    stacked = len(ys) > 1 and {quantity(y).unit for y in ys} in ({"s"}, {"ms"})
+    stacked = len(ys) > 1 and {table.study.quantity(y).unit for y in ys} in ({"s"}, {"ms"})
     leaves = [knob.rpartition(".")[2] for knob in table.varied]
     clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(table.varied, leaves, strict=True)}
     named = [{short: row.knobs[knob] for knob, short in clear.items() if knob in row.knobs} for row in rows]
@@ -115,9 +114,9 @@ def _bars(table: Table) -> Figure:
         known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
         ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, known, strict=True)]
         words = [[""] * len(rows)] * (len(parts) - 1) + [ends]
-        series = {quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)}
+        series = {table.study.quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)}
         per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
-        _draw(axes, names, series, quantity(ys[0]).unit + per_step if stacked else quantity(parts[0]).heading, stacked)
+        _draw(axes, names, series, table.study.quantity(ys[0]).unit + per_step if stacked else table.study.quantity(parts[0]).heading, stacked)
     return figure
 
 
@@ -134,7 +133,7 @@ def _ladder(table: Table, y: str) -> Figure:
         words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
         series[label] = lengths, words
     figure, (axes,) = _sheets(1, 1.1 * len(together))
-    _draw(axes, [row.label for row in together], series, quantity(y).heading)
+    _draw(axes, [row.label for row in together], series, table.study.quantity(y).heading)
     if base:
         axes.axvline(base, color="0.4", linewidth=1, linestyle=":")
     return figure
@@ -148,7 +147,7 @@ def _operations(table: Table) -> Figure:
                                   figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))))  # fmt: skip
     for axes, row in zip(panels[:, 0], rows, strict=False):
         columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
-        lengths = list(columns["self_s_per_step"] * quantity("self_s_per_step").scale)
+        lengths = list(columns["self_s_per_step"] * table.study.quantity("self_s_per_step").scale)
         words = [f"{number(one)} ({100 * share:.0f} %)" for one, share in zip(lengths, columns["share"], strict=True)]
         names = [name if len(name) <= 60 else name[:57] + "…" for name in columns["operation"]]
         _draw(axes, names, {"": (lengths, words)}, "")

@@ -15,8 +15,8 @@ from tunediff import config as cfg
 from tunediff.cli import number
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting.results import Results
-from tunediff.study import DERIVED, MEASURED, OPERATIONS, Study, quantity
+from tunediff.results import Results
+from tunediff.space.study import OPERATIONS, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
 """Marks of rows: a knob that changes nothing here; others used the machine at the same time."""
@@ -154,21 +154,19 @@ class Table:
 
     def _cells(self, cut: int) -> list[list[str]]:
         """Headings and cells in words, padded to equal widths; names longer than `cut` characters are cut."""
-        lines = [[quantity(column).heading for column in self.columns]]
+        lines = [[self.study.quantity(column).heading for column in self.columns]]
         for row, line in self._lines():
-            first, *others = [shown(column, value)[:cut] for column, value in line.items()]
+            first, *others = [shown(self.study, column, value)[:cut] for column, value in line.items()]
             lines.append([f"{first} {self.marks(row)}".rstrip(), *others])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
 
 
-def shown(column: str, value: object) -> str:
+def shown(study: Study, column: str, value: object) -> str:
     """A value in words, in the unit of its column's heading; '' when it is not known."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if column in MEASURED | DERIVED | OPERATIONS and is_number(value):
-        return number(float(value) * quantity(column).scale)
-    return number(value)
+    return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -204,7 +202,7 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
     # What a run measured before it failed is no result; what a running one has measured so far is shown as such.
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
     folder = found.folder / "trials"
-    measured = [_measured(folder / trial.name, trial) for trial in counted if trial.points]
+    measured = [_measured(folder / trial.name, trial, study) for trial in counted if trial.points]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
     config = _without(runs[0].config)
     idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
@@ -243,14 +241,14 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
     return {name: value for name, value in knobs.items() if name != left and not name.startswith(f"{left}.")}
 
 
-def _measured(folder: Path, trial: TrialRecord) -> dict[str, float]:
+def _measured(folder: Path, trial: TrialRecord, study: Study) -> dict[str, float]:
     """Numbers of the last point, seconds of its parts, and `set_images`, the images of the data set."""
     last = trial.points[-1]
-    values = {name: float(value) for name in MEASURED if is_number(value := last.get(name)) and math.isfinite(value)}
-    seconds = trial.end.get("seconds") or last.get("seconds") or {}
+    values = {name: float(value) for name in study.measured if is_number(value := last.get(name)) and math.isfinite(value)}
+    seconds = (trial.end and trial.end.seconds) or last.seconds
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
-    workers = [event for event in record.events(folder) if event["event"] == "worker" and event.get("images")]
-    return values | ({"set_images": float(workers[-1]["images"])} if workers else {})
+    told = [event for event in record.events(folder) if event["event"] == "about" and event.get("images")]
+    return values | ({"set_images": float(told[-1]["images"])} if told else {})
 
 
 def _operations(path: Path, steps: int) -> pd.DataFrame:

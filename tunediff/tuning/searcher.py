@@ -18,11 +18,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunediff import config as cfg
-from tunediff import record
+from tunediff import record, results
 from tunediff import space as spaces
 from tunediff.config import Config, ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import results
 from tunediff.space import Dimension, Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
 
