@@ -47,6 +47,12 @@ def test_trials_run_in_order_with_the_baseline_first():
     assert len(configs) == 3
 
 
+def test_a_listed_point_may_name_a_members_knob_before_its_union():
+    loaded = listed(trials=[{"timesteps.history": 5, "timesteps.name": "loss_second_moment"}])
+    assert [dimension.name for dimension in loaded.dimensions] == ["timesteps.name", "timesteps.history"]
+    assert loaded.config(loaded.candidates[1]).timesteps == LossSecondMoment(history=5)
+
+
 def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
     """`uniform_share` belongs to several samplers, each with a default of its own."""
     trials = [

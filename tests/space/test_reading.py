@@ -41,6 +41,21 @@ def test_overrides_from_the_command_line():
         space.parse(changed(), "x.yaml", words=["optimizer.lrr=0.1"])
 
 
+def test_rules_that_join_knobs_wait_for_the_command_line(tmp_path):
+    content = changed(fixed={"compile.dynamic": True})
+    assert space.parse(content, "x.yaml", words=["compile.mode=default"]).baseline.compile.dynamic
+    with pytest.raises(ConfigError, match=r"x.yaml: fixed: compile.dynamic: True is not allowed: it needs"):
+        space.parse(content, "x.yaml")
+    content = changed(fixed={"compile.dynamic": True}, search={"compile.mode": ["default", "max-autotune"]}, first=[])
+    assert space.parse(content | {"baseline": {"compile.mode": "default"}}, "x.yaml").candidates[0]
+
+
+def test_what_a_search_may_spend():
+    limits = parse(budget={"per_trial": "1m", "trials": 8, "total": "60s"}).budget
+    assert (limits.per_trial_s, limits.total_s, limits.trial_deadline_s) == (60, 60, 4 * 60 + 900)
+    assert parse(budget={"per_trial": "1m", "trials": 8, "deadline": "61s"}).budget.trial_deadline_s == 61
+
+
 def test_throughput_searches_do_not_charge_compilation():
     loaded = parse(objective="images_per_s")
     assert (loaded.metric, loaded.mode, loaded.budget.compile_charged) == ("images_per_s", "max", False)

@@ -31,6 +31,7 @@ REFUSED = [
     (changed(budget={"per_trial": "20s", "trials": 8, "compile": True}), "x.yaml: budget: compile: True"),
     (changed(budget={"per_trial": "20s", "trials": 8, "steps": 5}), "x.yaml: budget: steps: no such key"),
     (changed(budget={"per_trial": "20s", "trials": 8, "deadline": "10s"}), "x.yaml: budget: deadline: '10s'"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "deadline": "20s"}), "budget: deadline: '20s' is not above per_trial = '20s'"),
     (changed(budget={"per_trial": "20s", "trials": 8, "total": "10s"}), "x.yaml: budget: total: '10s' is less than"),
     (
         changed(objective="images_per_s", budget={"per_trial": "20s", "trials": 8, "compile": "charged"}),
@@ -92,6 +93,10 @@ REFUSED = [
     (
         searched(loader__resident=[False, True], loader__workers={"choice": [0], "when": {"loader.resident": "no"}}),
         "loader.workers: when: loader.resident: 'no' is never drawn",
+    ),
+    (
+        searched(loader__resident=[False, True], loader__workers={"choice": [0], "when": {"loader.resident": 0}}),
+        "loader.workers: when: loader.resident: 0 is never drawn; allowed: [False, True]",
     ),
     (changed(fixed={"data.name": "cifar10", "data.split": "all", "loader.workers": 1.0}), "loader.workers: 1.0 is not allowed"),
     (changed(budget={"per_trial": "20s", "trials": 8, "total": None}), "x.yaml: budget: total: None is not allowed"),

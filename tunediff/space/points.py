@@ -153,7 +153,7 @@ class _Searched:
                 refuse(key in spec, f"{where}: {key}: belongs to a range, not to a choice")
             refuse(not given.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
             choices = tuple(self.value(knob, choice, when, where) for choice in given.choice)
-            twice = any(a == b and type(a) is type(b) for a, b in itertools.combinations(choices, 2))
+            twice = any(a == b for a, b in itertools.combinations(choices, 2))
             refuse(twice, f"{where}: {given.choice!r} names a choice twice")
             return Dimension(name, choices, when=tuple(when.items()))
         refuse(not self.ranges, f"{where}: a grid needs a list of choices, not a range")
