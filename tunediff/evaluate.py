@@ -180,9 +180,8 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
 
 def _reference_data(model: Saved, config: Any, split: Any) -> Data:
     """The learned images, or all of another split."""
-    if split in (None, config.data.split):
-        return config.data
-    return dataclasses.replace(config.data, split=split, max_images=None)
+    learned: Data = config.data
+    return learned if split in (None, learned.split) else dataclasses.replace(learned, split=split, max_images=None)
 
 
 def _check_data(config: Any, real: Data) -> None:

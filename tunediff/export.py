@@ -16,12 +16,12 @@ from pathlib import Path
 from tunediff import cli, models, results
 from tunediff import config as cfg
 from tunediff.config import ConfigError
-from tunediff.workloads.diffusion import handoff
 from tunediff.models import Saved
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import sentences
 from tunediff.results import Results, confirmation
 from tunediff.results.confirmation import choose
+from tunediff.workloads.diffusion import handoff
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +104,7 @@ def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
     value, base, environment = trial.value(found.metric), found.baseline_of(trial), trial.environment
     lines = [
         f"trial {trial.name} of search {found.folder.name}, exported {time.strftime('%Y-%m-%d')}",
-        f"differs from the baseline in: {cli.knobs(results.changed(trial.config, found.space))}",
+        f"differs from the baseline in: {cli.knobs(found.changed(trial))}",
     ]
     if value is not None:
         of_base = base.value(found.metric) if base is not None else None

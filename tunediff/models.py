@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.config import Config, ConfigError
+from tunediff.config import ConfigError
 from tunediff.workloads.diffusion import handoff
 
 if TYPE_CHECKING:
     import torch
 
-    from tunediff.workloads.diffusion.unet import UNet
-
-# What a training leaves (tunediff.training.checkpoint, which imports torch).
-_WEIGHTS, _CHECKPOINT, _CONFIG = "ema.safetensors", "checkpoint.pt", "config.yaml"
+# What a training leaves (tunediff.training.weights and .state, which import torch).
+_WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", "checkpoint.pt", "config.yaml"
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
     """A model on disk."""
 
-    config: Config
+    config: Any
     """Of a pipeline of diffusers, data, model and process; the rest are defaults."""
     weights: Path
     """The file that holds them."""
@@ -42,21 +40,23 @@ class Saved:
     folder: Path
     """Where results about it are written unless told otherwise."""
 
-    def network(self, device: torch.device | str) -> UNet:
-        """The network with its averaged (EMA) weights in evaluation mode, without gradients.
+    def network(self, device: torch.device | str) -> Any:
+        """The network with the weights that were evaluated, in evaluation mode, without gradients.
 
         Raises `ConfigError` when the file is damaged or holds the weights of another network.
         """
-        from tunediff.workloads.diffusion.unet import UNet
+        from tunediff.training.weights import check_fit, read
 
+        if (build := cfg.of(self.config).offers("network")) is None:
+            raise ConfigError(f"{cfg.of(self.config).name}: has no function network(knobs), which builds its model")
         if self.kind == "diffusers":
             _, weights = handoff.read_unet(self.weights.parent)
         elif self.weights.suffix == ".safetensors":
-            weights = handoff.read_weights(self.weights)
+            weights = read(self.weights)
         else:
-            weights = _of_checkpoint(self.weights, "ema")
-        handoff.check_fit(weights, self.config, str(self.weights))
-        network = UNet(self.config.model, self.config.data.channels, self.config.data.image_size)
+            weights = _of_checkpoint(self.weights, "result")
+        network = build(self.config.knobs)
+        check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
         return network.to(device).eval().requires_grad_(False)
 
@@ -161,16 +161,18 @@ def _of_file(path: Path) -> Saved:
 
 
 def _of_pipeline(folder: Path) -> Saved:
-    values = handoff.read_config(folder)
-    values["evaluation.steps"] = min(Config().evaluation.steps, values["process.steps"])
+    values, default = handoff.read_config(folder), handoff.default()
+    values["evaluation.steps"] = min(default.evaluation.steps, values["process.steps"])
     if values["data.image_size"] < 16:  # Inception says nothing about such images
         values["evaluation.extractor"] = "classifier"
-    config = cfg.override(Config(), values, where=str(folder))
+    config = cfg.override(default, values, where=str(folder))
     return Saved(config, handoff.weights_file(folder), "diffusers", folder.absolute().name, folder)
 
 
 def _of_checkpoint(path: Path, key: str) -> dict[str, Any]:
-    content = handoff.read_weights(path).get(key)
+    from tunediff.training.weights import read
+
+    content = read(path).get(key)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: is no checkpoint of a training; it has no {key}")
     return content

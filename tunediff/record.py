@@ -21,7 +21,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff import environment
-from tunediff.config import ConfigError, Configuration
+from tunediff.config import ConfigError, Configuration, Quantity
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
@@ -31,25 +31,12 @@ JOURNAL = "journal.jsonl"
 
 
 # ------------------------------------------------------------------------------------------------------------- points
-@dataclasses.dataclass(frozen=True)
-class Quantity:
-    """Something that a training measures or that follows from it, as tables and axes show it."""
-
-    label: str
-    unit: str = ""
-    """As shown; the name says the unit of the stored value."""
-    meaning: str = ""
-    scale: float = 1.0
-    """Shown = stored × scale."""
-
-    @property
-    def heading(self) -> str:
-        """`step (ms)`."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
-
-
-def _measured(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
+def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
     return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)
+
+
+_measured = functools.partial(_required, default=None)
+"""What our own points always hold, unless its type says otherwise; a damaged or foreign journal may lack it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +49,11 @@ class Point:
 
     index: int
     """1, 2, …: its place on the curve."""
-    fraction: float
-    """Of the budget, at which it lies."""
-    train_s: float = _measured("training", "s", "training seconds of the run")
+    train_s: float = _required("training", "s", "training seconds of the run")
+    images: int = _required("images", "", "images that the run trained")
+    steps: int = _required("steps", "", "optimizer steps of the run")
+    fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
     worker_s: float = _measured("worker seconds", "s", "training seconds × workers")
-    images: int = _measured("images", "", "images that the run trained")
-    steps: int = _measured("steps", "", "optimizer steps of the run")
     images_per_s: float = _measured("images/s", "", "images trained per second, without compilation")
     images_per_s_sd: float = _measured("± images/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
@@ -79,26 +65,20 @@ class Point:
     core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
     disturbed: bool = False
     """Whether others took cores that this training wanted: its seconds are not its own alone."""
-    loss: float = _measured("loss", "", "mean training loss since the evaluation before", default=math.nan)
-    peak_memory_mib: float = _measured(
-        "memory", "MiB", "most memory allocated on the device; on a CPU by the process", default=math.nan
-    )
-    peak_host_memory_mib: float = _measured(
-        "host memory", "MiB", "most memory of the training process on the host", default=math.nan
-    )
+    loss: float = _measured("loss", "", "mean training loss since the evaluation before")
+    peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
+    peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")
     peak_reserved_mib: float | None = _measured(
-        "memory reserved", "MiB", "most memory that torch's allocator held on the device", default=None
+        "memory reserved", "MiB", "most memory that torch's allocator held on the device"
     )
-    step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0, default=None)
-    flops_per_image: float | None = _measured(
-        "GFLOP/image", "", "arithmetic of a training step per image", 1e-9, default=None
-    )
+    step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
+    flops_per_image: float | None = _measured("GFLOP/image", "", "arithmetic of a training step per image", 1e-9)
     peak_share: float | None = _measured(
-        "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0, default=None
+        "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
     )
-    energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before", default=None)
-    images_per_j: float | None = _measured("images/J", "", "images trained per joule", default=None)
-    compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made", default=None)
+    energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before")
+    images_per_j: float | None = _measured("images/J", "", "images trained per joule")
+    compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -116,7 +96,7 @@ class Point:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """The point that `flat` came from. Raises `TypeError` if it lacks a field."""
+        """The point that `flat` came from. Raises `TypeError` if it lacks a place: index, seconds, images, steps."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}
@@ -342,32 +322,3 @@ def read_trials(experiment: Path) -> list[TrialRecord]:
     found = [(folder.name, record) for folder in folders if (record := read_trial(folder)) is not None]
     # Names become paths, so the folder's counts: a line of a foreign journal cannot point elsewhere.
     return [dataclasses.replace(record, name=name) for name, record in found]
-
-
-# ------------------------------------------------------------------------------------------------------ derived values
-def seconds_to(points: list[Point], metric: str, target: float, mode: str) -> float | None:
-    """Training seconds at which a curve first reaches `target`, from above (`mode` "min") or below ("max").
-
-    Straight lines between evaluations; a curve that is there at its first evaluation counts that evaluation's seconds.
-    None if it never gets there.
-    """
-    sign = 1.0 if mode == "min" else -1.0
-    before: tuple[float, float] | None = None
-    for point in points:
-        if (value := point.get(metric)) is None:
-            continue
-        left = sign * (value - target)
-        if left <= 0:
-            if before is None or before[1] <= left:
-                return float(point.train_s)
-            return float(before[0] + before[1] / (before[1] - left) * (point.train_s - before[0]))
-        before = (point.train_s, left)
-    return None
-
-
-def speedup(points: list[Point], baseline: list[Point], metric: str, mode: str) -> float | None:
-    """Training seconds of the baseline over those this curve needs to reach the baseline's last value."""
-    if not points or not baseline or baseline[-1].get(metric) is None:
-        return None
-    needed = seconds_to(points, metric, baseline[-1][metric], mode)
-    return float(baseline[-1].train_s) / needed if needed else None

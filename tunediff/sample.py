@@ -171,7 +171,7 @@ def _draw(model: Saved, config: Any, args: argparse.Namespace, world: World) -> 
 
 
 def _steps(config: Any) -> int:
-    return config.evaluation.steps if config.evaluation.sampler == "ddim" else config.process.steps
+    return int(config.evaluation.steps if config.evaluation.sampler == "ddim" else config.process.steps)
 
 
 def _device(name: str) -> Any:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record, results, space
-from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
 from tunediff.report.words import plain_table
-from tunediff.results import changed, comparison, confirmation
+from tunediff.results import comparison, confirmation
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
@@ -63,12 +62,12 @@ def _main(argv: Sequence[str] | None) -> int:
         folder = storage / args.resume
         wanted = experiment.reopen(folder, _limits(args))
     else:
-        path, overrides = _words(args.words)
+        path, words = _words(args.words)
         # What a cluster elsewhere has is not known before it is asked.
         content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
         if args.warm_start is not None:
             content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
-        wanted = space.parse(content, str(path), path.parent, overrides, _limits(args))
+        wanted = space.parse(content, str(path), path.parent, words, _limits(args))
         if args.seed is not None:
             wanted = _seeded(wanted, args.seed)
         folder = storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -131,7 +130,8 @@ def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
     of, wanted = prepared
     if not _complete(of, wanted):
         with _console(of, wanted, args) as console:
-            console.say(f"confirming: {len(wanted.points) // wanted.seeds - 1} finalists and the baseline, new seeds")
+            finalists = len(wanted.candidates) // wanted.seeds - 1
+            console.say(f"confirming: {finalists} finalists and the baseline, new seeds")
             experiment.run(of, wanted, console.listen, args.address)
     runs = results.read(of)
     outputs.write_all(runs)
@@ -150,11 +150,12 @@ def _complete(folder: Path, wanted: SearchSpace) -> bool:
     return len(trials) >= wanted.budget.trials and all(trial.finished for trial in trials)
 
 
-def _words(words: list[str]) -> tuple[Path, dict[str, Any]]:
+def _words(words: list[str]) -> tuple[Path, list[str]]:
+    """The search file, and the `knob=value` words."""
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
-    return space.find(files[0] if files else None), cfg.parse_overrides([word for word in words if "=" in word])
+    return space.find(files[0] if files else None), [word for word in words if "=" in word]
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
@@ -172,29 +173,19 @@ def _seeded(wanted: SearchSpace, seed: int) -> SearchSpace:
 
 def _check_inputs(wanted: SearchSpace) -> None:
     """Data and weights that a trial would miss are missed now."""
-    from tunediff.data import sources
-    from tunediff.evaluation import weights
-
-    sources.check(wanted.baseline.data)
-    if wanted.metric != results.RATE:
-        weights.check(wanted.baseline)
+    if (check_files := wanted.workload.offers("check_files")) is not None:
+        check_files(wanted.baseline.knobs, wanted.evaluates)
 
 
 def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     """What a search would run and cost."""
     import shutil
 
-    import torch
-
-    from tunediff.workloads.diffusion.unet import UNet
-
     machine = resources.local()
     share = resources.share(wanted, machine)
     trials, per_trial = wanted.budget.trials, wanted.budget.per_trial_s
     train_h = trials * per_trial / 3600
-    with torch.device("meta"):
-        network = UNet(wanted.baseline.model, wanted.baseline.data.channels, wanted.baseline.data.image_size)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    parameters = _parameters(wanted)
     kept, working = 4 * parameters * trials / 2**20, 20 * parameters * share.slots / 2**20
     above = next(path for path in [folder, *folder.parents] if path.exists())
     free = shutil.disk_usage(above).free / 2**20
@@ -211,8 +202,18 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
         f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
     ]
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
-    lines += [f"  first {i}: {cli.knobs(changed(point, wanted))}" for i, point in enumerate(wanted.points)]
+    lines += [f"  first {i}: {cli.knobs(wanted.changed(point))}" for i, point in enumerate(wanted.candidates)]
     return lines + skipped(wanted)
+
+
+def _parameters(wanted: SearchSpace) -> int:
+    """Of the baseline's model; 0 where its workload does not say how to build it."""
+    import torch
+
+    if (network := wanted.workload.offers("network")) is None:
+        return 0
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in network(wanted.baseline.knobs).parameters())
 
 
 def _word(value: Any) -> str:

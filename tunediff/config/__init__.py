@@ -17,10 +17,10 @@ from tunediff.config.schema import (
     with_absolute_paths,
 )
 from tunediff.config.systems import Systems
-from tunediff.config.workload import Metric, Workload, baseline, baseline_names, find, from_dict, of
+from tunediff.config.workload import Metric, Quantity, Workload, baseline, baseline_names, find, from_dict, of
 
 __all__ = [
-    "ConfigError", "Configuration", "Knob", "Metric", "Schema", "Systems", "Workload",
+    "ConfigError", "Configuration", "Knob", "Metric", "Quantity", "Schema", "Systems", "Workload",
     "baseline", "baseline_names", "differences", "dump", "find", "fingerprint", "flat", "flatten", "from_dict", "load",
     "named", "nest", "not_effective", "of", "override", "parse_overrides", "read_yaml", "to_dict",
     "with_absolute_paths",

@@ -37,6 +37,23 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantity:
+    """Something that a training measures or that follows from it, as tables and axes show it."""
+
+    label: str
+    unit: str = ""
+    """As shown; the name says the unit of the stored value."""
+    meaning: str = ""
+    scale: float = 1.0
+    """Shown = stored × scale."""
+
+    @property
+    def heading(self) -> str:
+        """`step (ms)`."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+@dataclasses.dataclass(frozen=True)
 class Workload:
     """A workload that was found."""
 
@@ -63,8 +80,8 @@ class Workload:
         return getattr(self.declared, "PRESETS", {})
 
     @property
-    def quantities(self) -> Mapping[str, Any]:
-        """What its points hold besides what all have, as `record.Quantity` by name."""
+    def quantities(self) -> Mapping[str, Quantity]:
+        """What its points hold besides what all have, by name."""
         return getattr(self.declared, "QUANTITIES", {})
 
     @functools.cached_property

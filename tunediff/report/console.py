@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
-from tunediff import config as cfg
 from tunediff.record import TrialRecord
-from tunediff.results import Results, changed, curve, failed, last
+from tunediff.results import Results, curve, failed, last
 from tunediff.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Console:
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
-            drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
+            drawn = {knob: value for knob, value in content.items() if knob in self.space.schema.knobs}
             self.say(f"{name} start  {self._changed(drawn)}")
         elif trial is None:
             return
@@ -129,7 +128,7 @@ class Console:
         return value / of_base if of_base else None
 
     def _changed(self, drawn: Mapping[str, object]) -> str:
-        return cli.knobs(changed(drawn, self.space))
+        return cli.knobs(self.space.changed(drawn))
 
     def _best(self) -> str:
         best = self.found.best

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunediff.cli import seconds
+from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves, seeds
 from tunediff.report.style import Stars, draw
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import markdown_table, plain_table
-from tunediff.report import study_figure, study_table
 from tunediff.results import Results
 from tunediff.results.comparison import compare
 from tunediff.results.confirmation import Confirmation

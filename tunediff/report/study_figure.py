@@ -40,7 +40,7 @@ def draw(table: Table, subtitle: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _scaled(row: Row, name: str) -> float | None:
+def _scaled(table: Table, row: Row, name: str) -> float | None:
     """A value as it is shown; None: not known."""
     value = row.value(name)
     return float(value) * table.study.quantity(name).scale if is_number(value) else None
@@ -58,7 +58,10 @@ def _lines(table: Table, x: str) -> Figure:
     names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
     figure, panels = plt.subplots(1, len(ys), squeeze=False, figsize=(5.6 * len(ys) + 1, 4.6), layout="constrained")
     for axes, y in zip(panels[0], ys, strict=True):
-        found = [(_scaled(row, x), _scaled(row, y), name, row) for name, row in zip(names, table.rows, strict=True)]
+        found = [
+            (_scaled(table, row, x), _scaled(table, row, y), name, row)
+            for name, row in zip(names, table.rows, strict=True)
+        ]
         points = [(at, value, name, row) for at, value, name, row in found if at is not None and value is not None]
         points.sort(key=lambda point: point[:2])
         for i, line in enumerate(dict.fromkeys(names)):
@@ -110,13 +113,21 @@ def _bars(table: Table) -> Figure:
     panels = [ys] if stacked else [(y,) for y in ys]
     figure, sheets = _sheets(len(panels), len(rows))
     for axes, parts in zip(sheets, panels, strict=True):
-        lengths = [[_scaled(row, y) for row in rows] for y in parts]
+        lengths = [[_scaled(table, row, y) for row in rows] for y in parts]
         known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
         ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, known, strict=True)]
         words = [[""] * len(rows)] * (len(parts) - 1) + [ends]
-        series = {table.study.quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)}
+        series = {
+            table.study.quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)
+        }
         per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
-        _draw(axes, names, series, table.study.quantity(ys[0]).unit + per_step if stacked else table.study.quantity(parts[0]).heading, stacked)
+        _draw(
+            axes,
+            names,
+            series,
+            table.study.quantity(ys[0]).unit + per_step if stacked else table.study.quantity(parts[0]).heading,
+            stacked,
+        )
     return figure
 
 
@@ -125,10 +136,10 @@ def _ladder(table: Table, y: str) -> Figure:
     together = [row for row in table.rows if row.place != "alone"]
     by_name = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
     alone = [by_name.get(row.label.removeprefix("+ ")) for row in together]
-    base = next((_scaled(row, y) for row in together if row.place == "base"), None)
+    base = next((_scaled(table, row, y) for row in together if row.place == "base"), None)
     series = {}
     for label, rows in (("with all rungs before it", together), ("alone", alone)):
-        lengths = [_scaled(row, y) if row is not None else None for row in rows]
+        lengths = [_scaled(table, row, y) if row is not None else None for row in rows]
         percents = [f"{100 * one / base:.0f} %" if one is not None and base else None for one in lengths]
         words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
         series[label] = lengths, words

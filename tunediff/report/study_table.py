@@ -202,7 +202,7 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
     # What a run measured before it failed is no result; what a running one has measured so far is shown as such.
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
     folder = found.folder / "trials"
-    measured = [_measured(folder / trial.name, trial, study) for trial in counted if trial.points]
+    measured = [_measured(folder / trial.name, trial, found.space.study) for trial in counted if trial.points]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
     config = _without(runs[0].config)
     idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
@@ -241,10 +241,14 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
     return {name: value for name, value in knobs.items() if name != left and not name.startswith(f"{left}.")}
 
 
-def _measured(folder: Path, trial: TrialRecord, study: Study) -> dict[str, float]:
+def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
     """Numbers of the last point, seconds of its parts, and `set_images`, the images of the data set."""
     last = trial.points[-1]
-    values = {name: float(value) for name in study.measured if is_number(value := last.get(name)) and math.isfinite(value)}
+    values = {
+        name: float(value)
+        for name in (study.measured if study else ())
+        if is_number(value := last.get(name)) and math.isfinite(value)
+    }
     seconds = (trial.end and trial.end.seconds) or last.seconds
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
     told = [event for event in record.events(folder) if event["event"] == "about" and event.get("images")]

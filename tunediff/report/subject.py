@@ -19,7 +19,6 @@ from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
 from tunediff.results.speed import rate
 from tunediff.results.statistics import BETTER
-from tunediff.study import quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Subject:
     @property
     def label(self) -> str:
         """What the objective is called."""
-        return quantity(self.found.label).label
+        return self.found.quantity(self.found.label).label
 
     @property
     def budget_s(self) -> float:
@@ -151,7 +150,7 @@ def _confirmed(found: Results) -> tuple[Confirmation | None, str]:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    ended, wanted = sum(trial.finished for trial in runs.trials), len(runs.space.points)
+    ended, wanted = sum(trial.finished for trial in runs.trials), len(runs.space.candidates)
     said = "" if ended >= wanted else f"The confirming runs are not complete: {ended} of {wanted} have ended."
     said += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
     return (confirmation.confirm(found, runs) if runs.ranked else None), said.strip()

@@ -16,7 +16,8 @@ import pandas as pd
 
 from tunediff import cli, record, space
 from tunediff import config as cfg
-from tunediff.record import TrialRecord
+from tunediff.config import Quantity
+from tunediff.record import QUANTITIES, TrialRecord
 from tunediff.space import SearchSpace
 
 RATE = "images_per_s"
@@ -46,7 +47,7 @@ class Results:
     def label(self) -> str:
         """What the objective may be called, as its measurements say: FID only where it is one."""
         labels = (point["label"] for trial in self.trials for point in trial.points if "label" in point)
-        return self.metric if self.by_rate else next(labels, self.metric)
+        return self.metric if self.by_rate else next(labels, self.space.label)
 
     @property
     def falls(self) -> bool:
@@ -66,13 +67,17 @@ class Results:
         """What a trial is compared with: the baseline's run with the same seed."""
         return self._with_seed(trial.config["seed"])
 
+    def quantity(self, name: str) -> Quantity:
+        """What a measured number is called, and its unit."""
+        return {**QUANTITIES, **self.space.workload.quantities}.get(name, Quantity(name))
+
     def _with_seed(self, seed: int) -> TrialRecord | None:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
-    def changed(self, trial: TrialRecord) -> dict[str, object]:
+    def changed(self, trial: TrialRecord) -> dict[str, Any]:
         """Knobs of a trial that differ from the baseline's, those included that came with another member of a union."""
-        return changed(trial.config, self.space)
+        return self.space.changed(trial.config)
 
     @property
     def groups(self) -> list[list[TrialRecord]]:
@@ -179,20 +184,13 @@ class Results:
 
     def curves(self) -> pd.DataFrame:
         """One row per evaluation of every trial."""
-        hidden = ("event", "time", "seconds")
-        lines = [{"trial": trial.name, **dict(point)} for trial in self.trials for point in trial.points]
-        return pd.DataFrame([{name: value for name, value in line.items() if name not in hidden} for line in lines])
+        lines = [{"trial": trial.name, **point.flat} for trial in self.trials for point in trial.points]
+        return pd.DataFrame([{name: value for name, value in line.items() if name != "seconds"} for line in lines])
 
 
 def read(folder: Path) -> Results:
     """The results of a search folder. Raises `ConfigError` if it is none."""
     return Results(folder, space.load(space.of_search(folder)), record.read_trials(folder))
-
-
-def changed(values: Mapping[str, Any], wanted: SearchSpace) -> dict[str, object]:
-    """Which of these knobs, by dotted name, differ from the baseline."""
-    base = cfg.flat(wanted.baseline)
-    return {name: value for name, value in values.items() if name not in base or base[name] != value}
 
 
 def without_seed(values: Mapping[str, Any]) -> dict[str, object]:
@@ -219,7 +217,7 @@ def curve(trial: TrialRecord, metric: str, along: str = "train_s") -> list[tuple
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
     """Seconds of each part of a training: of its end, or of its last evaluation while it is under way."""
-    return trial.end.get("seconds") or last(trial, "seconds") or {}
+    return (trial.end and trial.end.seconds) or last(trial, "seconds") or {}
 
 
 def failed(trial: TrialRecord) -> bool:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tunediff.cli import knobs
 from tunediff.record import TrialRecord
-from tunediff.results import RATE, Results, changed, last, without_seed
+from tunediff.results import RATE, Results, last, without_seed
 from tunediff.results.statistics import BASELINE, Difference, differences
 
 
@@ -154,7 +154,7 @@ def compare(found: Results, metric: str | None = None) -> Comparison:
     groups = []
     for runs in found.groups:
         drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
-        groups.append(Group(drawn, changed(drawn, found.space), runs, done, Difference()))
+        groups.append(Group(drawn, found.space.changed(drawn), runs, done, Difference()))
     groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
     if not groups or groups[0].changed:
         return Comparison(found, metric, groups)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunediff import record, space
 from tunediff.config import ConfigError
-from tunediff.record import TrialRecord
+from tunediff.record import End, Point, TrialRecord
 from tunediff.results import Results
 from tunediff.space import SearchSpace
 
@@ -62,27 +62,33 @@ def _space(folder: Path) -> SearchSpace:
 def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     """The record with clean text and finite numbers. Raises `ValueError` saying what is wrong with it."""
     for name, value in list(vars(trial).items()):
-        setattr(trial, name, _clean(value))
+        setattr(trial, name, value if name in ("points", "end") else _clean(value))
+    if trial.end is not None:
+        trial.end = End(**_clean(dataclasses.asdict(trial.end)))
+    trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
     _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
     _must(all(map(_is_number, (trial.started, trial.ended))), "time")
     _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or _is_number(trial.budget_s), "budget_s")
-    for name in ("config", "drawn", "environment", "not_effective", "end"):
+    for name in ("config", "drawn", "environment", "not_effective"):
         _must(isinstance(getattr(trial, name), dict), name)
     _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
-    _must(_are_seconds(trial.end.get("seconds", {})), "end: seconds")
+    _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
     for point in trial.points:
         _must(all(_is_number(point.get(name)) for name in ("train_s", "images")), "point: train_s or images")
-        _must(isinstance(point.get("index"), int), "point: index")
-        _must(_are_seconds(point.setdefault("seconds", {})), "point: seconds")
-        for name, value in list(point.items()):
-            if name not in (*_WORDS, "seconds", "disturbed") and not _is_number(value):
-                del point[name]  # a value that is no number is as good as none; lists play no part in a report
+        _must(isinstance(point.index, int), "point: index")
+        _must(_are_seconds(point.seconds), "point: seconds")
         _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")
     return trial
+
+
+def _numbers(flat: dict[str, Any]) -> dict[str, Any]:
+    """A point without what is no number: as good as none, and lists play no part in a report."""
+    kept = (*_WORDS, "seconds", "disturbed")
+    return {name: value for name, value in flat.items() if name in kept or _is_number(value)}
 
 
 def _must(holds: bool, what: str) -> None:

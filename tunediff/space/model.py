@@ -217,13 +217,9 @@ class SearchSpace(Manner):
         return cfg.override(self.baseline, values, where=self.source)
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
-        """Knobs that differ from the baseline, by dotted name.
-
-        Of a configuration, of drawn values, or of a whole configuration by dotted names, as a record keeps it.
-        """
-        if isinstance(of, cfg.Configuration):
-            return cfg.differences(of, self.baseline)
-        return self.changed(self.config({name: value for name, value in of.items() if name != "workload"}))
+        """Which knobs of a configuration, or which of these values by dotted name, differ from the baseline."""
+        values, base = cfg.flat(of) if isinstance(of, cfg.Configuration) else of, cfg.flat(self.baseline)
+        return {name: value for name, value in values.items() if name not in base or base[name] != value}
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
         """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.

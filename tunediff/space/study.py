@@ -14,9 +14,9 @@ import pydantic
 from annotated_types import MinLen
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from tunediff.config import ConfigError, Workload
+from tunediff.config import ConfigError, Quantity, Workload
 from tunediff.config.schema import Str, section
-from tunediff.record import QUANTITIES, Quantity
+from tunediff.record import QUANTITIES
 
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),

@@ -13,7 +13,6 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import duration, percent
-from tunediff.study import quantity
 
 _SPENT = {
     "train": "training", "data_wait": "waiting for images", "setup": "setup", "compile": "compiling",
@@ -90,8 +89,8 @@ def _protocol(subject: Subject) -> list[str]:
     lines = ["images/s: images trained per second, waiting for images included and compilation not."]
     if not subject.by_rate:
         lines[0] = (
-            f"{subject.label}: {quantity(subject.found.metric).label} between {protocol.images:,} generated images and "
-            f"the real ones, in the features of {protocol.extractor}; averaged weights, {subject.sampled()}, the same "
+            f"{subject.label}: {subject.found.quantity(subject.found.metric).label} between {protocol.images:,} generated "
+            f"images and the real ones, in the features of {protocol.extractor}; averaged weights, {subject.sampled()}, the same "
             "noise in all trials. It depends on the number of images: compare within this search only."
         )
     lines.append(

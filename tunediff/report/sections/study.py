@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tunediff.report import style
+from tunediff.report import study_figure, study_table, style
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
-from tunediff.report import study_figure, study_table
 
 
 def study(subject: Subject, files: Files) -> Html | None:

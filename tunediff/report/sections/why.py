@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.record import TrialRecord
+from tunediff.record import QUANTITIES, TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
@@ -18,7 +18,6 @@ from tunediff.results import RATE, Results, curve, last
 from tunediff.results import why as decomposition
 from tunediff.results.speed import PARTS, batch_size, compile_s, per_thousand, rate
 from tunediff.results.why import Why
-from tunediff.study import MEASURED
 
 CAVEAT = (
     "Shares are of the logarithm of the distance. Equal images are read from curves in the middle of a training, "
@@ -101,7 +100,7 @@ def _faster(base: TrialRecord, winner: TrialRecord) -> str:
 
 
 def _part(name: str) -> str:
-    return MEASURED[f"step_{name}_s"].label
+    return known.label if (known := QUANTITIES.get(f"step_{name}_s")) is not None else name.replace("_", " ")
 
 
 def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told: Why | None) -> list[Quantity]:

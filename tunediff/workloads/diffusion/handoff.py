@@ -212,7 +212,7 @@ def read_unet(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     values = _unet_values(_unet_folder(folder) / "config.json")
     file = weights_file(folder)
     given = {_present_name(name): tensor for name, tensor in read(file).items()}
-    config = cfg.override(_default(), values, where=str(file), check=False)
+    config = cfg.override(default(), values, where=str(file), check=False)
     state = {}
     for name, tensor in _network(config.knobs).state_dict().items():
         shape = tuple(tensor.shape)
@@ -258,7 +258,7 @@ def _network(knobs: Knobs) -> UNet:
         return network(knobs)
 
 
-def _default() -> Any:
+def default() -> Any:
     """The configuration with every knob at its default."""
     return cfg.find("diffusion").schema.default()
 
@@ -349,7 +349,7 @@ def _unet_values(path: Path) -> dict[str, Any]:
         "model.dropout": found["dropout"],
         "model.norm_groups": found["norm_num_groups"],
     }
-    cfg.override(_default(), values | {"evaluation.extractor": "classifier"}, where=str(path))
+    cfg.override(default(), values | {"evaluation.extractor": "classifier"}, where=str(path))
     return values
 
 
@@ -393,7 +393,7 @@ def _scheduler_values(path: Path) -> dict[str, Any]:
             {"fixed_small": "fixed_small", "fixed_small_log": "fixed_small", "fixed_large": "fixed_large"},
         ),
     }
-    cfg.override(_default(), values, where=str(path), check=False)
+    cfg.override(default(), values, where=str(path), check=False)
     return values
 
 

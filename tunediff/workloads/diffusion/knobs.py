@@ -10,10 +10,9 @@ from pydantic import Field
 
 from tunediff.config.schema import Bool, Fixed, Float, Int, Refusal, Ruler, section
 from tunediff.config.systems import CUDA_GRAPHS
-from tunediff.config.workload import Metric
+from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
-from tunediff.record import Quantity
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
