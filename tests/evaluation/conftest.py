@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tunediff.config import Config, override, workload
+from tunediff.config import baseline, override
 from tunediff.data import images
 from tunediff.data.images import Images
 from tunediff.workloads.diffusion.process import Diffusion
@@ -33,19 +34,19 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def digits() -> Images:
-    return images.load(workload("digits").data)
+    return images.load(baseline("digits").data)
 
 
 @pytest.fixture
-def config() -> Config:
-    return override(workload("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
+def config() -> Any:
+    return override(baseline("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
 
 
 class Identity(Diffusion):
     """A diffusion whose images are its noise: one network call, one added noise."""
 
     def __init__(self) -> None:
-        super().__init__(workload("digits").process)
+        super().__init__(baseline("digits").process)
 
     def sample(self, predict, noise: Tensor, *, step_noise, **how) -> Tensor:  # type: ignore[no-untyped-def]
         t = torch.zeros(len(noise), dtype=torch.int64, device=noise.device)
