@@ -42,6 +42,16 @@ def parser(module: str, text: str) -> argparse.ArgumentParser:
     )
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Find out before hours of work that its result could not be written. Raises `ConfigError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{option}: {path} cannot be written: no permission in {path.parent}")
+
+
 def number(value: Any) -> str:
     """A value as it is read in a line: 3 significant digits, no exponent for everyday sizes."""
     if isinstance(value, bool) or not isinstance(value, float):

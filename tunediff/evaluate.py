@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -22,9 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, record
+from tunediff import cli, environment
 from tunediff import config as cfg
-from tunediff.config import Config, ConfigError, Data
+from tunediff.config import ConfigError
+from tunediff.data.knobs import Data
 from tunediff.evaluation.names import KINDS, name_of
 from tunediff.reporting import saved
 from tunediff.reporting.saved import Saved
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tunediff.evaluation.features import Extractor
     from tunediff.evaluation.progress import Progress
     from tunediff.evaluation.quality import Quality, Value
+    from tunediff.workloads.diffusion.knobs import Evaluation
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.unet import UNet
 
@@ -89,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
     path = args.json or model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
     for option, target in (("--json", path), ("--keep", args.keep)):
         if target is not None:
-            _prepare(option, target)
+            cli.check_writable(option, target)
     command = shlex.join(["python", "-m", "tunediff.evaluate", *(sys.argv[1:] if argv is None else argv)])
     task = _Task(model, config, real, kinds, args.seeds, args.keep, path, command)
     try:
@@ -102,7 +103,7 @@ def _main(argv: Sequence[str] | None) -> int:
 @dataclasses.dataclass(frozen=True)
 class _Task:
     model: Saved
-    config: Config
+    config: Any
     """The model's own, with the protocol that was asked for."""
     real: Data
     """The images to compare with."""
@@ -136,7 +137,7 @@ def _check(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind in wanted)
 
 
-def _with_data(model: Saved, args: argparse.Namespace) -> Config:
+def _with_data(model: Saved, args: argparse.Namespace) -> Any:
     """The model's configuration, naming its images. Raises `ConfigError` where nobody knows what they are."""
     if model.kind != "diffusers":
         if args.data is not None:
@@ -148,15 +149,15 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Config:
             "give --data digits, --data cifar10, or --data-path with a folder or .zip of images"
         )
     name = args.data or "images"
-    if name not in cfg.WORKLOADS:
-        raise ConfigError(f"--data: {name!r} is not allowed; allowed: {', '.join(cfg.WORKLOADS)}")
+    if name not in cfg.baseline_names():
+        raise ConfigError(f"--data: {name!r} is not allowed; allowed: {', '.join(cfg.baseline_names())}")
     values: dict[str, Any] = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
     if name == "digits":
         values["data.split"] = "all"
     return cfg.override(model.config, values, where="--data")
 
 
-def _configured(config: Config, args: argparse.Namespace) -> Config:
+def _configured(config: Any, args: argparse.Namespace) -> Any:
     """The model's configuration with what was asked for. Raises `ConfigError` naming the option."""
     options = {
         "--ddim": {"evaluation.sampler": "ddim" if args.ddim else "ddpm"},
@@ -178,14 +179,14 @@ def _configured(config: Config, args: argparse.Namespace) -> Config:
     return cfg.with_absolute_paths(config)
 
 
-def _reference_data(model: Saved, config: Config, split: Any) -> Data:
+def _reference_data(model: Saved, config: Any, split: Any) -> Data:
     """The learned images, or all of another split."""
     if split in (None, config.data.split):
         return config.data
     return dataclasses.replace(config.data, split=split, max_images=None)
 
 
-def _check_data(config: Config, real: Data) -> None:
+def _check_data(config: Any, real: Data) -> None:
     """Refuse images or weights that are not there, before torch is imported."""
     from tunediff.data import sources
     from tunediff.evaluation import weights
@@ -193,17 +194,7 @@ def _check_data(config: Config, real: Data) -> None:
     sources.check(real)
     if config.evaluation.extractor == "classifier":  # it is trained on what is learned, whatever is compared with
         sources.check(config.data)
-    weights.check(config)
-
-
-def _prepare(option: str, path: Path) -> None:
-    """Find out before hours of sampling that a result could not be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{option}: {path} cannot be written: no permission in {path.parent}")
+    weights.check(config.data, config.evaluation)
 
 
 # --------------------------------------------------------------------------------------------------------- measurement
@@ -229,8 +220,8 @@ def _evaluate(task: _Task) -> int:
             network, diffusion = task.model.network(world.device), Diffusion(config.process, world.device)
             images = data.load(task.real)
             learned = data.load(config.data) if evaluation.extractor == "classifier" else images
-            extractor = features.build(config, learned, world.device)
-            real = Real.of(config, images, extractor, world.device, task.kinds)
+            extractor = features.build(evaluation, learned, world.device)
+            real = Real.of(images, extractor, world.device, evaluation.batch_size, task.kinds)
 
             # ---- sampling
             seconds, values = [], []
@@ -259,8 +250,8 @@ def _evaluate(task: _Task) -> int:
 def _draw(
     network: UNet,
     diffusion: Diffusion,
-    config: Config,
-    evaluation: cfg.Evaluation,
+    config: Any,
+    evaluation: Evaluation,
     quality: Quality,
     keeper: _Keeper | None,
     progress: Progress,
@@ -294,9 +285,9 @@ def _draw(
                     keeper.add(*drawn)
     except NonFiniteError as error:
         failure = str(error)
-    if world.largest(float(bool(failure))):  # no rank may leave alone: the others would wait in the sums below
+    if world.any(bool(failure)):  # no rank may leave alone: the others would wait in the sums below
         raise NonFiniteError(failure or "non-finite values in images generated by another rank")
-    quality.merge()
+    quality.merge(world)
     if keeper is not None:
         keeper.finish()
     return world.largest(seconds)
@@ -305,7 +296,7 @@ def _draw(
 class _Keeper:
     """Puts images away as they are drawn: each into a file of its own, or all into one array."""
 
-    def __init__(self, path: Path, config: Config, world: World) -> None:
+    def __init__(self, path: Path, config: Any, world: World) -> None:
         import torch
 
         data, self._count = config.data, config.evaluation.images
@@ -319,29 +310,23 @@ class _Keeper:
 
     def add(self, start: int, images: Tensor) -> None:
         """Images start, start + 1, …, uint8 [b, C, H, W]."""
-        from PIL import Image
+        from tunediff.workloads.diffusion.sampling import write_files
 
         if self._whole is not None:
             self._whole[start : start + len(images)] = images.cpu()
-            return
-        digits = max(4, len(str(self._count - 1)))
-        for number, picture in enumerate(images.permute(0, 2, 3, 1).cpu().numpy(), start):
-            image = Image.fromarray(picture.squeeze(2) if picture.shape[2] == 1 else picture)
-            image.save(self._path / f"{number:0{digits}}.png")
+        else:
+            write_files(images, start, self._count, self._path)
 
     def finish(self) -> None:
         """Write the array; all ranks call it."""
         import numpy as np
-        import torch.distributed as dist
 
-        from tunediff.data.cache import write_atomically
+        from tunediff.files import write_atomically
 
         if self._whole is None:
             return
-        whole = self._whole
-        if self._world.size > 1:  # every rank filled in the rows of its own images; the sum is the whole
-            whole = whole.to(self._world.device)
-            dist.all_reduce(whole)
+        # Every rank filled in the rows of its own images; the sum is the whole.
+        whole = self._world.sum(self._whole.to(self._world.device))
         if self._world.main:
             array = whole.permute(0, 2, 3, 1).cpu().numpy()
             write_atomically(self._path, lambda file: np.savez(file, array))
@@ -398,7 +383,7 @@ def _result(
         "kept": None if task.keep is None else str(task.keep.absolute()),
         "command": task.command,
         "time": time.time(),
-        "environment": record.environment(),
+        "environment": environment.describe(),
     }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.config import Config, ConfigError
+from tunediff.config import ConfigError
 from tunediff.reporting import saved
 from tunediff.reporting.saved import Saved
 
@@ -59,7 +58,7 @@ def _main(argv: Sequence[str] | None) -> int:
     _check(args)
     model = saved.find(args.run, args.storage)
     config = _configured(model.config, args)
-    _prepare(args.out or model.folder / "samples.png")
+    cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)
 
 
@@ -84,7 +83,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out: {out} exists; allowed: a new file, or a new or empty folder")
 
 
-def _configured(config: Config, args: argparse.Namespace) -> Config:
+def _configured(config: Any, args: argparse.Namespace) -> Any:
     """The configuration with the sampler that was asked for. Raises `ConfigError` naming the option."""
     config = cfg.override(config, {"evaluation.sampler": "ddim" if args.ddim else "ddpm"}, where="--ddim")
     for option in ("seed", "steps", "skip", "eta", "batch_size"):
@@ -94,17 +93,7 @@ def _configured(config: Config, args: argparse.Namespace) -> Config:
     return config
 
 
-def _prepare(out: Path) -> None:
-    """Find out before hours of sampling that the result could not be written."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
-    if not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"--out: {out} cannot be written: no permission in {out.parent}")
-
-
-def _sample(model: Saved, config: Config, args: argparse.Namespace) -> int:
+def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
     from tunediff.distributed import from_environment
     from tunediff.evaluation.distance import NonFiniteError
     from tunediff.training import memory
@@ -128,18 +117,17 @@ def _sample(model: Saved, config: Config, args: argparse.Namespace) -> int:
     return cli.OK
 
 
-def _draw(model: Saved, config: Config, args: argparse.Namespace, world: World) -> tuple[Tensor | None, float]:
+def _draw(model: Saved, config: Any, args: argparse.Namespace, world: World) -> tuple[Tensor | None, float]:
     """(images uint8 [n, columns, C, H, W] of all ranks, None where they went to a folder; seconds of sampling).
 
     The columns of a strip: x_T, states evenly spaced over the steps, the image. Elsewhere there is one.
     """
     import torch
-    import torch.distributed as dist
 
     from tunediff.evaluation.features import one_ruler
     from tunediff.evaluation.progress import Progress
     from tunediff.workloads.diffusion.process import Diffusion
-    from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
+    from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8, write_files
 
     n, evaluation, steps = args.n, config.evaluation, _steps(config)
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
@@ -169,7 +157,7 @@ def _draw(model: Saved, config: Config, args: argparse.Namespace, world: World) 
         ):
             rows = slice(start, start + len(batch))
             if folder is not None:
-                _write_files(batch.cpu(), start, n, folder)
+                write_files(batch, start, n, folder)
             elif args.strip:
                 seen = [to_uint8(noise.initial(rows.start, rows.stop)), *(x[: len(batch)] for x in states)]
                 whole[rows] = torch.stack(seen, 1).cpu()
@@ -179,13 +167,11 @@ def _draw(model: Saved, config: Config, args: argparse.Namespace, world: World) 
         seconds = world.largest(time.monotonic() - begin)
     if folder is not None:
         return None, seconds
-    if world.size > 1:  # every rank filled in the rows of its own images; the sum is the whole
-        whole = whole.to(world.device)
-        dist.all_reduce(whole)
-    return whole.cpu(), seconds
+    # Every rank filled in the rows of its own images; the sum is the whole.
+    return world.sum(whole.to(world.device)).cpu(), seconds
 
 
-def _steps(config: Config) -> int:
+def _steps(config: Any) -> int:
     return config.evaluation.steps if config.evaluation.sampler == "ddim" else config.process.steps
 
 
@@ -198,23 +184,12 @@ def _device(name: str) -> Any:
     return device
 
 
-def _write_files(batch: Tensor, start: int, n: int, folder: Path) -> None:
-    """0000.png, 0001.png, …: images uint8 [b, C, H, W], the first of which is number `start` of n."""
-    from PIL import Image
-
-    digits = max(4, len(str(n - 1)))
-    for number, picture in enumerate(batch.permute(0, 2, 3, 1).numpy(), start):
-        Image.fromarray(picture.squeeze(2) if picture.shape[2] == 1 else picture).save(
-            folder / f"{number:0{digits}}.png"
-        )
-
-
 def _write(images: Tensor, args: argparse.Namespace, model: Saved, sampler: str) -> Path:
     """Write images uint8 [n, columns, C, H, W] as one file."""
     import numpy as np
 
-    from tunediff.data.cache import write_atomically
-    from tunediff.workloads.diffusion.evaluator import image_grid
+    from tunediff.files import write_atomically
+    from tunediff.training.observer import image_grid
 
     kind = "strip" if args.strip else "samples"
     path: Path = args.out or _unused(model.folder, f"{kind}-{model.name}-{sampler}")
@@ -236,7 +211,7 @@ def _unused(folder: Path, stem: str) -> Path:
     return path
 
 
-def _conclude(config: Config, n: int, seconds: float, path: Path) -> None:
+def _conclude(config: Any, n: int, seconds: float, path: Path) -> None:
     """The result, as `key: value`."""
     evaluation = config.evaluation
     how = f", {evaluation.skip}, eta {evaluation.eta:g}" if evaluation.sampler == "ddim" else ""

@@ -16,8 +16,10 @@ from typing import Any
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.clock import Budget, Clock
-from tunediff.config import Config, ConfigError
+from tunediff.clock import Budget
+from tunediff.config import ConfigError, Systems
+from tunediff.files import write_text
+from tunediff.record import End, Journal
 from tunediff.space import duration_s
 
 CHECKPOINT_EVERY_S = 60.0
@@ -45,7 +47,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline"
     )
     args = parser.parse_args(argv)
-    config = cfg.named(args.config, cfg.parse_overrides(args.words))
+    config = cfg.named(args.config, args.words)
     budget = _budget(args.budget, args.images, args.every, config)
     folder = args.out or cli.STORAGE / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
@@ -56,37 +58,33 @@ def _main(argv: Sequence[str] | None) -> int:
         return cli.INTERRUPTED
 
 
-def _budget(seconds: str | None, images: int | None, every: str | None, config: Config) -> Budget:
+def _budget(seconds: str | None, images: int | None, every: str | None, config: Systems) -> Budget:
     if images is not None and images < 1:
         raise ConfigError(f"--images: {images} is not allowed; allowed: a whole number of at least 1")
     if seconds is not None or images is not None:
         if every is not None:
             raise ConfigError(f"--every: {every} goes without --budget and --images; set evaluation.points instead")
         return Budget(duration_s(seconds, "--budget") if seconds else None, images)
-    if config.optimizer.decay != "constant":
+    if (decay := cfg.flat(config).get("optimizer.decay", "constant")) != "constant":
         raise ConfigError(
-            f"optimizer.decay: {config.optimizer.decay!r} is not allowed without --budget or --images: a learning rate "
-            "that falls to zero needs an end to fall towards; allowed: constant"
+            f"optimizer.decay: {decay!r} is not allowed without --budget or --images: a learning rate that falls to "
+            "zero needs an end to fall towards; allowed: constant"
         )
     # Schedules follow fractions of a budget: an open-ended training has that of its first `evaluation.points` rounds.
     return Budget(duration_s(every or "10m", "--every") * config.evaluation.points, open_ended=True)
 
 
-def _check(config: Config, budget: Budget, folder: Path, initial: Path | None) -> None:
+def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
     """Refuse what would fail later, and a folder that holds another training."""
-    from tunediff.data import sources
-    from tunediff.evaluation import weights
-
-    sources.check(config.data)
-    weights.check(config)
+    if (check_files := cfg.of(config).offers("check_files")) is not None:
+        check_files(config.knobs, evaluates=True)
     if initial is not None and not initial.exists():
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
     if (known := record.read_trial(folder)) is not None:
         if known.fingerprint != cfg.fingerprint(config):
-            before = cfg.from_dict(cfg.nest(known.config), str(folder))
-            changed = cli.knobs(cfg.differences(config, before))
+            changed = cli.knobs(cfg.differences(config, known.configuration))
             raise ConfigError(f"--out: {folder} holds a training of another configuration ({changed}); choose another")
         if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
             theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('images')} images"
@@ -103,14 +101,13 @@ def _identity(budget: Budget) -> dict[str, Any]:
     return {"images": budget.images} | ({"open_ended": True} if budget.open_ended else {})
 
 
-def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -> int:
-    from tunediff.data import images as data
+def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> int:
     from tunediff.distributed import from_environment
-    from tunediff.evaluation.distance import NonFiniteError
-    from tunediff.training import checkpoint, loop
+    from tunediff.training import weights
+    from tunediff.training.console import Console
+    from tunediff.training.observer import Observer
     from tunediff.training.precision import NotFiniteError
-    from tunediff.workloads.diffusion.evaluator import Evaluator, image_grid
-    from tunediff.workloads.diffusion.handoff import initial_weights
+    from tunediff.training.trial import Trial, run
 
     with from_environment() as world, _asked_to_stop() as asked:
         if world.size != config.parallel.workers:
@@ -124,78 +121,61 @@ def _train(config: Config, budget: Budget, folder: Path, initial: Path | None) -
                 _conclude(folder)
             return cli.OK
 
-        # ---- data, ruler, journal
-        clock = Clock(budget, world.synchronize)
-        with clock.part("setup"):
-            start = initial_weights(initial, config) if initial is not None else None
-            images = data.load(config.data)
-            evaluate = Evaluator(config, images, world.device, world.rank, world.size)
-        journal = record.Journal(folder) if world.main else None
-        if journal is not None:
-            for name, reason in images.skipped[:20]:
-                print(f"skipped {name}: {reason}", file=sys.stderr)
-            journal.write(
-                "start", name=folder.name, number=0, config=cfg.flat(config), drawn=_identity(budget),
-                fingerprint=cfg.fingerprint(config), budget_s=budget.seconds, environment=record.environment(),
-            )  # fmt: skip
-            (folder / "config.yaml").write_text(cfg.dump(config), encoding="utf-8")
-            (folder / checkpoint.WEIGHTS).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
+        # ---- journal and curves, on rank 0
+        start = _weights(initial, config) if initial is not None else None
+        done = known.points[-1].images if known is not None and known.points else None
+        metric = cfg.of(config).objective
+        observer = Console(folder, metric, done, asked) if world.main else Observer(asked)
+        if world.main:
+            Journal(folder).start(config, _identity(budget), budget.seconds)
+            write_text(folder / "config.yaml", cfg.dump(config))
+            (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
                 print("open-ended: Ctrl-C stops it, the same command goes on", file=sys.stderr)
-        done = known.points[-1]["images"] if known is not None and known.points else None
-        curves = _Curves(folder, done) if world.main else None
-
-        # ---- what happens at every evaluation
-        def report(point: dict[str, Any]) -> bool:
-            assert journal is not None
-            assert curves is not None
-            if not record.is_recorded(folder, point):
-                journal.write("point", **point)
-                curves.point(point)
-                if evaluate.last_images is not None:
-                    image_grid(evaluate.last_images, folder / "samples.png")
-                    image_grid(evaluate.last_images, folder / "samples" / f"{point['index']:04d}.png")
-                print(
-                    f"{point['train_s']:8.1f} s  {evaluate.label} {cli.number(point['frechet'])}  "
-                    f"loss {cli.number(point['loss'])}  {point['images_per_s']:.0f} images/s",
-                    flush=True,
-                )
-            return True
 
         # ---- train
+        trial = Trial(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
+                      initial=start)  # fmt: skip
         try:
-            outcome = loop.train(
-                config, budget, images, evaluate, world, folder, report,
-                clock=clock, checkpoint_every_s=CHECKPOINT_EVERY_S, initial=start, should_stop=lambda: bool(asked),
-                trace=curves.scalars if curves is not None else None,
-            )  # fmt: skip
-        except (NotFiniteError, NonFiniteError) as error:
-            if journal is not None:
-                journal.write("end", status="nan", reason=str(error))
+            outcome = run(trial)
+        except NotFiniteError as error:
+            if world.main:
+                Journal(folder).end(End("nan", str(error)))
                 print(f"error: {error}", file=sys.stderr)
             return cli.FAILED
         finally:
-            if curves is not None:
-                curves.close()
+            if isinstance(observer, Console):
+                observer.close()
 
         # ---- conclude
         if world.main:
-            metadata = {"fingerprint": cfg.fingerprint(config)}
-            checkpoint.save_weights(outcome.ema.state_dict(), folder / checkpoint.WEIGHTS, metadata)
+            metadata = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
+            weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
         if not outcome.finished:
             if world.main:
                 print(
                     f"\nstopped after {outcome.steps:,} steps; the same command again goes on\n"
-                    f"weights: {folder / checkpoint.WEIGHTS}",
+                    f"weights: {folder / weights.NAME}",
                     file=sys.stderr,
                 )
             return cli.INTERRUPTED
-        if journal is not None:
-            journal.write(
-                "end", status="ok", reason="", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak
-            )
+        if world.main:
+            Journal(folder).end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
             _conclude(folder)
     return cli.OK
+
+
+def _weights(path: Path, config: Systems) -> Any:
+    """The weights to start from. Raises `ConfigError`."""
+    from tunediff.training import weights
+
+    workload = cfg.of(config)
+    if (read := workload.offers("initial_weights")) is not None:
+        return read(path, config.knobs)
+    found = weights.read(path)
+    if (network := workload.offers("network")) is not None:
+        weights.check_fit(found, network(config.knobs), str(path))
+    return found
 
 
 @contextlib.contextmanager
@@ -220,44 +200,21 @@ def _asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class _Curves:
-    """TensorBoard scalars, over images."""
-
-    def __init__(self, folder: Path, done: int | None) -> None:
-        """`done`: images of the last evaluation of an interrupted training; curves beyond it are drawn anew."""
-        from tensorboardX import SummaryWriter
-
-        purge = None if done is None else done + 1
-        self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
-
-    def scalars(self, values: dict[str, float], group: str = "train") -> None:
-        """Write all numbers of `values` at its number of images."""
-        for name, value in values.items():
-            if name not in ("images", "index", "fraction") and isinstance(value, int | float):
-                self._writer.add_scalar(f"{group}/{name}", value, int(values["images"]))
-
-    def point(self, point: dict[str, Any]) -> None:
-        """Write one evaluation."""
-        self.scalars(point, "evaluation")
-
-    def close(self) -> None:
-        """Put all on disk."""
-        self._writer.close()
-
-
 def _conclude(folder: Path) -> None:
     """The result of a finished training, as `key: value`."""
     known = record.read_trial(folder)
     assert known is not None
     last = known.points[-1]
+    assert known.end is not None
+    metric = cfg.of(known.configuration).objective
     lines = {
-        last["label"]: last["frechet"],
-        "train_s": last["train_s"],
-        "images": last["images"],
-        "steps": last["steps"],
-        **{f"{part}_s": spent for part, spent in known.end["seconds"].items() if part != "train"},
-        "weights": folder / "ema.safetensors",
-        "samples": folder / "samples.png",
+        last.get("label", metric.label): last[metric.name],
+        "train_s": last.train_s,
+        "images": last.images,
+        "steps": last.steps,
+        **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
+        "weights": folder / "weights.safetensors",
+        **{path.stem: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
     print("\n".join(f"{key}: {cli.number(value)}" for key, value in lines.items()))

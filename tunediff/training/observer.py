@@ -21,6 +21,10 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 class Observer:
     """Hears nothing and lets every training run to its end; a base for those who want more. Rank 0's is told."""
 
+    def __init__(self, asked: Sequence[int] = ()) -> None:
+        """`asked`: stops the training once there is something in it, such as the number of a signal."""
+        self._asked = asked
+
     def point(self, point: Point) -> bool:
         """An evaluation; returns whether to train on. Points of an interrupted run come again."""
         return True
@@ -39,13 +43,14 @@ class Observer:
 
     def asks_to_stop(self) -> bool:
         """Asked on every rank: if it holds on any, all write a checkpoint and return."""
-        return False
+        return bool(self._asked)
 
 
 class Recorder(Observer):
     """Writes points into a journal and what is shown into files beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, asked: Sequence[int] = ()) -> None:
+        super().__init__(asked)
         self.folder, self.journal = folder, Journal(folder)
 
     def point(self, point: Point) -> bool:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from tunediff.distributed import World
 from tunediff.files import write_atomically
 
 CHECKPOINT = "checkpoint.pt"
-WEIGHTS = "weights.safetensors"
 
 
 @runtime_checkable
@@ -103,10 +101,3 @@ def load(folder: Path) -> dict[str, Any] | None:
         print(f"{path}: damaged ({type(error).__name__}), kept as .damaged; training starts from the beginning")
         return None
     return state if isinstance(state, dict) else None
-
-
-def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write weights as safetensors, contiguous and on the CPU. Raises `OSError`."""
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
-    content = to_safetensors(tensors, metadata=metadata)
-    write_atomically(path, lambda file: file.write(content), durable=True)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.clock import Budget, Clock
-from tunediff.config import Systems, of
+from tunediff.config import Systems, of, to_dict
 from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.record import Point
@@ -297,7 +297,8 @@ class Trial:
     def _passes(self, feed: Feed) -> Iterator[Any]:
         """The batches of one optimizer step."""
         self._loss = torch.zeros((), device=self.device)
-        for self._pass in range(self.config.loader.accumulation):
+        for number in range(self.config.loader.accumulation):
+            self._pass = number
             self._phases.switch("data_wait")
             with self._clock.part("data_wait", synchronize=False):
                 fetched = feed.fetch()
@@ -392,7 +393,9 @@ class Trial:
         if self._folder is None:
             return
         with self._clock.part("checkpoint"):
+            result = self._result.state_dict() if self._result is not None else {}  # shares what is kept anyway
             content = self._learned() | {
+                "config": to_dict(self.config), "result": result,
                 "clock": self._clock.state_dict(), "pace": self._pace.state_dict(),
                 "points": [point.flat for point in self._points],
                 "pending": pending.flat if pending is not None else None,

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import Config, ConfigError
+from tunediff.config import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tunediff.workloads.diffusion.knobs import Knobs, Model
+    from tunediff.workloads.diffusion.unet import UNet
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 _WEIGHTS_BIN = "diffusion_pytorch_model.bin"
@@ -70,7 +73,7 @@ _PREDICTIONS = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
-def check(folder: Path, config: Config) -> None:
+def check(folder: Path, config: Any) -> None:
     """Refuse what `write_pipeline` could not write: a folder that holds something, a model diffusers does not have.
 
     Raises `ConfigError`.
@@ -90,7 +93,7 @@ def check(folder: Path, config: Config) -> None:
         )
 
 
-def pipeline_files(config: Config, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
+def pipeline_files(config: Any, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
     """The files of a `DDPMPipeline` folder by their path in it. `weights` is the state of our `UNet`.
 
     The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`.
@@ -139,7 +142,7 @@ def pipeline_files(config: Config, weights: Mapping[str, Tensor]) -> dict[str, b
     }
 
 
-def write_pipeline(folder: Path, config: Config, weights: Mapping[str, Tensor]) -> None:
+def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
     """Write a `DDPMPipeline` folder for `DDPMPipeline.from_pretrained`, whole or not at all.
 
     Raises `ConfigError` for what `check` refuses, `OSError` if the disk does.
@@ -204,92 +207,60 @@ def read_unet(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """`read_pipeline` without the process: a folder without a scheduler will do, such as `unet/` alone."""
     import torch
 
+    from tunediff.training.weights import read, shape_of, words
+
     values = _unet_values(_unet_folder(folder) / "config.json")
     file = weights_file(folder)
-    given = {_present_name(name): tensor for name, tensor in read_weights(file).items()}
-    config = cfg.override(Config(), values, where=str(file), check=False)
+    given = {_present_name(name): tensor for name, tensor in read(file).items()}
+    config = cfg.override(_default(), values, where=str(file), check=False)
     state = {}
-    for name, shape in _shapes(config).items():
+    for name, tensor in _network(config.knobs).state_dict().items():
+        shape = tuple(tensor.shape)
         names = _their_names(config.model, name)
         part = (shape[0] // len(names), *shape[1:])
         for theirs in names:
             if theirs not in given:
                 raise ConfigError(f"{file}: {theirs} is missing")
-            if (found := _shape(given[theirs])) != part:
-                raise ConfigError(f"{file}: {theirs} has shape {_x(found)}; by config.json it should be {_x(part)}")
+            if (found := shape_of(given[theirs])) != part:
+                raise ConfigError(
+                    f"{file}: {theirs} has shape {words(found)}; by config.json it should be {words(part)}"
+                )
         state[name] = torch.cat([given.pop(theirs) for theirs in names]).float()
     if given:
         raise ConfigError(f"{file}: {next(iter(given))} has no place in our U-Net")
     return values, state
 
 
-def initial_weights(path: Path, config: Config) -> dict[str, Tensor]:
-    """Weights to start a training of `config` from: a `.safetensors` file of ours, or a pipeline or U-Net folder.
+def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
+    """Weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net folder.
 
     Raises `ConfigError` naming the first weight that is missing, too many or of another shape.
     """
+    from tunediff.training.weights import check_fit, read
+
     if not path.is_dir():
-        weights = read_weights(path)
+        weights = read(path)
     else:
         values, weights = read_unet(path)
-        if (groups := values["model.norm_groups"]) != config.model.norm_groups:  # the only size no shape shows
-            raise ConfigError(
-                f"{path}: norm_num_groups is {groups}, but model.norm_groups = {config.model.norm_groups}"
-            )
-    check_fit(weights, config, str(path))
+        if (groups := values["model.norm_groups"]) != knobs.model.norm_groups:  # the only size no shape shows
+            raise ConfigError(f"{path}: norm_num_groups is {groups}, but model.norm_groups = {knobs.model.norm_groups}")
+    check_fit(weights, _network(knobs), str(path))
     return weights
 
 
-def read_weights(path: Path) -> dict[str, Any]:
-    """What a file of weights holds, on the CPU: safetensors, or torch's format with nothing in it but plain data.
-
-    Raises `ConfigError` if it cannot be read.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        # Mapped, not read: of a checkpoint only the weights are wanted. weights_only: never runs code from a file.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # a damaged archive raises many things; each means the same
-        raise ConfigError(f"{path}: is damaged or holds no plain weights ({type(error).__name__})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds no weights by name, but {type(content).__name__}")
-    return content
-
-
-def check_fit(weights: Mapping[str, Any], config: Config, where: str) -> None:
-    """Raises `ConfigError` naming the first weight that is missing, too many or of another shape than `UNet`'s."""
-    expected = _shapes(config)
-    for name, shape in expected.items():
-        if name not in weights:
-            raise ConfigError(f"{where}: {name} is missing; the U-Net of this configuration has it")
-        if (found := _shape(weights[name])) != shape:
-            raise ConfigError(f"{where}: {name} has shape {_x(found)}; the U-Net of this configuration has {_x(shape)}")
-    if extra := next((name for name in weights if name not in expected), None):
-        raise ConfigError(f"{where}: {extra} has no place in the U-Net of this configuration")
-
-
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(getattr(tensor, "shape", ()))  # a .bin may hold other plain data
-
-
-def _x(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "()"
-
-
-def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+def _network(knobs: Knobs) -> UNet:
+    """Its shapes only."""
     import torch
 
-    from tunediff.workloads.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.unet import network
 
     with torch.device("meta"):
-        network = UNet(config.model, config.data.channels, config.data.image_size)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        return network(knobs)
+
+
+def _default() -> Any:
+    """The configuration with every knob at its default."""
+    return cfg.find("diffusion").schema.default()
 
 
 def _unet_folder(folder: Path) -> Path:
@@ -378,7 +349,7 @@ def _unet_values(path: Path) -> dict[str, Any]:
         "model.dropout": found["dropout"],
         "model.norm_groups": found["norm_num_groups"],
     }
-    cfg.override(Config(), values | {"evaluation.extractor": "classifier"}, where=str(path))
+    cfg.override(_default(), values | {"evaluation.extractor": "classifier"}, where=str(path))
     return values
 
 
@@ -422,7 +393,7 @@ def _scheduler_values(path: Path) -> dict[str, Any]:
             {"fixed_small": "fixed_small", "fixed_small_log": "fixed_small", "fixed_large": "fixed_large"},
         ),
     }
-    cfg.override(Config(), values, where=str(path), check=False)
+    cfg.override(_default(), values, where=str(path), check=False)
     return values
 
 
@@ -435,7 +406,7 @@ _OUTER = {
 _OLD_LEAVES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 
 
-def _their_names(model: cfg.Model, name: str) -> list[str]:
+def _their_names(model: Model, name: str) -> list[str]:
     """diffusers' name of one of our weights; three for queries, keys and values, which we keep stacked."""
     module, _, kind = name.rpartition(".")
     if module in _OUTER:
@@ -446,7 +417,7 @@ def _their_names(model: cfg.Model, name: str) -> list[str]:
     return [f"{prefix}.{theirs}.{kind}" for theirs in leaves]
 
 
-def _layers(model: cfg.Model) -> Iterator[tuple[str, str]]:
+def _layers(model: Model) -> Iterator[tuple[str, str]]:
     """(our layer, theirs), for every layer that may be there: our flat lists hold their nested ones in order."""
     levels = len(model.multipliers)
     yield from (("middle.0", "mid_block.resnets.0"), ("middle.0.attention", "mid_block.attentions.0"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from tunediff.data.loader import mix
@@ -128,3 +130,11 @@ def shares(n: int, world: int, batch_size: int) -> tuple[int, int]:
 def to_uint8(x: Tensor) -> Tensor:
     """[−1, 1] to 0…255, rounded to the nearest; what lies outside is clipped."""
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def write_files(images: Tensor, start: int, total: int, folder: Path) -> None:
+    """0000.png, 0001.png, …: images uint8 [b, C, H, W], the first of which is number `start` of `total`."""
+    digits = max(4, len(str(total - 1)))
+    for number, picture in enumerate(images.permute(0, 2, 3, 1).cpu().numpy(), start):
+        image = Image.fromarray(picture.squeeze(2) if picture.shape[2] == 1 else picture)
+        image.save(folder / f"{number:0{digits}}.png")

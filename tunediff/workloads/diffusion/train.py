@@ -16,13 +16,14 @@ from tunediff.training.ema import Ema
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.evaluator import Evaluator
+from tunediff.workloads.diffusion.handoff import initial_weights
 from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
 from tunediff.workloads.diffusion.unet import Block, flops_per_image, network
 
-__all__ = ["evaluator", "network", "train"]
+__all__ = ["evaluator", "initial_weights", "network", "train"]
 
 
 def train(trial: Trial) -> None:

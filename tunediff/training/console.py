@@ -1,0 +1,60 @@
+"""What `tunediff.train` shows and keeps of a training: a line and a picture per evaluation, TensorBoard curves."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+from torch import Tensor
+
+from tunediff import cli
+from tunediff.config import Metric
+from tunediff.record import Point
+from tunediff.training.observer import Recorder, Shown
+
+
+class Console(Recorder):
+    """Journal, pictures, curves over images, and a line per evaluation on stdout."""
+
+    def __init__(self, folder: Path, metric: Metric, done: int | None, asked: Sequence[int]) -> None:
+        """`done`: images at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
+        super().__init__(folder, asked)
+        purge = None if done is None else done + 1
+        self._metric, self._pictures = metric, set[str]()
+        self._curves = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        super().about(facts)
+        for name, reason in facts.get("skipped", ()):
+            print(f"skipped {name}: {reason}", file=sys.stderr)
+
+    def scalars(self, values: Mapping[str, Any], group: str = "train") -> None:
+        for name, value in values.items():
+            if name not in ("images", "index", "fraction") and isinstance(value, int | float):
+                self._curves.add_scalar(f"{group}/{name}", value, int(values["images"]))
+
+    def show(self, name: str, what: Shown) -> None:
+        super().show(name, what)
+        if isinstance(what, Tensor):
+            self._pictures.add(name)
+
+    def point(self, point: Point) -> bool:
+        if not self.journal.point(point):
+            return True
+        self.scalars(point.flat, "evaluation")
+        for name in self._pictures:  # one of each evaluation stays
+            kept = self.folder / name / f"{point.index:04d}.png"
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copyfile(self.folder / f"{name}.png", kept)
+        value = f"{point.get('label', self._metric.label)} {cli.number(point.get(self._metric.name))}"
+        rate = f"loss {cli.number(point.loss)}  {point.images_per_s:.0f} images/s"
+        print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
+        return True
+
+    def close(self) -> None:
+        """Put all on disk."""
+        self._curves.close()

@@ -1,0 +1,67 @@
+"""Files of weights: written as safetensors, read from what holds plain data, compared with their model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from tunediff.config import ConfigError
+from tunediff.files import write_atomically
+
+NAME = "weights.safetensors"
+"""What a finished training leaves."""
+
+
+def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write weights as safetensors, contiguous and on the CPU. Raises `OSError`."""
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+    content = to_safetensors(tensors, metadata=metadata)
+    write_atomically(path, lambda file: file.write(content), durable=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a file of weights holds, on the CPU: safetensors, or torch's format with nothing in it but plain data.
+
+    Raises `ConfigError` if it cannot be read.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        # Mapped, not read: of a checkpoint only the weights are wanted. weights_only: never runs code from a file.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # a damaged archive raises many things; each means the same
+        raise ConfigError(f"{path}: is damaged or holds no plain weights ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no weights by name, but {type(content).__name__}")
+    return content
+
+
+def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
+    """Raises `ConfigError` naming the first weight that is missing, too many or of another shape than the model's."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in expected.items():
+        if name not in weights:
+            raise ConfigError(f"{where}: {name} is missing; the model of this configuration has it")
+        if (found := shape_of(weights[name])) != shape:
+            has = f"has shape {words(found)}; the model of this configuration has {words(shape)}"
+            raise ConfigError(f"{where}: {name} {has}")
+    if extra := next((name for name in weights if name not in expected), None):
+        raise ConfigError(f"{where}: {extra} has no place in the model of this configuration")
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """() for anything that is no tensor: a .bin may hold other plain data."""
+    return tuple(getattr(tensor, "shape", ()))
+
+
+def words(shape: tuple[int, ...]) -> str:
+    """`3×8×8`."""
+    return "×".join(map(str, shape)) or "()"
