@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 
+from tunediff.distributed import alone
 from tunediff.evaluation import distance
 from tunediff.evaluation.distance import (
     FeatureStatistics,

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tunediff.config import ConfigError, baseline
-from tunediff.data.knobs import Data
-from tunediff.evaluation.knobs import Evaluation
 from tunediff.data.images import Images
+from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
+from tunediff.evaluation.knobs import Evaluation
 
 
 # --------------------------------------------------------------------------------------------------------- classifier

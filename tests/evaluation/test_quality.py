@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch_fidelity.metric_isc import isc_features_to_metric
 
-from tunediff.distributed import alone
 from tunediff.data.images import Images
+from tunediff.distributed import alone
 from tunediff.evaluation import features, quality
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
 from tunediff.evaluation.names import KINDS, name_of

@@ -9,16 +9,16 @@ import types
 import pytest
 import torch
 from torch import nn
+from tunediff.training.loop import train
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.workloads.diffusion.unet import UNet
+from tunediff.distributed import World
 from tunediff.training import hardware
 from tunediff.training.hardware import DISTURBED, Usage, disturbance
-from tunediff.training.loop import train
-from tunediff.distributed import World
 from tunediff.training.phases import PHASES, Phases
+from tunediff.workloads.diffusion.unet import UNet
 
 CPU = torch.device("cpu")
 

@@ -5,16 +5,16 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from tunediff.training.loop import build_optimizer, compiled, learning_rate, train
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import loader
-from tunediff.workloads.diffusion.unet import UNet
-from tunediff.training import loop
-from tunediff.training.loop import build_optimizer, compiled, learning_rate, train
 from tunediff.distributed import World
+from tunediff.training import loop
 from tunediff.training.precision import Amp, set_backends
+from tunediff.workloads.diffusion.unet import UNet
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

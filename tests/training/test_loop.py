@@ -8,13 +8,13 @@ import socket
 
 import pytest
 import torch
+from tunediff.training.loop import Pace, learning_rate, train
 
 from tests.training.conftest import tiny
 from tunediff.clock import Budget, Clock
 from tunediff.data import images as data
-from tunediff.training import checkpoint, loop
-from tunediff.training.loop import Pace, learning_rate, train
 from tunediff.distributed import World, alone
+from tunediff.training import checkpoint, loop
 from tunediff.training.precision import NotFiniteError
 
 CPU = World(0, 1, torch.device("cpu"))

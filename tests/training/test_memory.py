@@ -81,9 +81,10 @@ def test_in_another_thread_the_environment_does_it(monkeypatch):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_training_gives_the_order(monkeypatch, tmp_path, images, keep):
+    from tunediff.training.loop import train
+
     from tests.training.conftest import tiny
     from tunediff.clock import Budget
-    from tunediff.training.loop import train
     from tunediff.distributed import World
 
     given = []

@@ -11,6 +11,7 @@ from torch import Tensor
 from tunediff.data.images import Images
 from tunediff.training.observer import image_grid
 
+
 def test_grid_is_large_enough_to_read(digits: Images, tmp_path: Path) -> None:
     image_grid(digits.pixels[:20], tmp_path / "new" / "grid.png")
     with Image.open(tmp_path / "new" / "grid.png") as sheet:

@@ -12,10 +12,10 @@ import torch
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff.workloads.diffusion.unet import UNet
-from tunediff.training import profiling
 from tunediff.distributed import World, alone
+from tunediff.training import profiling
 from tunediff.training.phases import PHASES
+from tunediff.workloads.diffusion.unet import UNet
 
 CPU = World(0, 1, torch.device("cpu"))
 MIB = 2**20

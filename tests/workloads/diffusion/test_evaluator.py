@@ -10,17 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.evaluation.conftest import Identity
+from tests.workloads.diffusion.conftest import Identity
 from tunediff.config import baseline, override
 from tunediff.data import images
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.workloads.diffusion.evaluator import Evaluator, Scores
+from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
-
 
 CPU = alone("cpu")
 

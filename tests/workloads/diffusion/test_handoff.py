@@ -164,11 +164,11 @@ def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dic
 def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Path) -> None:
     config = small()
     before = (pipeline / WEIGHTS).read_bytes()
-    with pytest.raises(AnyError, match="pipeline: is not empty; allowed: a new or an empty folder"):
+    with pytest.raises(cfg.ConfigError, match="pipeline: is not empty; allowed: a new or an empty folder"):
         handoff.write_pipeline(pipeline, config, network(config).state_dict())
     assert (pipeline / WEIGHTS).read_bytes() == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(AnyError, match="file: is not empty"):
+    with pytest.raises(cfg.ConfigError, match="file: is not empty"):
         handoff.write_pipeline(tmp_path / "file", config, network(config).state_dict())
     (tmp_path / "empty").mkdir()
     handoff.write_pipeline(tmp_path / "empty", config, network(config).state_dict())
@@ -184,7 +184,7 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
 )
 def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     config = cfg.override(DIGITS, SMALL | values)
-    with pytest.raises(AnyError, match=message):
+    with pytest.raises(cfg.ConfigError, match=message):
         handoff.write_pipeline(tmp_path / "p", config, network(config).state_dict())
     assert not list(tmp_path.iterdir())
 
@@ -214,7 +214,7 @@ def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dic
 )  # fmt: skip
 def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
     edit(pipeline / "unet" / "config.json", **values)
-    with pytest.raises(AnyError, match=f"unet/config.json: {message}"):
+    with pytest.raises(cfg.ConfigError, match=f"unet/config.json: {message}"):
         handoff.read_config(pipeline)
 
 
@@ -222,9 +222,7 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
     content = json.loads((pipeline / "unet" / "config.json").read_text())
     del content["freq_shift"]
     (pipeline / "unet" / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        AnyError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"
-    ):
+    with pytest.raises(cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"):
         handoff.read_config(pipeline)
 
 
@@ -243,7 +241,7 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
 )
 def test_chains_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
     edit(pipeline / "scheduler" / "scheduler_config.json", **values)
-    with pytest.raises(AnyError, match=f"scheduler_config.json: {message}"):
+    with pytest.raises(cfg.ConfigError, match=f"scheduler_config.json: {message}"):
         handoff.read_config(pipeline)
 
 
@@ -253,7 +251,7 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
 
     def refused_with(tensors: dict[str, torch.Tensor], message: str) -> None:
         save_file(tensors, file)
-        with pytest.raises(AnyError, match=f"{file}: {message}"):
+        with pytest.raises(cfg.ConfigError, match=f"{file}: {message}"):
             handoff.read_pipeline(pipeline)
 
     name = "mid_block.attentions.0.to_k.weight"
@@ -261,12 +259,10 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     refused_with(weights | {name: torch.zeros(16, 8)}, f"{name} has shape 16×8; by config.json it should be 16×16")
     refused_with(weights | {"class_embedding.weight": torch.zeros(1)}, "class_embedding.weight has no place")
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(AnyError, match=f"{file}: is damaged or holds no plain weights"):
+    with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
         handoff.read_pipeline(pipeline)
     file.unlink()
-    with pytest.raises(
-        AnyError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
-    ):
+    with pytest.raises(cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"):
         handoff.read_pipeline(pipeline)
 
 
@@ -277,14 +273,14 @@ def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> No
 
     (pipeline / WEIGHTS).unlink()
     torch.save({"conv_in.weight": Evil()}, pipeline / "unet" / "diffusion_pytorch_model.bin")
-    with pytest.raises(AnyError, match="holds no plain weights"):
+    with pytest.raises(cfg.ConfigError, match="holds no plain weights"):
         handoff.read_pipeline(pipeline)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pipeline_without_its_scheduler_can_start_a_training_only(pipeline: Path) -> None:
     (pipeline / "scheduler" / "scheduler_config.json").unlink()
-    with pytest.raises(AnyError, match="no scheduler_config.json, so the noise schedule"):
+    with pytest.raises(cfg.ConfigError, match="no scheduler_config.json, so the noise schedule"):
         handoff.read_pipeline(pipeline)
     assert handoff.initial_weights(pipeline, small())["input.bias"].shape == (8,)
 
@@ -297,15 +293,15 @@ def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_pa
     assert all(torch.equal(tensor, net.state_dict()[n]) for n, tensor in handoff.initial_weights(file, config).items())
     loaded(config, handoff.initial_weights(pipeline, config))
     for path in (file, pipeline):
-        with pytest.raises(AnyError, match=r"time.linear1.weight has shape 32×8; the U-Net .* has 64×16"):
+        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the U-Net .* has 64×16"):
             handoff.initial_weights(path, small(model__channels=16))
-        with pytest.raises(AnyError, match=r"down.0.attention.norm.weight is missing"):
+        with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
             handoff.initial_weights(path, small(model__attention=[8, 4]))
-        with pytest.raises(AnyError, match=r"down.2.attention.norm.\w+ has no place in the U-Net"):
+        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the U-Net"):
             handoff.initial_weights(path, small(model__attention=[]))
-    with pytest.raises(AnyError, match="norm_num_groups is 4, but model.norm_groups = 8"):
+    with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
         handoff.initial_weights(pipeline, small(model__norm_groups=8))
-    with pytest.raises(AnyError, match="none.safetensors: cannot be read"):
+    with pytest.raises(cfg.ConfigError, match="none.safetensors: cannot be read"):
         handoff.initial_weights(tmp_path / "none.safetensors", config)
-    with pytest.raises(AnyError, match="no U-Net; looked for unet/config.json and config.json"):
+    with pytest.raises(cfg.ConfigError, match="no U-Net; looked for unet/config.json and config.json"):
         handoff.initial_weights(tmp_path, config)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tunediff.config import baseline, override
+from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
 SHAPE = (1, 4, 4)

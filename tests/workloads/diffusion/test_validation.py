@@ -14,9 +14,9 @@ from tunediff.config import baseline, override
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import alone
+from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion, equal_bins
-from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.validation import BINS, Losses, Validation
 
 
