@@ -1,5 +1,6 @@
 """What tests that train share: two tiny trainings, an observer that remembers, several processes as one training."""
 
+import dataclasses
 import gc
 import socket
 from unittest import mock
@@ -10,6 +11,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import workload
 from tunediff.distributed import World
+from tunediff.record import Point
 from tunediff.training import trial
 from tunediff.training.observer import Observer
 
@@ -138,3 +140,14 @@ def _rank(rank, port, folder, work, args):
     gc.collect()  # wrapped models are freed before their process group
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------------------ records
+def point(index=1, train_s=1.0, **values):
+    """A point of a curve; what is not a field of it was found by an evaluation."""
+    names = {field.name for field in dataclasses.fields(Point)}
+    fields = {field.name: 0.0 for field in dataclasses.fields(Point) if field.default is field.default_factory}
+    fields |= {"loss": 0.5, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
+    fields |= {"index": index, "fraction": index / 4, "train_s": train_s, "images": 16 * index, "steps": index}
+    own = {name: value for name, value in values.items() if name in names}
+    return Point(**fields | own, found={name: value for name, value in values.items() if name not in names})

@@ -8,8 +8,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.helpers import digits as baseline
+from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.training.observer import image_grid
+
+
+@pytest.fixture
+def digits() -> Images:
+    return data.load(baseline().data)
 
 
 def test_grid_is_large_enough_to_read(digits: Images, tmp_path: Path) -> None:

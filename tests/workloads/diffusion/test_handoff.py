@@ -293,11 +293,11 @@ def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_pa
     assert all(torch.equal(tensor, net.state_dict()[n]) for n, tensor in handoff.initial_weights(file, config).items())
     loaded(config, handoff.initial_weights(pipeline, config))
     for path in (file, pipeline):
-        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the U-Net .* has 64×16"):
+        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the model .* has 64×16"):
             handoff.initial_weights(path, small(model__channels=16))
         with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
             handoff.initial_weights(path, small(model__attention=[8, 4]))
-        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the U-Net"):
+        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the model"):
             handoff.initial_weights(path, small(model__attention=[]))
     with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
         handoff.initial_weights(pipeline, small(model__norm_groups=8))
