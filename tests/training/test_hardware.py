@@ -8,8 +8,8 @@ import types
 
 import pytest
 import torch
-from tunediff.training.loop import train
 
+from tests.helpers import Told, toy, train
 from tunediff.training import hardware
 from tunediff.training.hardware import DISTURBED, Usage, disturbance
 from tunediff.training.phases import Phases
@@ -22,48 +22,61 @@ def last_point(**how):
 
 
 # ------------------------------------------------------------------------------------------------------------- phases
-def test_phases_add_up_what_runs_inside():
+@pytest.fixture
+def passing(monkeypatch):
+    """Seconds pass when a test says so."""
+    now = [100.0]
+    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: now[0])
+
+    def passing(seconds):
+        now[0] += seconds
+
+    return passing
+
+
+def test_phases_add_up_what_runs_inside(passing):
     phases = Phases(CPU)
     for _ in range(2):
         with phases("forward"):
-            time.sleep(0.02)
-        time.sleep(0.02)  # belongs to no phase
+            passing(2)
+        passing(4)  # belongs to no phase
     with phases("ema"):
-        time.sleep(0.01)
+        passing(1)
     found = phases.read()
-    assert set(found) == {*COMMON, "ema"}
-    assert 0.04 <= found["forward"] < 0.06
-    assert 0.01 <= found["ema"] < 0.03
-    assert found["backward"] == 0.0
+    assert found == {**dict.fromkeys(COMMON, 0.0), "forward": 4.0, "ema": 1.0}
     assert phases.read() == found  # reading takes nothing away
 
 
-def test_a_phase_that_fails_is_counted_and_can_be_entered_again():
+def test_a_phase_that_fails_is_counted_and_can_be_entered_again(passing):
     phases = Phases(CPU)
     with pytest.raises(ValueError, match="x"), phases("forward"):
+        passing(2)
         raise ValueError("x")
+    passing(8)
     with phases("forward"):
-        time.sleep(0.01)
-    assert phases.read()["forward"] >= 0.01
+        passing(1)
+    assert phases.read()["forward"] == 3.0
 
 
-def test_one_phase_is_on_at_a_time():
-    """An inner one interrupts the one around it, which goes on afterwards."""
+def test_one_phase_is_on_at_a_time(passing):
+    """An inner one interrupts the one around it, which goes on afterwards; `switch` ends whatever is on."""
     phases = Phases(CPU)
     with phases("forward"):
-        time.sleep(0.02)
+        passing(1)
         with phases("sampler"):
-            time.sleep(0.05)
-        time.sleep(0.02)
-    found = phases.read()
-    assert 0.04 <= found["forward"] < 0.08
-    assert found["sampler"] >= 0.05
-    assert phases.switch("a") is None
-    assert phases.switch("b") == "a"
-    assert phases.switch("b") == "b"
-    assert phases.switch(None) == "b"
-    time.sleep(0.01)
-    assert phases.read()["b"] < 0.01
+            passing(2)
+            with phases("sampler"):
+                passing(4)
+        passing(8)
+    assert (phases.read()["forward"], phases.read()["sampler"]) == (9.0, 6.0)
+    assert phases.switch("forward") is None
+    passing(1)
+    assert phases.switch("backward") == "forward"
+    passing(2)
+    assert phases.switch("backward") == "backward"
+    assert phases.switch(None) == "backward"
+    passing(4)
+    assert (phases.read()["forward"], phases.read()["backward"]) == (10.0, 2.0)
 
 
 def test_phases_are_ranges_of_the_profiler():

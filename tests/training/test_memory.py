@@ -82,9 +82,7 @@ def test_in_another_thread_the_environment_does_it(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_training_gives_the_order(monkeypatch, tmp_path, images, keep):
-    from tunediff.training.loop import train
-
+def test_a_training_gives_the_order(monkeypatch, keep):
     given = []
     monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))
     train(toy(memory__keep_freed=keep), images=8)
