@@ -12,7 +12,7 @@ import torch
 from tests.helpers import Told, toy, train
 from tunediff.training import hardware
 from tunediff.training.hardware import DISTURBED, Usage, disturbance
-from tunediff.training.phases import Phases
+from tunediff.training.phases import COMMON, Phases
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import toy
+from tests.helpers import toy, train
 from tunediff.training import memory
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -222,7 +222,9 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
     content = json.loads((pipeline / "unet" / "config.json").read_text())
     del content["freq_shift"]
     (pipeline / "unet" / "config.json").write_text(json.dumps(content))
-    with pytest.raises(cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"):
+    with pytest.raises(
+        cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"
+    ):
         handoff.read_config(pipeline)
 
 
@@ -262,7 +264,9 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
         handoff.read_pipeline(pipeline)
     file.unlink()
-    with pytest.raises(cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"):
+    with pytest.raises(
+        cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
+    ):
         handoff.read_pipeline(pipeline)
 
 
