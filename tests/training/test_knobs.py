@@ -5,13 +5,16 @@ import contextlib
 import pytest
 import torch
 from torch import nn
-from tunediff.training.loop import compiled, train
 
 from tests.helpers import CPU as ALONE
 from tests.helpers import Told, tiny, train
 from tunediff import config as cfg
+from tunediff.config.systems import Compile
 from tunediff.data import loader
+from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
+from tunediff.training import strategies
+from tunediff.training.compilation import compiled
 from tunediff.training.precision import Amp, set_backends
 from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.unet import Block, UNet
