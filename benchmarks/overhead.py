@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record, space
-from tunediff.reporting.console import Console
+from tunediff.report.console import Console
 from tunediff.tuning import experiment, searcher, trial
 
 CONTENT = {
@@ -60,7 +60,7 @@ def trivial(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, 
     journal.write(
         "start", name=name, number=int(name[1:]), config=cfg.flat(config),
         drawn={k: v for k, v in params.items() if k in cfg.knobs()}, fingerprint=cfg.fingerprint(config),
-        budget_s=plan["budget"]["seconds"], environment=record.environment(), pid=os.getpid(),
+        budget_s=plan["budget"]["seconds"], environment=environment.describe(), pid=os.getpid(),
     )  # fmt: skip
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu", images=1)
     for index in range(1, config.evaluation.points + 1):
@@ -156,7 +156,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
     if wanted.json:
-        print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
+        print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
         return 0
     for key, value in found.items():
         if key != "windows":

@@ -461,7 +461,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     lines, numbers = report(found, args.steps * config.loader.batch_size)
     what = f"DDIM sampling, {config.evaluation.steps} steps" if args.sampling else "training step"
-    name = torch.cuda.get_device_name() if device.type == "cuda" else record.environment()["cpu"]
+    name = torch.cuda.get_device_name() if device.type == "cuda" else environment.describe()["cpu"]
     packages = ("torch", *PACKAGES, "ema-pytorch")
     versions = {package: importlib.metadata.version(package) for package in packages if _installed(package)}
     print(
@@ -475,7 +475,7 @@ def main() -> int:
     if args.json is not None:
         content = {"command": sys.argv, **numbers, "config": cfg.flat(config), "load_average": load, "device": name}
         content |= {"torch_threads": torch.get_num_threads(), "versions": versions}
-        args.json.write_text(json.dumps(content | {"environment": record.environment()}, indent=1))
+        args.json.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
     return cli.OK
 
 

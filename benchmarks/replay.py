@@ -583,7 +583,7 @@ def markdown(table: Table, rows: Sequence[dict[str, Any]], name: str, seeds: int
 
     close = sum(1 for curve in table.curves if (curve.value or math.inf) <= (1 + TARGET) * table.best)
     failed = sum(curve.value is None for curve in table.curves)
-    versions = record.environment()["versions"]
+    versions = environment.describe()["versions"]
     lines = [
         f"# {name}: search strategies replayed",
         "",

@@ -108,7 +108,7 @@ def main() -> int:
     if args.json is not None:
         content = {"command": sys.argv, "table": table, "rest_ms": rest_ms, "load_average": load}
         content |= {"device": str(world.device), "torch_threads": torch.get_num_threads()}
-        args.json.write_text(json.dumps(content | {"environment": record.environment()}, indent=1))
+        args.json.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
     return cli.OK
 
 

@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from tunediff import config as cfg
-from tunediff import export, record, search, space, train
-from tunediff.reporting import figures, results
+from tunediff import export, record, results, search, space, train
+from tunediff.report import outputs
 from tunediff.tuning import experiment, resources
 
 TINY = {
@@ -132,7 +132,7 @@ def finished(folder, loaded):
         journal = record.Journal(folder / "trials" / f"t{number:04d}")
         journal.write(
             "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=knobs,
-            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=record.environment(),
+            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=environment.describe(),
         )  # fmt: skip
         for index, value in enumerate(values, 1):
             journal.write(
@@ -175,7 +175,7 @@ def test_summary_is_key_value(found):
 
 
 def test_figures_and_tables_are_written(found):
-    written = figures.write_all(found)
+    written = outputs.write_all(found)
     assert written["curves.png"].read_bytes().startswith(b"\x89PNG")
     assert written["trials.csv"].read_text().count("\n") == 5
     assert written["curves.csv"].read_text().splitlines()[0].startswith("trial,")
@@ -186,7 +186,7 @@ def test_a_search_without_a_trial_has_results(tmp_path):
     experiment.create(tmp_path / "empty", loaded, FILE)
     nothing = results.read(tmp_path / "empty")
     assert (nothing.best, nothing.baseline) == (None, None)
-    figures.write_all(nothing)
+    outputs.write_all(nothing)
     assert search.summary(nothing, 0.0)["trials"] == 0
 
 
@@ -231,7 +231,7 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
     text = best.read_text()
     assert "# trial t0001 of search night" in text
     assert "# FD (classifier) 3 after 20.0 training seconds; baseline 6" in text
-    assert f"torch {record.environment()['versions']['torch']}" in text
+    assert f"torch {environment.describe()['versions']['torch']}" in text
     assert "train: python -m tunediff.train --config" in capsys.readouterr().out
     # It is a base for the next search.
     content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}

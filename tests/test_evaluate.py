@@ -108,7 +108,7 @@ def test_full_protocol(model, tmp_path, capsys):
     assert found["fingerprint"] == cfg.fingerprint(CONFIG)
     assert found["command"] == "python -m tunediff.evaluate small.yaml --images 150 --batch-size 40 --keep kept"
     assert found["images_per_s"] == pytest.approx(150 / found["sampling_s"])
-    assert found["environment"] == record.environment()
+    assert found["environment"] == environment.describe()
     assert len(found["metrics"]["kid"]["within_sd"]) == 1
 
     # What is read.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.reporting.test_saved import network, run_folder, search_folder
+from tests.test_models import network, run_folder, search_folder
 from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff import export

@@ -14,14 +14,16 @@ from PIL import Image
 from tests.training.conftest import TINY, tiny
 from tunediff import config as cfg
 from tunediff import profile, record
+from tunediff.profiling import compiling, measure, trace
+from tunediff.profiling.measure import Bench
 from tunediff.reporting.export import provenance
-from tunediff.training import profiling
 from tunediff.distributed import World
+from tunediff.training.phases import PHASES
 from tunediff.training.precision import NotFiniteError
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 FILES = {
-    "profile.json", "profile.md", "operations.csv", "operations.png", "step.png", "trace.json.gz", "memory.csv",
+    "profile.json", "profile.md", "operations.csv", "step.png", "trace.json.gz", "memory.csv",
     "memory.png",
 }  # fmt: skip
 SWEEP = {"batch_sweep.csv", "batch_sweep.png"}
@@ -31,7 +33,7 @@ SWEEP = {"batch_sweep.csv", "batch_sweep.png"}
 def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiling, "HOST_SHARE", 0.5)
+    monkeypatch.setattr(measure, "HOST_SHARE", 0.5)
     monkeypatch.setattr("tunediff.distributed.alone", lambda: World(0, 1, torch.device("cpu")))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,23 +46,23 @@ def quick(monkeypatch):
     """Numbers as if measured, in no time."""
     made = {
         "images_per_s": 100.0, "images_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
-            (*profiling.PHASES, "other"), 0.02
+            (*PHASES, "other"), 0.02
         ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_image": 1e6,
         "peak_flops_per_s": 1e9, "peak_share": 0.1, "steps": 3, "batch_size": 16,
     }  # fmt: skip
     traced = {
-        "operations": profiling.operations([], 4), "traced_steps": 4,
+        "operations": trace.operations([], 4), "traced_steps": 4,
         "memory": {"static": {"parameters": 1.0}, "peak": None, "timeline": None, "phases": []},
     }  # fmt: skip
     loaded = {"images_per_s": 310.0, "images": 100, "seconds": 0.3}
-    monkeypatch.setattr(profiling.Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
-    monkeypatch.setattr(profiling.Bench, "trace", lambda bench, config, path, step_s: dict(traced))
-    monkeypatch.setattr(profiling.Bench, "loader_alone", lambda bench, config: dict(loaded))
+    monkeypatch.setattr(Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
+    monkeypatch.setattr(trace, "trace", lambda bench, config, path, step_s: dict(traced))
+    monkeypatch.setattr(Bench, "loader_alone", lambda bench, config: dict(loaded))
     return made
 
 
 def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profiling, "TRACED", 2)
+    monkeypatch.setattr(trace, "TRACED", 2)
     words = ["--config", "digits", "--steps", "3", "--out", "here", *WORDS, "data.max_images=32"]
     assert profile.main(words) == 0
     out, err = capsys.readouterr()
@@ -77,7 +79,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     assert [row["batch_size"] for row in found["sweep"]["rows"]][:3] == [4, 8, 16]
     assert found["compile"] == {"skipped": "it takes minutes on a CPU; --compile measures it"}
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
-    assert found["environment"] == record.environment()
+    assert found["environment"] == environment.describe()
     assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
     assert found["images"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
     assert found["snapshot"] is None
@@ -139,8 +141,8 @@ def test_json(tmp_path, capsys, quick):
 
 
 def test_compile_is_measured_when_asked_for(capsys, quick, monkeypatch):
-    cost = profiling.compared("default", [quick, quick], quick | {"images_per_s": 150.0, "compile_s": 60.2})
-    monkeypatch.setattr(profiling, "compile_cost", lambda config, steps, folder: cost)
+    cost = compiling.compared("default", [quick, quick], quick | {"images_per_s": 150.0, "compile_s": 60.2})
+    monkeypatch.setattr(compiling, "compile_cost", lambda config, steps, folder: cost)
     assert profile.main(["--config", "digits", "--no-sweep", "--compile"]) == 0
     out = capsys.readouterr().out
     assert "mode default: 100 → 150 images/s (1.50×), compiling takes 1m00s: pays after 3m00s / 18,000 images" in out
@@ -156,7 +158,7 @@ def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
         tried.append(change)
         return {"gain": 1.25, "within_noise": False}
 
-    monkeypatch.setattr(profiling.Bench, "attempt", attempt)
+    monkeypatch.setattr(Bench, "attempt", attempt)
     assert profile.main(["--config", "digits", "--no-sweep", "--try", "optimizer.implementation=foreach"]) == 0
     assert {"optimizer.implementation": "fused"} in tried
     assert "; tried: 1.25×" in capsys.readouterr().out
@@ -219,7 +221,7 @@ def test_failures(tmp_path, capsys, quick, monkeypatch, error, code, message):
         (path.parent / ".training-x").mkdir()
         raise error
 
-    monkeypatch.setattr(profiling.Bench, "trace", fail)
+    monkeypatch.setattr(trace, "trace", fail)
     assert profile.main(["--config", "digits", "--out", "here"]) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "here").exists(), "nothing was found"
@@ -229,7 +231,7 @@ def test_a_fault_of_ours_is_not_hidden(quick, monkeypatch):
     def fail(bench, config, path, step_s):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(profiling.Bench, "trace", fail)
+    monkeypatch.setattr(trace, "trace", fail)
     with pytest.raises(ZeroDivisionError):
         profile.main(["--config", "digits", "--out", "here"])
 

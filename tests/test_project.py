@@ -14,12 +14,16 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
 FLOORS = {
-    "tunediff": 0, "tunediff.config": 0, "tunediff.space": 0, "tunediff.clock": 0, "tunediff.record": 0,
-    "tunediff.cli": 0, "tunediff.study": 0,
-    "tunediff.workloads.diffusion": 1, "tunediff.data": 1, "tunediff.evaluation": 2, "tunediff.training": 3,
-    "tunediff.tuning": 4, "tunediff.reporting": 4,
-    "tunediff.search": 5, "tunediff.train": 5, "tunediff.export": 5, "tunediff.evaluate": 5, "tunediff.sample": 5,
-    "tunediff.profile": 5, "tunediff.report": 5,
+    "tunediff": 0, "tunediff.cli": 0, "tunediff.clock": 0, "tunediff.config": 0, "tunediff.environment": 0,
+    "tunediff.files": 0, "tunediff.record": 0, "tunediff.space": 0,
+    "tunediff.data": 1, "tunediff.distributed": 1,
+    "tunediff.evaluation": 2, "tunediff.training": 2,
+    "tunediff.workloads": 3,
+    "tunediff.results": 4,
+    "tunediff.models": 5, "tunediff.profiling": 5, "tunediff.tuning": 5,
+    "tunediff.report": 6,
+    "tunediff.evaluate": 7, "tunediff.export": 7, "tunediff.profile": 7, "tunediff.sample": 7, "tunediff.search": 7,
+    "tunediff.train": 7,
 }  # fmt: skip
 
 

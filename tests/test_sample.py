@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.reporting.test_saved import network, run_folder
+from tests.test_models import network, run_folder
 from tests.training.conftest import tiny
 from tunediff import sample
 from tunediff.workloads.diffusion import handoff

@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, environment
+from tunediff import cli, environment, models
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.data.knobs import Data
 from tunediff.evaluation.names import KINDS, name_of
-from tunediff.reporting import saved
-from tunediff.reporting.saved import Saved
+from tunediff.models import Saved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +80,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )  # fmt: skip
     args = parser.parse_args(argv)
     kinds = _check(args)
-    model = saved.find(args.run, args.storage)
+    model = models.find(args.run, args.storage)
     config = _configured(_with_data(model, args), args)
     real = _reference_data(model, config, args.split)
     if model.kind == "diffusers":  # nobody knows what it learned; the classifier learns what it is compared with

@@ -7,16 +7,21 @@ also be a training folder, NAME/t0003 or a file of weights.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import cli
+from tunediff import cli, models, results
+from tunediff import config as cfg
 from tunediff.config import ConfigError
-from tunediff.reporting import results, saved
-from tunediff.reporting.export import choose, export
-from tunediff.reporting.saved import Saved
 from tunediff.workloads.diffusion import handoff
+from tunediff.models import Saved
+from tunediff.record import TrialRecord
+from tunediff.report.verdicts import sentences
+from tunediff.results import Results, confirmation
+from tunediff.results.confirmation import choose
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +62,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
     print(f"trial: {trial.name}")
     for kind, path in written.items():
         print(f"{kind}: {path}")
-    print(f"train: python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s")
+    print(f"train: {_train(trial, to)}")
 
 
 def _model(args: argparse.Namespace) -> Saved:
@@ -66,7 +71,7 @@ def _model(args: argparse.Namespace) -> Saved:
     if args.trial is not None:
         found = results.read((args.storage / args.name).absolute())
         what = str(found.folder / "trials" / choose(found, args.trial).name)
-    model = saved.find(what, args.storage)
+    model = models.find(what, args.storage)
     handoff.check(args.diffusers, model.config)
     return model
 
@@ -79,6 +84,42 @@ def _export_pipeline(model: Saved, folder: Path) -> None:
     print(f"model: {model.name}")
     print(f"pipeline: {folder}")
     print(f"sample: diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})")
+
+
+def export(found: Results, trial: TrialRecord, to: Path) -> dict[str, str]:
+    """Write `to` (YAML) and beside it the weights, if the trial left any. Returns what was written, by kind."""
+    config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
+    weights, beside = found.folder / "trials" / trial.name / "ema.safetensors", to.with_suffix(".safetensors")
+    written = {"configuration": str(to)}
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if weights.exists():
+        shutil.copyfile(weights, beside)
+        written["weights"] = str(beside)
+    to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
+    return written
+
+
+def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
+    """Where the configuration comes from and how to use it; the comment lines above it."""
+    value, base, environment = trial.value(found.metric), found.baseline_of(trial), trial.environment
+    lines = [
+        f"trial {trial.name} of search {found.folder.name}, exported {time.strftime('%Y-%m-%d')}",
+        f"differs from the baseline in: {cli.knobs(results.changed(trial.config, found.space))}",
+    ]
+    if value is not None:
+        of_base = base.value(found.metric) if base is not None else None
+        beside = f"; baseline {cli.number(of_base)}" if of_base is not None else ""
+        seconds = trial.points[-1]["train_s"]
+        lines.append(f"{found.label} {cli.number(value)} after {seconds:.1f} training seconds{beside}")
+    if (told := confirmation.read(found)) is not None:
+        lines += sentences(told)
+    versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
+    lines.append(f"measured on {environment.get('cpu', '?')}, {environment.get('cpu_cores', '?')} cores; {versions}")
+    return [*lines, f"train with it: {_train(trial, to)}"]
+
+
+def _train(trial: TrialRecord, to: Path) -> str:
+    return f"python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s"
 
 
 if __name__ == "__main__":

@@ -136,10 +136,19 @@ class Point:
 
 
 _NESTED = ("phases_s", "seconds", "found")
-QUANTITIES: dict[str, Quantity] = {
-    field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata
+_STEP = {
+    "data_wait": ("waiting for data", "waiting for its images"),
+    "host_to_device": ("copy to device", "copying its images to the device and scaling them"),
+    "forward": ("forward", "the forward pass"),
+    "backward": ("backward", "the backward pass, averaging over workers included"),
+    "optimizer": ("optimizer", "unscaling, clipping and the update"),
+    "other": ("other", "the rest"),
 }
-"""What every point holds, by name."""
+QUANTITIES: dict[str, Quantity] = {
+    **{field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata},
+    **{f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0) for part, (label, of) in _STEP.items()},
+}
+"""What every point holds, by name; a workload adds its own."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli
+from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.config import ConfigError
-from tunediff.reporting import saved
-from tunediff.reporting.saved import Saved
+from tunediff.models import Saved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +55,7 @@ def _main(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     args.n = args.n if args.n is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
-    model = saved.find(args.run, args.storage)
+    model = models.find(args.run, args.storage)
     config = _configured(model.config, args)
     cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)

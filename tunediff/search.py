@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, record, space
+from tunediff import cli, record, results, space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import comparison, confirmation, figures, results, studies
-from tunediff.reporting.comparison import Comparison
-from tunediff.reporting.confirmation import Confirmation
-from tunediff.reporting.console import Console, Table, skipped, versus
+from tunediff.report import outputs, study_table, verdicts
+from tunediff.report.console import Console, Table, skipped
+from tunediff.report.words import plain_table
+from tunediff.results import changed, comparison, confirmation
+from tunediff.results.comparison import Comparison
+from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources
 
@@ -94,36 +96,28 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
         return cli.FAILED if stopped else cli.INTERRUPTED
     found = results.read(folder)
-    figures.write_all(found)
+    outputs.write_all(found)
     compared = comparison.compare(found) if found.space.seeds > 1 else None
-    studied = studies.table(found) if found.space.study is not None else None
+    studied = study_table.table(found) if found.space.study is not None else None
     block = summary(found, experiment.spent_s(folder), compared)
     if confirmed is not None:
-        block |= confirmed.block() | {"confirmation": str(confirmation.write(confirmed)["confirm.md"])}
+        block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if args.json:
         rows = {"study_rows": json.loads(studied.frame().to_json(orient="records"))} if studied is not None else {}
-        front = (
-            {"pareto_rows": json.loads(found.pareto_table().to_json(orient="records"))}
-            if found.space.cost is not None
-            else {}
-        )
-        print(json.dumps(block | _records(compared) | rows | front, indent=2))
+        if found.space.cost is not None:
+            rows["pareto_rows"] = json.loads(found.pareto_table().to_json(orient="records"))
+        print(json.dumps(block | _records(compared) | rows, indent=2))
     else:
         print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
         if compared is not None:
-            print("\n".join(["", compared.text(), "", *compared.conclusions()]))
+            table = plain_table(verdicts.comparison_table(compared, compact=True))
+            print("\n".join(["", table, "", *verdicts.conclusions(compared)]))
         if found.space.cost is not None:
-            print(
-                "\n".join(
-                    [
-                        "",
-                        "Pareto front, from the best value to the lowest cost:",
-                        found.pareto_table().to_string(index=False, float_format=cli.number),
-                    ]
-                )
-            )
+            front = found.pareto_table().to_string(index=False, float_format=cli.number)
+            print(f"\nPareto front, from the best value to the lowest cost:\n{front}")
         if confirmed is not None:
-            print("\n".join(["", confirmation.text(confirmed), "", *confirmed.sentences()]))
+            table = plain_table(verdicts.confirmation_table(confirmed))
+            print("\n".join(["", table, "", *verdicts.sentences(confirmed)]))
         if studied is not None:
             print("\n".join(["", *filter(None, [studied.study.title]), studied.text()]))
     return cli.OK if found.best is not None else cli.NO_SUCCESS
@@ -140,7 +134,7 @@ def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
             console.say(f"confirming: {len(wanted.points) // wanted.seeds - 1} finalists and the baseline, new seeds")
             experiment.run(of, wanted, console.listen, args.address)
     runs = results.read(of)
-    figures.write_all(runs)
+    outputs.write_all(runs)
     return confirmation.confirm(found, runs)
 
 
@@ -182,7 +176,7 @@ def _check_inputs(wanted: SearchSpace) -> None:
     from tunediff.evaluation import weights
 
     sources.check(wanted.baseline.data)
-    if wanted.metric == "frechet":
+    if wanted.metric != results.RATE:
         weights.check(wanted.baseline)
 
 
@@ -217,7 +211,7 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
         f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
     ]
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
-    lines += [f"  first {i}: {cli.knobs(versus(wanted, point))}" for i, point in enumerate(wanted.points)]
+    lines += [f"  first {i}: {cli.knobs(changed(point, wanted))}" for i, point in enumerate(wanted.points)]
     return lines + skipped(wanted)
 
 
@@ -261,7 +255,7 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
         "study": f"sqlite:///{found.folder / 'study.db'}",
     }
     if best is not None:
-        if found.metric == "frechet":
+        if not found.by_rate:
             block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
         block["export"] = f"python -m tunediff.export {found.folder.name}"
     block["report"] = f"python -m tunediff.report {found.folder.name}"
@@ -271,42 +265,40 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
 def _study_files(found: results.Results) -> dict[str, str]:
     if found.space.study is None:
         return {}
-    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.figure is not None else {}
+    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.has_figure else {}
     return {"study_table": str(found.folder / "study.md"), **figure}
 
 
 def _best(found: results.Results, best: TrialRecord) -> dict[str, Any]:
     """The best trial of a search with one seed, beside the baseline."""
-    drawn, base = cfg.differences(cfg.from_dict(cfg.nest(best.config), best.name), found.space.baseline), found.baseline
+    base = found.baseline
     block: dict[str, Any] = {
         "best_trial": best.name,
-        "best_configuration": cli.knobs(drawn),
+        "best_configuration": cli.knobs(found.changed(best)),
         f"best_{found.label}": best.value(found.metric),
         f"baseline_{found.label}": base.value(found.metric) if base is not None else None,
         "speedup": found.speedup(best),
     }
-    if found.metric == "frechet" and base is not None and base.points:
-        block["seconds_to_baseline"] = record.seconds_to(best.points, "frechet", base.points[-1]["frechet"])
+    if not found.by_rate and base is not None and base.points:
+        block["seconds_to_baseline"] = found.seconds_to_baseline(best)
     return block
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
     """The configuration with the best mean over the seeds, beside the baseline; `best` is its best run."""
     rows = _records(compared)["configurations"]
-    row = next(
-        r for r, group in zip(rows, compared.groups, strict=True) if any(t.name == best.name for t in group.runs)
-    )
+    row = rows[compared.groups.index(compared.of(best))]
     base = rows[0] if compared.baseline is not None else {}
     block: dict[str, Any] = {
         "best_trial": best.name,
         "best_configuration": row["configuration"],
         "best_verdict": row["verdict"],
-        f"best_{compared.label}": row[f"{compared.metric}_mean"],
-        f"baseline_{compared.label}": base.get(f"{compared.metric}_mean"),
+        f"best_{compared.found.label}": row[f"{compared.metric}_mean"],
+        f"baseline_{compared.found.label}": base.get(f"{compared.metric}_mean"),
         "means_over": f"{row['finished']} seeds",
         "speedup": row["speedup"],
     }
-    if compared.metric == "frechet":
+    if not compared.found.by_rate:
         block["seconds_to_baseline"] = row["seconds_to_baseline"]
     return block
 
@@ -316,7 +308,7 @@ def _records(compared: Comparison | None) -> dict[str, Any]:
     if compared is None:
         return {}
     rows = json.loads(compared.table().to_json(orient="records"))
-    return {"configurations": rows, "conclusions": compared.conclusions()}
+    return {"configurations": rows, "conclusions": verdicts.conclusions(compared)}
 
 
 if __name__ == "__main__":

@@ -184,10 +184,7 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
         budget={"per_trial": "1s"},
         fixed={"evaluation.points": 1},
         ladder={"half the batch": {"loader.batch_size": 64}, "memory given back": {"memory.keep_freed": False}},
-        study={
-            "columns": ["configuration", "epoch_s", "percent_of_base"],
-            "figure": {"kind": "ladder", "y": "images_per_s"},
-        },
+        study={"columns": ["configuration", "epoch_s", "percent_of_base"], "y": "images_per_s"},
     )
     one.run()
     trials = [one.trial(f"t000{i}") for i in range(4)]

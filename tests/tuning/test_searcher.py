@@ -355,7 +355,7 @@ def measured(searcher, suggestion, frechet, memory, trial_id="a"):
 
 def test_two_objectives_end_with_their_trade_offs(make):
     """Optuna is told both; a failure is bad in both; what another trial beats in both is not on the front."""
-    from tunediff.reporting import results
+    from tunediff import results
 
     two = {"objective": ["frechet", "peak_memory_mib"], "first": None, "budget": {"per_trial": "3s", "trials": 9}}
     searcher = make(**(EARLIER | two))

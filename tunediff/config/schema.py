@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import inspect
 import json
 import types
 import typing
@@ -33,7 +34,7 @@ Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Bool = Annotated[bool, Strict()]
 Str = Annotated[str, Strict()]
-_STRICT = {int: Int, float: Float, bool: Bool, str: Str}
+STRICT = {int: Int, float: Float, bool: Bool, str: Str}
 _FORBID = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 _T = TypeVar("_T")
 
@@ -129,7 +130,7 @@ def _show(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
-def _unwrap(annotation: Any) -> tuple[Any, list[Any]]:
+def unwrap(annotation: Any) -> tuple[Any, list[Any]]:
     """(bare type, metadata) of a possibly nested Annotated."""
     metadata: list[Any] = []
     while typing.get_origin(annotation) is Annotated:
@@ -152,39 +153,41 @@ def _bounds(metadata: list[Any]) -> dict[str, Any]:
     return found
 
 
-def _arms(kind: Any) -> list[Any]:
+def arms(kind: Any) -> list[Any]:
     """The types of a union but None; empty for anything else."""
     if typing.get_origin(kind) not in (Union, types.UnionType):
         return []
     return [arm for arm in typing.get_args(kind) if arm is not type(None)]
 
 
-def _knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
+def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
     """The knobs of a dataclass in the order of its fields; one that several union members share comes for each."""
     hints = typing.get_type_hints(cls, include_extras=True)
     bases = [getattr(base, "__pydantic_fields__", {}) for base in cls.__mro__]  # a new default keeps the old words
     for field in dataclasses.fields(cls):
-        name, (kind, metadata) = prefix + field.name, _unwrap(hints[field.name])
+        name, (kind, metadata) = prefix + field.name, unwrap(hints[field.name])
         searchable = free and not _marked(metadata, Fixed)
-        arms = _arms(kind)
-        if arms and all(dataclasses.is_dataclass(arm) for arm in arms):  # a discriminated union: name, then members
-            names = tuple(arm().name for arm in arms)
-            documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, arms, strict=True)]
+        members = arms(kind)
+        if members and all(
+            dataclasses.is_dataclass(arm) for arm in members
+        ):  # a discriminated union: name, then members
+            names = tuple(arm().name for arm in members)
+            documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, members, strict=True)]
             yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable)
-            for arm, arm_name in zip(arms, names, strict=True):
-                of_arm = _knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
+            for arm, arm_name in zip(members, names, strict=True):
+                of_arm = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
                 yield from (knob for knob in of_arm if knob.name != f"{name}.name")
             continue
-        if arms:
-            kind, more = _unwrap(arms[0])
+        if members:
+            kind, more = unwrap(members[0])
             metadata += more
         if dataclasses.is_dataclass(kind):
-            yield from _knobs_of(typing.cast(type, kind), name + ".", member, searchable)
+            yield from knobs_of(typing.cast(type, kind), name + ".", member, searchable)
             continue
         about = next((words for of in bases if field.name in of and (words := of[field.name].description)), "")
         common: dict[str, Any] = {
             "name": name, "default": field.default, "description": " ".join(about.split()),
-            "optional": bool(arms), "member": member, "searchable": searchable, "ruler": _marked(metadata, Ruler),
+            "optional": bool(members), "member": member, "searchable": searchable, "ruler": _marked(metadata, Ruler),
             "file": _marked(metadata, File),
         }  # fmt: skip
         if typing.get_origin(kind) is Literal:
@@ -208,6 +211,12 @@ class Configuration:
         own = self.schema.own
         return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
 
+    def __reduce__(self) -> Any:
+        """Travels as its knobs: its class is made where its workload is found."""
+        from tunediff.config.workload import from_dict
+
+        return from_dict, (to_dict(self), "a configuration", False)
+
     def sections(self) -> Iterator[Any]:
         """The sections in their order."""
         return (value for name in self.schema.order if dataclasses.is_dataclass(value := getattr(self, name)))
@@ -223,39 +232,35 @@ class Schema:
         what else makes two configurations different, such as the content of a user's file. Raises `ConfigError`.
         """
         self.workload, self.own, self.version = workload, own, version
-        if not dataclasses.is_dataclass(own):
-            raise ConfigError(f"{workload}: Knobs: is not a dataclass; write @dataclass(frozen=True) above it")
+        self.type = self._build(own, systems)
         first = [field.name for field in dataclasses.fields(own)]
         of_systems = [field.name for field in dataclasses.fields(systems)]
         self.order = [name for name in first if name not in of_systems] + of_systems
         """Names of the sections and of the knobs beside them, in the order in which they are shown."""
-        self.type = self._build(own, systems)
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
+        self.from_dict(dataclasses.asdict(own()), f"{workload}: Knobs", check=False)  # the defaults
 
     def _build(self, own: type, systems: type) -> Any:
         """The class of this workload's configurations."""
-        hints = typing.get_type_hints(own, include_extras=True)
+        from tunediff.config.own import fields_of  # which needs this module
+
+        where = f"{self.workload}: Knobs"
+        content = fields_of(own, where) | {"schema": self}
         above = typing.get_type_hints(systems, include_extras=True)
-        content: dict[str, Any] = {"__annotations__": {}, "schema": self, "__doc__": own.__doc__}
-        for field in dataclasses.fields(own):
-            where, (kind, metadata) = f"{self.workload}: Knobs: {field.name}", _unwrap(hints[field.name])
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise ConfigError(f"{where}: has no default; the baseline needs one")
-            if field.name in above and not issubclass(kind, _unwrap(above[field.name])[0]):
-                raise ConfigError(f"{where}: every workload has a section of this name; it must be a subclass of it")
-            if field.name in ("workload", "knobs", "schema", "sections"):
-                raise ConfigError(f"{where}: is a name that tunediff needs; choose another")
-            hint = Annotated[_STRICT.get(kind, kind), *metadata] if metadata else _STRICT.get(kind, kind)
-            content["__annotations__"][field.name] = hint
-            if field.default is not dataclasses.MISSING:
-                content[field.name] = field.default
-            else:
-                content[field.name] = dataclasses.field(default_factory=field.default_factory)
+        for name, hint in content["__annotations__"].items():
+            if name in ("workload", "knobs", "schema", "sections"):
+                raise ConfigError(f"{where}: {name}: is a name that tunediff needs; choose another")
+            if name in above:
+                kind, metadata = unwrap(above[name])
+                if not inspect.isclass(ours := unwrap(hint)[0]) or not issubclass(ours, kind):
+                    why = "every workload has a section of this name; it must be a subclass of it"
+                    raise ConfigError(f"{where}: {name}: {why}")
+                content["__annotations__"][name] = Annotated[hint, *metadata] if metadata else hint
         return section(type("Config", (systems,), content))
 
     @functools.cached_property
     def _all(self) -> tuple[Knob, ...]:
-        found = list(_knobs_of(self.type))
+        found = list(knobs_of(self.type))
         return tuple(sorted(found, key=lambda knob: self.order.index(knob.name.partition(".")[0])))
 
     @functools.cached_property

@@ -2,8 +2,9 @@
 
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
 and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
-baselines; `check_files(config, evaluates)`, which refuses missing files before anything starts; `network(knobs)`, the
-bare model; and `evaluator(config, world)`, which judges a finished one.
+baselines; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
+missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; and
+`evaluator(config, world)`, which judges a finished model.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Workload:
         """Named baselines: knobs by dotted name."""
         return getattr(self.declared, "PRESETS", {})
 
+    @property
+    def quantities(self) -> Mapping[str, Any]:
+        """What its points hold besides what all have, as `record.Quantity` by name."""
+        return getattr(self.declared, "QUANTITIES", {})
+
     @functools.cached_property
     def code(self) -> ModuleType:
         """Where `train` stands; imports torch."""
@@ -71,11 +77,16 @@ class Workload:
         return getattr(self.declared, function, None) or getattr(self.code, function, None)
 
 
-@functools.cache
 def find(name: str, where: str = "workload") -> Workload:
     """The workload of that name, as `to_dict` writes it. Raises `ConfigError`."""
     if name not in SHIPPED:
         raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
+    return _shipped(name)
+
+
+@functools.cache
+def _shipped(name: str) -> Workload:
+    """Once for each name: configurations of two schemas are never equal."""
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 

@@ -8,6 +8,7 @@ import platform
 import statistics
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -27,7 +28,10 @@ class Meter:
         """`constant`: fields of `Point` that do not change, `first_step_s` and `peak_flops_per_s` among them."""
         self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
         self._constant, self._peak = constant, dict[str, float]()
-        self._losses = torch.zeros(2, device=world.device)  # sum and number of the finite ones
+        self._losses: list[Tensor] = []  # not read yet: nothing waits for the device in every step
+        self._sum, self._finite = np.float32(0.0), 0
+        self.streak = 0
+        """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
         self._energy = hardware.EnergyMeter(world.device)
         self.restart()
 
@@ -39,9 +43,18 @@ class Meter:
         self._joules, self._usage = self._energy.joules(), hardware.Usage.now()
 
     def add(self, loss: Tensor) -> None:
-        """One step's loss, a scalar on the device. Those that loss scaling passes over do not count."""
-        finite = torch.isfinite(loss)
-        self._losses += torch.stack((torch.where(finite, loss, 0.0), finite.float()))
+        """One step's loss, a scalar on the device."""
+        self._losses.append(loss)
+
+    def read(self) -> None:
+        """Take in what was added; only to be called when the device has finished what was queued."""
+        self._phases.read()
+        for loss in torch.stack(self._losses).float().tolist() if self._losses else ():
+            if math.isfinite(loss):  # those that loss scaling passes over do not count
+                self._sum, self._finite, self.streak = np.float32(self._sum + np.float32(loss)), self._finite + 1, 0
+            else:
+                self.streak += 1
+        self._losses.clear()
 
     def measure(self, index: int, fraction: float) -> Point:
         """The point of this moment, the workload's findings still missing. `loss` is NaN when none was finite."""
@@ -51,9 +64,9 @@ class Meter:
         parts = self._parts(trained, steps)
         rate = images / trained if trained > 0 else 0.0
         flops, peak = self._constant.get("flops_per_image"), self._constant["peak_flops_per_s"]
-        total, finite = self._losses.tolist()
-        self._losses.zero_()
-        loss = 0.0 if not steps else total / finite if finite else math.nan
+        self.read()
+        loss = 0.0 if not steps else float(self._sum) / self._finite if self._finite else math.nan
+        self._sum, self._finite = np.float32(0.0), 0
         return Point(
             index=index,
             fraction=fraction,

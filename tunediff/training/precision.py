@@ -28,10 +28,10 @@ class Amp:
         self.device = device
         self.dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision.amp]
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision.amp == "fp16")
-        # One bad loss is the end without scaling: the weights are NaN by the next step. With scaling, bad losses are
-        # how the scale is found; only a long streak of them means that no scale helps.
-        self._patience = 25 if self.scaler.is_enabled() else 1
-        self._streak = torch.zeros((), dtype=torch.int32, device=device)
+        self.patience = 25 if self.scaler.is_enabled() else 1
+        """Steps in a row whose loss is not finite that end a training. One bad loss is the end without scaling: the
+        weights are NaN by the next step. With scaling, bad losses are how the scale is found; only a long streak of
+        them means that no scale helps."""
         set_backends(precision, device.type)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -39,12 +39,3 @@ class Amp:
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
-
-    def watch(self, loss: torch.Tensor) -> None:
-        """Count losses that are not finite, on the device: no wait for it in every step."""
-        self._streak = torch.where(torch.isfinite(loss.detach()), 0, self._streak + 1)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the training is beyond help; waits for the device."""
-        return bool(self._streak >= self._patience)

@@ -195,9 +195,10 @@ class Trial:
     def backward(self, loss: Tensor) -> None:
         """The gradients of one pass's mean loss, under loss scaling and accumulation."""
         self._phases.switch("backward")
-        share = loss / self.config.loader.accumulation
+        accumulation = self.config.loader.accumulation
+        share = loss / accumulation if accumulation > 1 else loss
         self._amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._loss += share.detach()
+        self._loss = share.detach() if self._pass == 0 else self._loss + share.detach()
         self._phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
@@ -238,7 +239,6 @@ class Trial:
             optimizer.zero_grad(set_to_none=True)
         if self._warming:
             return
-        self._amp.watch(self._loss)
         self._meter.add(self._loss)
         before, self._learning_rate = self._pace.schedule, optimizer.param_groups[0]["lr"]
         self._pace.step(self.config.loader.batch_size)
@@ -296,7 +296,6 @@ class Trial:
 
     def _passes(self, feed: Feed) -> Iterator[Any]:
         """The batches of one optimizer step."""
-        self._loss = torch.zeros((), device=self.device)
         for number in range(self.config.loader.accumulation):
             self._pass = number
             self._phases.switch("data_wait")
@@ -343,8 +342,8 @@ class Trial:
         pace = self._pace
         if not pace.checked:
             return
-        self._phases.read()
-        if self.world.any(self._amp.diverged):
+        self._meter.read()
+        if self.world.any(self._meter.streak >= self._amp.patience):
             raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
         if self.world.main:
             rates = {"loss": float(self._loss), "learning_rate": self._learning_rate}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff import space as spaces
-from tunediff.reporting import confirmation
-from tunediff.reporting.results import Results
+from tunediff.results import Results, confirmation
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment
 

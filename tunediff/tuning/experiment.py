@@ -141,7 +141,7 @@ def run(folder: Path, space: SearchSpace, listener: Listener, address: str | Non
     share = resources.share(space, machine(None)) if address is None else None
     with _alone(folder):
         before = spent_s(folder)
-        _note(folder, "begin", command=shlex.join(sys.argv), environment=record.environment())
+        _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
         try:
             with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
                 if greet is not None:

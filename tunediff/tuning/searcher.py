@@ -18,11 +18,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunediff import config as cfg
-from tunediff import record
+from tunediff import record, results
 from tunediff import space as spaces
 from tunediff.config import Config, ConfigError
 from tunediff.record import TrialRecord
-from tunediff.reporting import results
 from tunediff.space import Dimension, Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
 
@@ -262,7 +261,7 @@ class Searcher(OptunaSearch):  # type: ignore[misc]
         journal.write(
             "start", name=name, number=int(name.lstrip("t")), config=cfg.flat(config), drawn=drawn,
             fingerprint=cfg.fingerprint(config), budget_s=self.space.budget.per_trial_s,
-            environment=record.environment(),
+            environment=environment.describe(),
         )  # fmt: skip
         journal.write("end", status="oom", reason=why)
         known = record.read_trial(self.experiment / "trials" / name)

@@ -91,7 +91,7 @@ def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, A
             drawn=drawn,
             fingerprint=cfg.fingerprint(config),
             budget_s=plan["budget"]["seconds"],
-            environment=record.environment(),
+            environment=environment.describe(),
             pid=os.getpid(),
         )
         job = {

@@ -241,25 +241,27 @@ def write_operations(config: Config, images: Any, world: Any, folder: Path, step
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    from tunediff.training import profiling
+    from tunediff.profiling import trace
     from tunediff.training.loop import train
 
-    cuda, rows = world.device.type == "cuda", list[dict[str, Any]]()
+    cuda, rows = world.device.type == "cuda", list[trace.Row]()
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
     plan = schedule(wait=2, warmup=1, active=steps, repeat=1)
     short = cfg.override(config, {"evaluation.points": 1})
     budget = Budget(images=(3 + steps) * config.loader.batch_size)
     with profile(
         activities=activities, schedule=plan,
-        on_trace_ready=lambda profiler: rows.extend(profiling.table_rows(profiler.key_averages(), cuda)),
+        on_trace_ready=lambda profiler: rows.extend(trace.table_rows(profiler.key_averages(), cuda)),
     ) as profiler:  # fmt: skip
         train(short, budget, images, None, world, None, lambda point: True, after_step=profiler.step)
     torch.compiler.reset()
     if world.main:
-        found = profiling.operations(rows, steps, most=len(rows))["longest"]
+        found = trace.operations(rows, steps, most=len(rows))["longest"]
         lines = ["operation,calls,self_s,total_s,share"]
         for row in found:
-            calls, own, total = (row[f"{name}_per_step"] * steps for name in ("calls", "self_s", "total_s"))
+            calls, own, total = (
+                each * steps for each in (row["calls_per_step"], row["self_s_per_step"], row["total_s_per_step"])
+            )
             name = '"' + row["operation"].replace('"', "'") + '"'
             lines.append(f"{name},{calls:.0f},{own:.6g},{total:.6g},{row['share']:.6g}")
         (folder / "operations.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
+from tunediff.record import Quantity
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
@@ -379,6 +380,14 @@ class Knobs:
 
 
 OBJECTIVE = Metric("frechet", "min", "FD")
+QUANTITIES = {
+    "frechet": Quantity("Fréchet distance", "", "FID or FD at the end"),
+    "validation_loss": Quantity("validation loss", "", "ε-error on fixed images, timesteps and noise"),
+    "step_sampler_s": Quantity(
+        "noise and sampler", "ms", "of a step: timesteps, noise, noisy images, the sampler's own work", 1000.0
+    ),
+    "step_ema_s": Quantity("EMA", "ms", "of a step: the averaged weights", 1000.0),
+}
 
 # Data, model and extractor that belong together, by name. Every knob can be overridden.
 PRESETS: dict[str, dict[str, Any]] = {

@@ -43,7 +43,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and how the averaged weights are judged
     images = data.load(knobs.data)
-    trial.about(images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
+    trial.about(data=images.name, images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
     if trial.evaluates:
         judge = judge_of(knobs.data, knobs.evaluation, trial.world)
 

@@ -1,0 +1,106 @@
+"""Configurations in files and as words on a command line."""
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError
+
+DIFFUSION = cfg.find("diffusion").schema
+DEFAULT = DIFFUSION.default()
+
+
+def test_import_is_light():
+    code = "import sys, tunediff.config, tunediff.space, tunediff.record, tunediff.clock; print([m for m in ('torch', 'ray', 'optuna') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+
+
+def test_dump_and_load_give_the_same(tmp_path):
+    config = cfg.override(
+        cfg.baseline("digits"),
+        {"timesteps.name": "loss_second_moment", "timesteps.uniform_share": 0.013, "model.multipliers": [1, 2, 4]},
+    )
+    (tmp_path / "c.yaml").write_text(cfg.dump(config, ["a comment", "another: one"]))
+    again = cfg.load(tmp_path / "c.yaml")
+    assert again == config
+    assert cfg.fingerprint(again) == cfg.fingerprint(config) != cfg.fingerprint(DEFAULT)
+
+
+def test_configurations_travel_to_other_processes():
+    config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "joint_error", "timesteps.bins": 7})
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config == copy.deepcopy(config)
+    assert type(again) is type(config)
+
+
+def test_flat_and_nest_are_inverse():
+    config = cfg.baseline("digits")
+    assert cfg.from_dict(cfg.nest(cfg.flat(config)), "here") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loader: [1, 2", "is not valid YAML"),
+        ("- a\n- b", "must hold `key: value` lines, found list"),
+        ("loader.workers: 1\nloader.workers: 2", "'loader.workers' is given twice"),
+        ("workload: diffusion\nloader: {wrkers: 2}", "loader.wrkers: no such knob; did you mean loader.workers"),
+        ("loader: {workers: 2}", "workload: is missing: which training are these knobs of? allowed: diffusion"),
+        ("workload: sudoku", "workload: unknown name 'sudoku'; allowed: diffusion"),
+        ("data: !!python/object/apply:os.system [ls]", "is not valid YAML"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        cfg.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_file_and_binary_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        cfg.load(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file"):
+        cfg.load(tmp_path / "b.yaml")
+
+
+def test_command_line_overrides():
+    words = ["optimizer.lr=1e-3", "loader.batch_size=64", "model.multipliers=[1, 2]", "data.path=null"]
+    assert cfg.parse_overrides(words, DIFFUSION) == {
+        "optimizer.lr": 1e-3, "loader.batch_size": 64, "model.multipliers": [1, 2], "data.path": None,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="write knob=value"):
+        cfg.parse_overrides(["loader.batch_size"], DIFFUSION)
+    with pytest.raises(ConfigError, match="did you mean optimizer.lr"):
+        cfg.parse_overrides(["lr=1"], DIFFUSION)
+
+
+def test_relative_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("workload: diffusion\ndata: {name: images, path: pictures}")
+    assert cfg.load(tmp_path / "c.yaml").data.path == str(tmp_path / "pictures")
+
+
+def test_the_workload_of_own_images_takes_its_path_from_the_command_line(tmp_path):
+    assert cfg.named(Path("images"), [f"data.path={tmp_path}"]).data.path == str(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.path: None is not allowed"):
+        cfg.named(Path("images"), [])
+
+
+def test_a_workload_is_found_once_whoever_asks():
+    found = cfg.find("diffusion", "one.yaml")
+    assert found is cfg.find("diffusion", "other.yaml") is cfg.of(DEFAULT)
+    assert (found.objective.name, found.objective.mode) == ("frechet", "min")
+    with pytest.raises(ConfigError, match=r"^my.yaml: workload: unknown name 'digit'; allowed: diffusion$"):
+        cfg.find("digit", "my.yaml")
+    assert cfg.baseline_names() == ["cifar10", "images", "digits"]

@@ -1,0 +1,167 @@
+"""The knobs of our own workloads: names, words, rules that join them, and what changes nothing here."""
+
+import platform
+import re
+
+import pytest
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError
+
+DIFFUSION = cfg.find("diffusion").schema
+DEFAULT = DIFFUSION.default()
+
+
+KNOBS = """
+data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
+model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.channels_last
+model.checkpoint_levels
+process.schedule process.steps process.prediction process.variance
+timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
+timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
+timesteps.interval timesteps.selected timesteps.scan timesteps.queue timesteps.entropy timesteps.policy_lr
+timesteps.temperature timesteps.bins timesteps.half_life timesteps.concentration
+weighting.name weighting.gamma weighting.exponent weighting.offset weighting.cap weighting.contrast weighting.tau
+weighting.channels weighting.bound
+optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimizer.warmup optimizer.decay
+optimizer.clip_norm optimizer.implementation ema.half_life ema.max_decay
+loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
+loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
+precision.amp precision.matmul precision.cudnn_benchmark memory.keep_freed compile.mode compile.dynamic compile.scope
+parallel.workers parallel.bucket_mib parallel.static_graph
+evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
+evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
+seed
+""".split()
+
+
+def test_knob_names_are_kept():
+    """Names are what users wrote into their files: changing one breaks them."""
+    assert sorted(DIFFUSION.knobs) == sorted(KNOBS)
+
+
+def test_every_knob_is_documented_and_has_a_range():
+    for knob in DIFFUSION.knobs.values():
+        assert len(knob.description) > 20, knob.name
+        if knob.kind in ("int", "float"):
+            assert knob.low is not None, knob.name
+
+
+def test_task_and_ruler_are_not_searchable():
+    fixed = {name for name, knob in DIFFUSION.knobs.items() if not knob.searchable}
+    assert {"data.name", "data.path", "seed", "evaluation.images", "evaluation.extractor"} <= fixed
+    assert "data.horizontal_flip" not in fixed
+    assert "loader.batch_size" not in fixed
+
+
+def test_digits_workload_is_small_and_grey():
+    digits = cfg.baseline("digits")
+    assert (digits.data.image_size, digits.data.channels, digits.model.multipliers) == (8, 1, (1, 2))
+    assert digits.evaluation.extractor == "classifier"
+    with pytest.raises(ConfigError, match=r"imagenet.*allowed: cifar10, images, digits"):
+        cfg.baseline("imagenet")
+
+
+REFUSED = [
+    ({"loader.batch": 64}, "loader.batch: no such knob; did you mean loader.batch_size"),
+    ({"loader.batch_size": 0}, "loader.batch_size: 0 is not allowed; allowed: a whole number of at least 1"),
+    ({"loader.batch_size": 1.5}, "loader.batch_size: 1.5 is not allowed; allowed: a whole number"),
+    ({"loader.batch_size": True}, "loader.batch_size: True is not allowed"),
+    ({"loader.batch_size": "128"}, "loader.batch_size: '128' is not allowed"),
+    ({"optimizer.lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3)"),
+    ({"optimizer.lr": float("nan")}, "optimizer.lr: nan is not allowed"),
+    ({"optimizer.lr": 0.0}, "optimizer.lr: 0.0 is not allowed; allowed: a number above 0"),
+    ({"precision.amp": False}, "precision.amp: False is not allowed; allowed: one of none, bf16, fp16 (YAML 1.1"),
+    ({"precision.amp": "fp8"}, "precision.amp: 'fp8' is not allowed; allowed: one of none, bf16, fp16"),
+    ({"model.multipliers": [1, "a"]}, "model.multipliers: 'a' is not allowed; allowed: a list of whole numbers"),
+    ({"timesteps.name": "adaptive"}, "timesteps.name: 'adaptive' is not allowed; allowed: one of uniform, stratified"),
+    ({"timesteps.history": 5}, "timesteps.history: belongs to timesteps.name = loss_second_moment"),
+    ({"compile.dynamic": True}, "compile.dynamic: True is not allowed: it needs a compile.mode other than none"),
+    ({"loader.batch_size": 100, "parallel.workers": 3}, "loader.batch_size: 100 is not allowed: must be a multiple"),
+    ({"data.image_size": 30}, "data.image_size: 30 is not allowed: model.multipliers halves it 3 times"),
+    ({"model.channels": 100}, "model.channels: 100 is not allowed: must be a multiple of model.norm_groups = 32"),
+    ({"model.multipliers": []}, "model.multipliers: [] is not allowed"),
+    ({"evaluation.steps": 2000}, "evaluation.steps: 2000 is not allowed: at most process.steps = 1000"),
+    (
+        {"model.attention": [7]},
+        "model.attention: [7] is not allowed: no feature map has side 7; sides here: 32, 16, 8, 4",
+    ),
+    ({"loader.accumulation": 2, "compile.mode": "max-autotune"}, "loader.accumulation: 2 is not allowed: compile.mode"),
+    ({"data.name": "images"}, "data.path: None is not allowed: data.name = images needs a folder or .zip"),
+    ({"data.name": "digits"}, "data.channels: 3 is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda x: str(x)[:40])
+def test_refusals_name_place_key_value_and_what_is_allowed(values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        cfg.override(DEFAULT, values, where="my.yaml")
+    assert str(error.value).startswith("my.yaml: ")
+
+
+def test_every_knob_refuses_a_wrong_type():
+    for name, knob in DIFFUSION.knobs.items():
+        values = {name: {"a": 1}}
+        if knob.member is not None:
+            values = {knob.member[0]: knob.member[1], **values}
+        with pytest.raises(ConfigError):
+            cfg.override(DEFAULT, values)
+
+
+def test_choosing_a_union_member_drops_the_others_knobs():
+    adaptive = cfg.override(DEFAULT, {"timesteps.history": 5, "timesteps.name": "loss_second_moment"})
+    assert adaptive.timesteps.history == 5
+    assert cfg.override(adaptive, {"timesteps.name": "uniform"}) == DEFAULT
+
+
+# ---------------------------------------------------------------------------------------- knobs that change nothing here
+@pytest.mark.parametrize(
+    ("knobs", "device", "name"),
+    [
+        ({}, "cpu", "loader.pin_memory"),
+        ({"loader.workers": 0}, "cuda", "loader.prefetch_factor"),
+        ({"loader.resident": True}, "cuda", "loader.workers"),
+        ({"loader.resident": True}, "cuda", "loader.transfer"),
+        ({"loader.pin_memory": False}, "cuda", "loader.non_blocking"),
+        ({"precision.matmul": "high"}, "cpu", "precision.matmul"),
+        ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
+        ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
+        ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
+        ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
+        ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
+    ],
+)
+def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
+    found = cfg.not_effective(cfg.override(DEFAULT, knobs), device)
+    assert len(found[name]) > 10
+
+
+def test_keeping_memory_is_an_order_to_glibc(monkeypatch):
+    assert ("memory.keep_freed" in cfg.not_effective(DEFAULT, "cpu")) == (platform.libc_ver()[0] != "glibc")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert "glibc" in cfg.not_effective(DEFAULT, "cpu")["memory.keep_freed"]
+
+
+def test_what_has_an_effect_is_not_said_to_have_none():
+    assert cfg.not_effective(cfg.override(DEFAULT, {"memory.keep_freed": False}), "cuda") == {}
+    effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
+    effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
+    effective |= {"memory.keep_freed": False}
+    assert cfg.not_effective(cfg.override(DEFAULT, effective), "cuda") == {}
+    assert cfg.not_effective(cfg.override(DEFAULT, {"precision.matmul": "medium"}), "cpu").keys() == {
+        "loader.pin_memory", "loader.non_blocking",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"model.checkpoint_levels": [4]}, "there is no level 4; levels here: 0 … 3"),
+        ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
+        ({"parallel.static_graph": True, "loader.accumulation": 2}, "another graph"),
+        ({"parallel.bucket_mib": 0.0}, "above 0"),
+    ],
+)
+def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
+    with pytest.raises(ConfigError, match=reason):
+        cfg.override(DEFAULT, knobs)

@@ -1,0 +1,260 @@
+"""Advice, rule by rule."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff.profiling import advice
+from tunediff.profiling.advice import RULES, advise, amdahl
+from tunediff.training.phases import PHASES
+
+GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
+CONFIG = tiny(loader__workers=2, precision__amp="bf16", model__channels_last=True, precision__cudnn_benchmark=True)
+UNFUSED = cfg.override(CONFIG, {"optimizer.implementation": "foreach"})
+"""Nothing to be said about it on its own."""
+
+
+def profile(*changes, parts=None, step_s=0.1, **values):
+    """A profile in which nothing stands out, with changes on top."""
+    found = {
+        "device": {"type": "cpu", "cores": 8, "gpus": 0, "memory_mib": 16000.0, "memory_limit_mib": 10000.0},
+        "step": {"step_s": step_s, "parts_s": dict.fromkeys((*PHASES, "other"), 0.0), "peak_memory_mib": 6000.0},
+        "images": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
+        "operations": {"convolution_share": 0.0}, **values,
+    }  # fmt: skip
+    for change in changes:
+        found |= copy.deepcopy(change)
+    given = {name: share * step_s for name, share in (parts or {"forward": 0.3, "backward": 0.6}).items()}
+    found["step"]["parts_s"] |= given
+    return found
+
+
+def only(found, config=CONFIG):
+    (one,) = advise(found, config)
+    return one
+
+
+def changes(found, config=CONFIG):
+    return [one.change for one in advise(found, config)]
+
+
+def test_nothing_stands_out():
+    assert advise(profile(), CONFIG) == []
+    assert advise(profile(GPU), CONFIG) == []
+
+
+def test_amdahl():
+    assert amdahl(0.0) == 1.0
+    assert amdahl(0.22) == pytest.approx(1.282, abs=1e-3)
+    assert amdahl(0.5, 2.0) == pytest.approx(4 / 3)
+    assert amdahl(1.0) == pytest.approx(1000)
+
+
+def test_every_rule_is_tested_here_and_advises_only_knobs():
+    text = Path(__file__).read_text(encoding="utf-8")
+    source = Path(advice.__file__).read_text(encoding="utf-8")
+    for rule in RULES:
+        assert f"def test_{rule.__name__}" in text
+    for name in cfg.knobs():
+        source = source.replace(f'"{name}"', "")
+    sections = {name.split(".")[0] for name in cfg.knobs() if "." in name}
+    assert not [section for section in sections if f'"{section}.' in source], "a knob that does not exist"
+
+
+WAITING = {"data_wait": 0.22, "forward": 0.2, "backward": 0.5}
+
+
+def test_waiting_for_images():
+    resident, more = advise(profile(GPU, parts=WAITING), CONFIG)
+    assert resident.change == {"loader.resident": True}
+    assert resident.bound == pytest.approx(1 / 0.78)
+    assert resident.reason == "waiting for images is 22 % of the step (22 ms); all images take 100 MiB"
+    assert more.change == {"loader.workers": 4}
+    assert changes(profile(GPU, parts=WAITING, images={"mib": 9000.0})) == [{"loader.workers": 4}], "too many to hold"
+    assert changes(profile(parts=WAITING), tiny(loader__workers=0)) == [{"loader.resident": True}]
+    many = tiny(loader__workers=16, precision__amp="bf16", model__channels_last=True, precision__cudnn_benchmark=True)
+    assert changes(profile(GPU, parts=WAITING), many) == [{"loader.resident": True}], "no more cores"
+    assert changes(profile(parts=WAITING), tiny(loader__resident=True)) == []
+    assert changes(profile(parts={"data_wait": 0.04})) == []
+
+
+def test_little_reserve():
+    one = only(profile(feed_ratio=1.2))
+    assert one.change == {"loader.workers": 4}
+    assert one.bound is None
+    assert one.reason.startswith("the loader feeds only 1.2× what the model eats")
+    assert changes(profile(feed_ratio=1.5)) == []
+    assert changes(profile(feed_ratio=None)) == []
+    assert changes(profile(feed_ratio=1.2), tiny(loader__workers=0)) == [], "it takes turns with the model"
+    assert {"loader.workers": 4} in changes(profile(feed_ratio=0.5, parts=WAITING))
+
+
+def test_copying():
+    config = cfg.override(CONFIG, {"loader.transfer": "float32", "loader.pin_memory": False})
+    copying = {"host_to_device": 0.2, "forward": 0.7}
+    found = advise(profile(GPU, parts=copying), config)
+    assert [one.change for one in found] == [
+        {"loader.transfer": "uint8"}, {"loader.pin_memory": True, "loader.non_blocking": True},
+    ]  # fmt: skip
+    assert found[0].bound == pytest.approx(1.25)
+    assert changes(profile(GPU, parts=copying)) == [], "both are as they should be"
+    assert changes(profile(parts=copying), config) == [], "nothing is copied to a GPU"
+
+
+def sweep(**rates):
+    rows = [{"batch_size": int(name[1:]), "images_per_s": float(rate)} for name, rate in rates.items()]
+    return {"sweep": {"rows": rows}}
+
+
+def test_batch_size():
+    larger = only(profile(sweep(b8=50, b16=100, b32=140, b64=150, b128=151)))
+    assert larger.change == {"loader.batch_size": 64, "optimizer.lr_scaling": "sqrt"}
+    assert (larger.bound, larger.measured) == (1.5, True)
+    assert larger.reason.startswith("150 images/s instead of 100; but 4× fewer updates per image")
+    scaled = cfg.override(CONFIG, {"optimizer.lr_scaling": "linear"})
+    assert only(profile(sweep(b16=100, b32=140)), scaled).change == {"loader.batch_size": 32}
+
+    smaller = only(profile(sweep(b4=60, b8=98, b16=100, b32=103)))
+    assert smaller.change == {"loader.batch_size": 8}
+    assert smaller.reason == "98 images/s instead of 100, with 2× the updates per image"
+    assert smaller.bound == 0.98
+
+    assert changes(profile(sweep(b8=80, b16=100, b32=103))) == []
+    assert changes(profile(sweep(b8=80, b32=300))) == [], "the configured one was not measured"
+    assert changes(profile({"sweep": {"rows": []}})) == []
+
+
+def test_fused_optimizer():
+    found = profile(parts={"optimizer": 0.2})
+    one = only(found, UNFUSED)
+    assert one.change == {"optimizer.implementation": "fused"}
+    assert one.reason == "the update is 20 % of the step (20 ms)"
+    assert one.bound == pytest.approx(1.25)
+    assert changes(found, CONFIG) == []
+
+
+def test_adaptive_sampler():
+    config = cfg.override(CONFIG, {"timesteps.name": "beta_policy", "timesteps.scan": 10})
+    one = only(profile(parts={"sampler": 0.4}), config)
+    assert one.change == {"timesteps.interval": 80}
+    assert one.bound == pytest.approx(1.25)
+    assert changes(profile(parts={"sampler": 0.4})) == []
+
+
+def test_number_formats():
+    plain = tiny(loader__workers=2, precision__cudnn_benchmark=True)
+    found = profile(GPU, format_gains={"bf16": 8.0, "fp16": 8.1, "tf32": 4.0})
+    found["step"]["peak_share"] = 0.35
+    amp, tf32 = advise(found, plain)
+    assert amp.change == {"precision.amp": "bf16", "model.channels_last": True}
+    assert amp.bound == pytest.approx(1 / (0.1 + 0.9 / 8))
+    assert amp.reason == (
+        "forward and backward are 90 % of the step (90 ms), in float32 at 35 % of the fastest product; "
+        "a product in bf16 is 8.0× as fast here"
+    )
+    assert tf32.change == {"precision.matmul": "high"}
+    old = profile(GPU, format_gains={"fp16": 3.0})
+    assert changes(old, plain) == [{"precision.amp": "fp16", "model.channels_last": True}]
+
+    cpu = only(profile(format_gains={"bf16": 1.5}), plain)
+    assert cpu.change == {"precision.amp": "bf16"}
+    assert cpu.bound == pytest.approx(1 / (0.1 + 0.9 / 2)), "half the bytes are worth up to a factor of 2"
+    assert changes(profile(format_gains={"bf16": 0.4}), plain) == [], "no unit for it"
+    assert changes(profile(format_gains={"bf16": 9.0})) == [], "it is on"
+    assert changes(profile(format_gains={"bf16": 9.0}, parts={"forward": 0.4}), plain) == []
+
+
+CONVOLUTIONS = {"operations": {"convolution_share": 0.8}}
+
+
+def test_convolutions():
+    plain = tiny(loader__workers=2)
+    one = only(profile(CONVOLUTIONS), plain)
+    assert one.change == {"model.channels_last": True}
+    assert one.bound == pytest.approx(1 / 0.28)
+    assert one.reason == "convolutions are about 72 % of the step; NHWC is often their faster order"
+    assert changes(profile(CONVOLUTIONS, GPU), plain) == [{"precision.cudnn_benchmark": True}]
+    assert changes(profile(CONVOLUTIONS, GPU), cfg.override(plain, {"precision.amp": "bf16"})) == [
+        {"model.channels_last": True}, {"precision.cudnn_benchmark": True},
+    ]  # fmt: skip
+    assert changes(profile(CONVOLUTIONS, GPU)) == []
+
+
+def test_launch_bound():
+    one = only(profile(GPU, device_busy_share=0.4))
+    assert one.change == {"compile.mode": "reduce-overhead"}
+    assert one.bound == pytest.approx(2.5)
+    assert changes(profile(GPU, device_busy_share=0.9)) == []
+    passes = cfg.override(CONFIG, {"loader.accumulation": 2})
+    assert changes(profile(GPU, device_busy_share=0.4), passes) == [{"loader.accumulation": 1}], (
+        "graphs cannot accumulate"
+    )
+    graphs = cfg.override(CONFIG, {"compile.mode": "max-autotune"})
+    assert changes(profile(GPU, device_busy_share=0.4), graphs) == []
+
+
+def compiled(speedup, paid, within_noise=False):
+    pays = {"images": 61_000.0, "seconds": 94.0} if paid else None
+    return {
+        "compile": {
+            "mode": "default", "speedup": speedup, "compile_s": 40.0, "break_even": pays, "within_noise": within_noise,
+        }
+    }  # fmt: skip
+
+
+def test_compiling():
+    one = only(profile(compiled(1.3, paid=True)))
+    assert (one.change, one.bound, one.measured) == ({"compile.mode": "default"}, 1.3, True)
+    assert one.reason == "it pays after 1m34s or 61,000 images: for budgets well above that"
+    assert changes(profile(compiled(1.3, paid=True, within_noise=True))) == []
+    assert changes(profile(compiled(0.9, paid=False))) == []
+    on = cfg.override(CONFIG, {"compile.mode": "default", "compile.scope": "blocks"})
+    assert changes(profile(compiled(1.3, paid=True)), on) == []
+    (off,) = advise(profile(compiled(0.8, paid=False)), on)
+    assert off.change == {"compile.mode": "none", "compile.dynamic": False, "compile.scope": "model"}
+    assert off.bound == pytest.approx(1.25)
+    assert changes(profile({"compile": {"mode": "default", "failed": "no compiler"}})) == []
+
+
+def test_memory():
+    found = profile()
+    found["step"]["peak_memory_mib"] = 9000.0
+    one = only(found)
+    assert one.change == {"model.checkpoint_levels": [0]}
+    assert one.reason.startswith("training takes 90 % of the memory it may have")
+    assert changes(found, cfg.override(CONFIG, {"model.checkpoint_levels": [1]})) == [
+        {"model.checkpoint_levels": [0, 1]}
+    ]
+    assert changes(found, cfg.override(CONFIG, {"model.checkpoint_levels": [0]})) == []
+
+    found["step"]["peak_memory_mib"] = 3000.0
+    saving = cfg.override(CONFIG, {"model.checkpoint_levels": [0], "loader.accumulation": 2})
+    assert changes(found, saving) == [{"model.checkpoint_levels": []}, {"loader.accumulation": 1}]
+    found["step"]["peak_reserved_mib"] = 6000.0
+    assert changes(found, saving) == [], "what the allocator holds counts"
+
+
+def test_more_gpus():
+    found = profile(GPU)
+    found["device"] |= {"gpus": 4}
+    one = only(found)
+    assert (one.change, one.bound) == ({"parallel.workers": 4}, 4.0)
+    found["device"]["gpus"] = 3
+    assert changes(found) == [], "the batch of 16 is no multiple of 3"
+
+
+def test_order():
+    found = profile(
+        sweep(b16=100, b32=140), compiled(1.6, paid=True), parts={"optimizer": 0.5, "forward": 0.2}, feed_ratio=1.1
+    )
+    given = advise(found, UNFUSED)
+    assert [one.bound for one in given] == [1.6, 1.4, 2.0, None], "what was measured comes first, then the bounds"
+
+
+def test_a_part_that_this_training_does_not_have_takes_no_time():
+    found = profile(parts=WAITING)
+    del found["step"]["parts_s"]["sampler"]
+    assert advice.share(found, "sampler", "data_wait") == pytest.approx(0.22)

@@ -1,0 +1,115 @@
+"""Short trainings, timed, and what is known of the machine."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.profiling.conftest import CPU
+from tests.training.conftest import tiny
+from tunediff.profiling import measure
+from tunediff.training.phases import PHASES
+
+
+def point(step_s, **values):
+    parts = {f"step_{name}_s": 0.0 for name in (*PHASES, "other")}
+    return {
+        "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
+        "first_step_s": 1.0, "flops_per_image": 2e9, "peak_flops_per_s": 1e12, "load_average": 1.0,
+        "peak_share": 0.9, **values,
+    }  # fmt: skip
+
+
+def test_a_summary_is_of_what_follows_the_warm_up():
+    points = [
+        point(9.0, step_forward_s=9.0, disturbed=True, peak_memory_mib=900.0),
+        point(0.1, step_forward_s=0.06),
+        point(0.3, step_forward_s=0.10, peak_memory_mib=120.0),
+    ]
+    found = measure.summary(points, 32, 2)
+    assert found["step_s"] == pytest.approx(0.2)
+    assert found["images_per_s"] == pytest.approx(160)
+    assert found["images_per_s_sd"] == pytest.approx((320 - 106.667) / 2**0.5, rel=1e-4)
+    assert found["parts_s"]["forward"] == pytest.approx(0.08)
+    assert list(found["parts_s"]) == [*PHASES, "other"]
+    assert (found["compile_s"], found["peak_memory_mib"], found["disturbed"]) == (7.0, 120.0, False)
+    assert found["peak_share"] == pytest.approx(160 * 2e9 / 1e12), "of the mean rate, not of the last point"
+    assert measure.summary(points[:2], 32, 1)["images_per_s_sd"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "steps"), [(5, 0.1, 50), (5, 0.0001, 200), (5, 60, 3), (5, 1.7, 3), (5, 1.6, 4)]
+)
+def test_steps_follow_the_seconds(seconds, step_s, steps):
+    assert measure.steps_in(seconds, step_s) == steps
+
+
+def test_speed(bench, tmp_path):
+    found = bench.speed(tiny(), 5)
+    assert (found["steps"], found["batch_size"]) == (6, 16), "equal segments: a little more than was asked for"
+    assert found["images_per_s"] == pytest.approx(16 / found["step_s"])
+    assert sum(found["parts_s"].values()) == pytest.approx(found["step_s"], rel=0.05)
+    assert found["parts_s"]["backward"] > 0
+    assert not list(tmp_path.iterdir()), "the trainings leave nothing behind"
+
+
+def test_loader_and_model_alone(bench):
+    config = tiny(loader__workers=1)
+    alone = bench.loader_alone(config, 0.2)
+    assert alone["images"] >= 3 * 16
+    assert alone["seconds"] >= 0.2
+    assert alone["images_per_s"] == pytest.approx(alone["images"] / alone["seconds"])
+    assert bench.model_alone(config, 3)["images_per_s"] > 0
+
+
+def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
+    def full(config, steps):
+        assert config.loader.resident
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(bench, "speed", full)
+    assert bench.model_alone(tiny(), 3) is None
+
+
+def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench, monkeypatch):
+    def speed(config, steps):
+        changed = config.loader.resident
+        return {"images_per_s": 120.0 if changed else 100.0, "images_per_s_sd": 3.0, "peak_memory_mib": 7.0}
+
+    monkeypatch.setattr(bench, "speed", speed)
+    found = bench.attempt(tiny(), {"loader.resident": True}, 3)
+    assert found["gain"] == pytest.approx(1.2)
+    assert not found["within_noise"]
+    assert bench.attempt(tiny(), {"ema.max_decay": 0.5}, 3)["within_noise"]
+    assert bench.attempt(tiny(), {"parallel.workers": 2}, 3) == {"failed": "it needs several processes"}
+
+
+def test_an_attempt_that_fails_is_a_result(bench, monkeypatch):
+    def speed(config, steps):
+        raise RuntimeError("no such kernel\nmore of it")
+
+    monkeypatch.setattr(bench, "speed", speed)
+    assert bench.attempt(tiny(), {"loader.resident": True}, 3) == {"failed": "RuntimeError: no such kernel"}
+
+
+def test_the_limit_leaves_room_for_others():
+    import psutil
+
+    limit = measure.memory_limit_mib(torch.device("cpu"))
+    assert 0 < limit < psutil.virtual_memory().total / 2**20
+
+
+def test_device():
+    found = measure.device(CPU)
+    assert (found["type"], found["threads"]) == ("cpu", 1)
+    assert found["memory_limit_mib"] < found["memory_mib"]
+    gains = measure.format_gains(CPU)
+    assert set(gains) <= {"bf16"}
+    assert all(gain > 0 for gain in gains.values())
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_measuring_imports_no_pictures():
+    words = "import sys, tunediff.profiling.run; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", words], check=True)

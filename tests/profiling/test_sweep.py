@@ -1,0 +1,127 @@
+"""Batch sizes: which are measured, and where it ends."""
+
+import itertools
+import time
+
+import pytest
+import torch
+
+from tests.training.conftest import tiny
+from tunediff.profiling import sweep as sweeping
+from tunediff.profiling.sweep import sweep
+
+
+@pytest.mark.parametrize(
+    ("values", "images", "sizes"),
+    [
+        ({}, 128, [4, 8, 16, 32, 64, 128]),
+        ({}, 100, [4, 8, 16, 32, 64]),
+        ({}, 10, [4, 8, 16]),
+        ({"loader__batch_size": 6}, 24, [3, 6, 12, 24]),
+        ({"loader__batch_size": 7}, 14, [7, 14]),
+        ({"loader__batch_size": 16, "loader__accumulation": 8}, 64, [8, 16, 32, 64]),
+        ({"loader__batch_size": 32768}, 10**6, [8192, 16384, 32768, 65536]),
+    ],
+)
+def test_batch_sizes(values, images, sizes):
+    assert list(sweeping.batch_sizes(tiny(**values), images)) == sizes
+
+
+def swept(*triples):
+    return [{"batch_size": b, "images_per_s": r, "step_s": b / r, "peak_memory_mib": m} for b, r, m in triples]
+
+
+def test_memory_is_extrapolated():
+    assert sweeping.predicted_mib(swept((8, 100, 300)), 16) == 600, "one point: in proportion, rather too much"
+    rows = swept((8, 100, 300), (16, 100, 340), (32, 100, 420))
+    assert sweeping.predicted_mib(rows, 64) == 420 + 5 * 32
+    assert sweeping.predicted_mib(swept((8, 100, 300), (16, 100, 290)), 32) == 290, "noise is no shrinking"
+    assert sweeping.largest_batch(rows, 1000) == 32 + 116
+    assert sweeping.largest_batch(rows[:1], 1000) is None
+    assert sweeping.largest_batch(swept((8, 100, 300), (16, 100, 290)), 1000) is None
+    reserved = [r | {"peak_reserved_mib": 2 * r["peak_memory_mib"]} for r in rows]
+    assert sweeping.predicted_mib(reserved, 64) == 2 * 580, "a GPU's allocator keeps what it has reserved"
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "limit", "why"),
+    [
+        ([], 8, 0.0, ""),
+        (swept((8, 100, 300)), 16, 1000, ""),
+        (swept((8, 100, 300)), 16, 599, "16 images would need about 600 MiB of the 599 MiB that may be taken"),
+        (swept((8, 100, 300)), 16, None, ""),
+        (swept((8, 1, 300)), 32, None, "a step of 32 images would take over 30 s"),
+        (swept((8, 100, 10), (16, 101, 10), (32, 102, 10)), 64, 1000, "images/s have stopped growing"),
+        (swept((8, 100, 10), (16, 101, 10), (32, 102, 10)), 64, None, ""),
+        (swept((8, 100, 10), (16, 95, 10), (32, 110, 10)), 64, 1000, ""),
+        (swept((8, 100, 10), (16, 50, 10)), 32, 1000, ""),
+    ],
+)
+def test_the_end_of_a_sweep(rows, batch, limit, why):
+    assert sweeping.end_of_sweep(rows, batch, limit) == why
+
+
+def test_sweep(bench, monkeypatch):
+    monkeypatch.setattr(sweeping, "SECONDS", 0.02)
+    heard = []
+    found = sweep(bench, tiny(), 0.01, heard.append)
+    assert heard == [one["batch_size"] for one in found["rows"]]
+    assert heard[:3] == [4, 8, 16]
+    assert found["stopped"] in (
+        "images/s have stopped growing", "a larger batch would be larger than the set of images",
+    )  # fmt: skip
+    for one in found["rows"]:
+        assert one["images_per_s"] == pytest.approx(one["batch_size"] / one["step_s"])
+        assert one["peak_memory_mib"] > 10
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_a_sweep_survives_the_end_of_memory(bench, monkeypatch, error):
+    def speed(config, steps, segments):
+        if config.loader.batch_size > 16:
+            raise error
+        batch = config.loader.batch_size
+        return {
+            "batch_size": batch,
+            "step_s": 0.1,
+            "images_per_s": batch / 0.1,
+            "peak_memory_mib": 10.0 * batch,
+            "disturbed": False,
+        }
+
+    monkeypatch.setattr(bench, "speed", speed)
+    found = sweep(bench, tiny(), 0.01, lambda batch: None)
+    assert [one["batch_size"] for one in found["rows"]] == [4, 8, 16]
+    assert found["stopped"] == "out of memory at 32"
+
+
+def test_a_sweep_hides_no_other_fault(bench, monkeypatch):
+    def speed(config, steps, segments):
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(bench, "speed", speed)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        sweep(bench, tiny(), 0.01, lambda batch: None)
+
+
+def test_sweep_measures_for_as_long_as_it_is_told(bench, monkeypatch):
+    counter = itertools.count()
+
+    def speed(config, steps, segments):
+        next(counter)
+        assert steps == 20, "2 s of 0.1 s"
+        batch = config.loader.batch_size
+        return {
+            "batch_size": batch,
+            "step_s": 0.1,
+            "images_per_s": batch / 0.1,
+            "peak_memory_mib": 10.0,
+            "disturbed": False,
+        }
+
+    monkeypatch.setattr(bench, "speed", speed)
+    monkeypatch.setattr(sweeping, "batch_sizes", lambda config, images: [16])
+    begin = time.monotonic()
+    sweep(bench, tiny(), 0.1, lambda batch: None)
+    assert next(counter) == 1
+    assert time.monotonic() - begin < 2

@@ -1,0 +1,151 @@
+"""The profiler's trace: operations and memory."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from tests.training.conftest import tiny
+from tunediff.workloads.diffusion.unet import UNet
+from tunediff.profiling import measure, trace
+from tunediff.profiling.measure import Bench
+from tunediff.profiling.sweep import sweep
+from tunediff.distributed import alone
+from tunediff.training.phases import PHASES
+
+MIB = 2**20
+
+
+def test_trace(bench, tmp_path):
+    config = tiny(loader__accumulation=2)
+    found = trace.trace(bench, config, tmp_path / "trace.json.gz", 0.1)
+    with gzip.open(tmp_path / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert set(PHASES) <= names
+    assert sum(event["name"] == "forward" for event in events) == 2 * trace.TRACED, "two passes in each step"
+
+    longest = found["operations"]["longest"]
+    assert 0 < len(longest) <= 10
+    assert not {row["operation"] for row in longest} & {*PHASES, "ProfilerStep*"}
+    seconds = [row["self_s_per_step"] for row in longest]
+    assert seconds == sorted(seconds, reverse=True)
+    assert 0 < found["operations"]["convolution_share"] < 1
+    assert "device_busy_share" not in found, "only a GPU is busy by itself"
+
+    memory = found["memory"]
+    assert memory["peak"]["phase"] in ("forward", "backward")
+    assert memory["peak"]["forward_mib"] > 0
+    lines = memory["timeline"]
+    assert max(map(sum, zip(*(v for k, v in lines.items() if k != "seconds"), strict=True))) == pytest.approx(
+        memory["peak"]["total_mib"]
+    )
+    assert len(memory["phases"]) >= 5 * trace.TRACED
+    assert not trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
+
+
+def row(name, calls, seconds, kernel=False):
+    return trace.Row(name, calls, seconds, 2 * seconds, kernel)
+
+
+def test_the_longest_operations():
+    rows = [row(f"aten::op{i}", 4, 0.1) for i in range(20)]
+    rows += [row("aten::mkldnn_convolution", 8, 2.0), row("nothing", 1, 0.0)]
+    found = trace.operations(rows, steps=4)
+    assert found["kind"] == "operations"
+    assert len(found["longest"]) == 10
+    assert found["longest"][0] == {
+        "operation": "aten::mkldnn_convolution", "calls_per_step": 2.0, "self_s_per_step": 0.5,
+        "total_s_per_step": 1.0, "share": 0.5,
+    }  # fmt: skip
+    assert found["convolution_share"] == 0.5
+    assert found["self_s_per_step"] == 1.0
+
+
+def test_kernels_are_listed_where_operations_do_not_account_for_them():
+    kernels = [row("gemm", 4, 1.0, True), row("copy", 4, 3.0, True)]
+    launched = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 3.0)]
+    assert trace.operations(kernels + launched, 4)["kind"] == "operations"
+    graphs = trace.operations([*kernels, row("aten::mm", 4, 0.5)], 4)
+    assert (graphs["kind"], [one["operation"] for one in graphs["longest"]]) == ("kernels", ["copy", "gemm"])
+    assert graphs["longest"][0]["share"] == 0.75
+    assert trace.operations([], 4) == {
+        "kind": "operations", "longest": [], "convolution_share": 0, "self_s_per_step": 0.0,
+    }  # fmt: skip
+
+
+def phase(name, begin, end):
+    return {"cat": "user_annotation", "name": name, "ts": begin, "dur": end - begin}
+
+
+def allocation(moment, address, mib, total=0, kind=0):
+    args = {"Addr": address, "Bytes": mib * MIB, "Total Allocated": total * MIB, "Device Type": kind}
+    return {"name": "[memory]", "ts": moment, "args": args}
+
+
+def test_memory_belongs_to_the_phase_that_took_it():
+    events = [
+        phase("forward", 100, 200), phase("backward", 200, 300), phase("data_wait", 0, 100),
+        allocation(10, 1, 1), allocation(110, 2, 30), allocation(110, 8, 0), allocation(120, 3, 10), allocation(210, 4, 5),
+        allocation(250, 2, -30), allocation(260, 99, -7), allocation(350, 5, 2), allocation(360, 4, -5),
+        allocation(115, 7, 1000, kind=1),
+        {"name": "aten::add", "cat": "cpu_op", "ts": 0, "dur": 400},
+    ]  # fmt: skip
+    found = trace.timeline(events, PHASES, 20.0, cuda=False)
+    assert found["peak"] == {
+        "phase": "backward", "total_mib": 66.0, "static_mib": 20.0,
+        "batch_mib": 1.0, "forward_mib": 40.0, "backward_mib": 5.0, "rest_mib": 0.0,
+    }  # fmt: skip
+    lines = found["timeline"]
+    assert lines["seconds"][0] == 0.0
+    assert lines["seconds"][-1] == pytest.approx(350e-6), "from the first allocation, in seconds"
+    assert (lines["forward_mib"][-1], lines["backward_mib"][-1], lines["rest_mib"][-1]) == (10.0, 0.0, 2.0)
+    assert found["phases"][0] == (-1e-5, pytest.approx(9e-5), "data_wait")
+
+
+def test_a_gpu_knows_what_was_there_before():
+    events = [phase("forward", 0, 100), allocation(10, 1, 8, total=508, kind=1), allocation(5, 9, 1, total=1)]
+    found = trace.timeline(events, PHASES, 20.0, cuda=True)
+    assert found["peak"]["static_mib"] == 500.0
+    assert found["peak"]["total_mib"] == 508.0
+
+
+def test_a_trace_without_allocations():
+    assert trace.timeline([], PHASES, 1.0, cuda=False) == {"peak": None, "timeline": None, "phases": []}
+
+
+def test_a_long_timeline_keeps_its_peak():
+    events = [phase("forward", 0, 100_000)]
+    events += [allocation(i, i, 1) for i in range(1, 5000)] + [allocation(5000 + i, i, -1) for i in range(1, 5000)]
+    found = trace.timeline(events, PHASES, 0.0, cuda=False, most=100)
+    assert len(found["timeline"]["seconds"]) <= 101
+    assert max(found["timeline"]["forward_mib"]) == 4999.0 == found["peak"]["total_mib"]
+
+
+def test_what_stays_in_memory(images):
+    config = tiny()
+    weights = sum(p.numel() for p in UNet(config.model, 1, 8).parameters()) * 4 / MIB
+    sizes = (*measure.weight_bytes(config), images.pixels.nbytes / MIB)
+    found = trace.static_mib(config, False, *sizes)
+    assert found["optimizer"] == pytest.approx(2 * weights)
+    assert found["parameters"] == found["ema"] >= weights
+    assert found["images"] == images.pixels.nbytes / MIB
+    assert trace.static_mib(config, True, *sizes)["images"] == 0.0
+    assert trace.static_mib(tiny(loader__resident=True), True, *sizes)["images"] > 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_profile_of_a_gpu(images, tmp_path):
+    bench, config = Bench(images, alone()), tiny()
+    step = bench.speed(config, 6)
+    assert step["peak_reserved_mib"] >= step["peak_memory_mib"] > 0
+    found = trace.trace(bench, config, tmp_path / "trace.json.gz", step["step_s"])
+    assert 0 < found["device_busy_share"] <= 1
+    assert found["memory"]["peak"]["forward_mib"] > 0
+    assert found["memory"]["peak"]["static_mib"] >= 0.9 * sum(found["memory"]["static"].values())
+    assert trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 1000
+    assert set(measure.format_gains(alone())) >= {"fp16"}
+    assert sweep(bench, config, step["step_s"], lambda batch: None)["rows"]

@@ -1,0 +1,29 @@
+"""Shared by the tests of words and pictures."""
+
+import base64
+
+import pytest
+
+from tests import searches
+from tunediff.report import style
+from tunediff.report.style import Chart
+
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def night(tmp_path):
+    """The folder of a small search."""
+    return searches.night(tmp_path / "night")
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Figures cost seconds: where only words matter they are a dot."""
+
+    def draw(build):
+        return None if build() is None else Chart(b"<svg></svg>", DOT)
+
+    monkeypatch.setattr(style, "draw", draw)

@@ -1,0 +1,107 @@
+"""What a search shows while it runs."""
+
+import io
+
+import pytest
+from rich.console import Console as Terminal
+
+from tunediff import config as cfg
+from tunediff import record, space
+from tunediff.report import console
+from tunediff.tuning import experiment
+
+CONTENT = {
+    "workload": "digits",
+    "budget": {"per_trial": "8s", "trials": 8},
+    "search": {"loader.batch_size": [32, 64, 128], "precision.amp": ["none", "bf16"]},
+}
+
+
+def write(folder, loaded, number, drawn, values, status=None, reason=""):
+    config = loaded.config(drawn)
+    journal = record.Journal(folder / "trials" / f"t{number:04d}")
+    journal.write(
+        "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=drawn,
+        fingerprint=cfg.fingerprint(config), budget_s=8.0,
+    )  # fmt: skip
+    for index, value in enumerate(values, 1):
+        journal.write(
+            "point", index=index, train_s=2.0 * index, frechet=value, images=100 * index, images_per_s=50.0,
+            label="FD (classifier)", peak_memory_mib=321.0,
+        )  # fmt: skip
+    if status is not None:
+        journal.write("end", status=status, reason=reason)
+
+
+@pytest.fixture
+def night(tmp_path):
+    loaded = space.parse(CONTENT, "x.yaml")
+    experiment.create(tmp_path / "night", loaded, CONTENT)
+    write(tmp_path / "night", loaded, 0, {"loader.batch_size": 128, "precision.amp": "none"}, [40, 20, 12, 10.0], "ok")
+    write(tmp_path / "night", loaded, 1, {"loader.batch_size": 64, "precision.amp": "none"}, [30, 10, 6, 5.0], "ok")
+    write(
+        tmp_path / "night", loaded, 2, {"loader.batch_size": 32, "precision.amp": "none"}, [], "oom", "no [memory] left"
+    )
+    write(tmp_path / "night", loaded, 3, {"loader.batch_size": 32, "precision.amp": "bf16"}, [25.0, 15.0])
+    return tmp_path / "night", loaded
+
+
+def shown(folder, loaded, height=30, events=()):
+    """What a terminal of 140 columns shows in the end, line by line."""
+    table = console.Table(folder, loaded)
+    table._terminal = Terminal(file=io.StringIO(), width=140, height=height, force_terminal=False)
+    for event in events:
+        table.listen(*event)
+    table._terminal.print(table._render())
+    return [line.rstrip() for line in table._terminal.file.getvalue().splitlines()]
+
+
+def test_the_table_ranks_trials_and_says_what_runs(night):
+    lines = [line for line in shown(*night) if line]
+    assert lines[0].startswith("night · 3/8 trials · ")
+    assert lines[0].endswith("best t0001 5 · 2× as fast as the baseline")  # at 4 s where the baseline is at 8 s
+    rows = [line.split() for line in lines[2:]]
+    assert [row[0] for row in rows] == ["t0003", "1", "2", "t0002"]  # running, ranked, failed
+    assert rows[0][1:] == [
+        "loader.batch_size=32",
+        "precision.amp=bf16",
+        "█▁",
+        "15",
+        "0.75",
+        "50",
+        "321",
+        "2/4",
+        "points",
+    ]
+    assert rows[1][1:] == ["t0001", "loader.batch_size=64", "█▄▂▁", "5", "0.50", "50", "321", "ok"]
+    assert rows[2][2] == "baseline"
+    assert rows[3][-1] == "oom"
+
+
+def test_failures_are_told_above_it_and_names_are_no_markup(night):
+    lines = shown(*night, events=[("end", "t0002", {}), ("end", "t0001", {})])
+    assert "t0002 oom  no [memory] left  loader.batch_size=32" in lines[0]
+    assert not any("t0001 ok" in line for line in lines[:2])
+
+
+def test_a_thousand_trials_fit_a_terminal(night):
+    folder, loaded = night
+    for number in range(4, 1000):
+        write(folder, loaded, number, {"loader.batch_size": 64, "precision.amp": "bf16"}, [30, 20, 10, 7.0], "ok")
+    lines = shown(folder, loaded, height=24)
+    assert len(lines) <= 24
+    assert any(line.startswith(f"… and {1000 - 16} more in") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([8.0, 4.0, 2.0, 1.0], "█▆▃▁"),
+        ([1.0, 1.0], "▁▁"),
+        ([], ""),
+        ([1.0, float("nan"), 4.0], "▁?█"),
+        ([float("inf")], ""),
+    ],
+)
+def test_a_curve_as_bars(values, bars):
+    assert console.sparkline(values) == bars

@@ -1,0 +1,262 @@
+"""The report of a search: its numbers are those of the journals, and nothing in a folder can break or abuse it."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.report.pages import Elements, rows, words, written
+from tests.searches import FILE, make, random_points, write
+from tunediff import space
+from tunediff.report import __main__ as command
+from tunediff.report.html import SCRIPT
+from tunediff.results import journals
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+def test_the_page_says_what_won_by_how_much_and_why(night):
+    page = written(night)
+    text = words(page)
+    # 2 → 0.8; it is at 2 where 4 → 1.6 between 5 and 10 s comes by: after 5 + 5·(4 − 2)/(4 − 1.6) s
+    crossing = 5 + 5 * 2.0 / 2.4
+    assert (
+        "t0001 is best: after 20 training seconds its FD (classifier) is 0.8, 60 % below the 2 of the baseline" in text
+    )
+    assert f"as good as the baseline at its end after {crossing:.3g} s: {20 / crossing:.3g} times faster" in text
+    assert "One run each" in text
+    # At 4,000 images it has 1.6 against 2: log(1.6/2)/log(0.8/2) = 24 % is learning, the rest is twice the images.
+    assert "24 % is learning more from each image (1.6 instead of 2 at 4,000 images)" in text
+    assert "76 % is speed (2 times as many images in the same seconds); one run each." in text
+    assert "precision.amp none bf16" in text
+    assert "python -m tunediff.search digits --name night" in text
+    assert "python -m tunediff.export night --trial t0001" in text
+    assert "slow one" in text
+    assert "No trial failed." in text
+    assert "finished" not in text, "3 of 8 trials"
+    assert "interrupted · 3 of 8 trials ended" in text
+
+
+def test_the_same_data_lie_beside_it(night):
+    page = written(night)
+    files = {path.name for path in (night / "report").iterdir()}
+    assert files >= {
+        "curves.csv", "curves.png", "effects.csv", "effects.png", "parallel.png", "step.csv", "step.png", "trials.csv",
+        "trade_offs.csv", "trade_offs.png", "why.csv", "why_curves.png", "won.csv", "baseline_samples.png",
+        "winner_samples.png", "seconds.csv",
+    }  # fmt: skip
+    for name in files:
+        content = (night / "report" / name).read_bytes()
+        assert content.startswith(b"\x89PNG") if name.endswith(".png") else b"," in content
+        assert f'href="report/{name}"' in page
+    assert [row["frechet"] for row in rows(night / "report" / "won.csv")] == ["2.0", "0.8"]
+    assert len(rows(night / "report" / "curves.csv")) == 9
+    assert "effective_weight" not in (night / "report" / "curves.csv").read_text(), "lists have no place in a table"
+    why = {row["quantity"]: row for row in rows(night / "report" / "why.csv")}
+    assert (why["images/s"]["baseline"], why["images/s"]["winner"]) == ("200.0", "400.0")
+    step = rows(night / "report" / "step.csv")
+    assert sum(float(row["baseline_s_per_1000_images"]) for row in step) == pytest.approx(1000 / 200)
+    assert sum(float(row["winner_s_per_1000_images"]) for row in step) == pytest.approx(1000 / 400)
+
+
+def test_the_page_loads_nothing_and_runs_one_script(night):
+    page = written(night)
+    assert not re.search(r"https?:|//[a-z]", re.sub(r'src="data:[^"]*"', "", page))
+    elements = Elements(page).found
+    assert [attrs for tag, attrs in elements if tag == "script"] == [{}]
+    assert not [tag for tag, _ in elements if tag in ("link", "iframe", "object", "embed", "base", "form")]
+    sources = [attrs["src"].partition(";")[0] for tag, attrs in elements if tag == "img"]
+    assert set(sources) == {"data:image/svg+xml", "data:image/png"}
+    policy = next(attrs["content"] for tag, attrs in elements if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode() in policy
+    assert f"<script>{SCRIPT}</script>" in page
+    headings = [attrs["id"] for tag, attrs in elements if tag == "section"]
+    assert [attrs["href"] for tag, attrs in elements if tag == "a"][: len(headings)] == [
+        f"#{name}" for name in headings
+    ]
+
+
+def test_a_report_that_has_less_removes_what_it_had_more(night, plain):
+    written(night)
+    assert (night / "report" / "step.csv").exists()
+    for name in ("t0001", "t0002"):
+        (night / "trials" / name / "journal.jsonl").unlink()
+    (night / "report" / "own.txt").write_text("kept")
+    written(night)
+    assert not (night / "report" / "step.csv").exists()
+    assert (night / "report" / "own.txt").exists()
+
+
+# -------------------------------------------------------------------------------------------------- a stranger's folder
+EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' $\\frac{1$"
+
+
+def test_what_a_file_holds_is_text_and_nothing_else(night):
+    wanted = journals.read(night)[0].space
+    evil = {"drawn": {"loader.batch_size": 64, "optimizer.lr": 1e-3, "precision.amp": "none"}}
+    place = write(night, wanted, 3, curve=((20.0, 4000, 0.5),), label=EVIL, config={"weighting.name": EVIL}, **evil)
+    text = (place / "journal.jsonl").read_text()
+    (place / "journal.jsonl").write_text(
+        text.replace('"precision.amp": "none"}', f'"precision.amp": {json.dumps(EVIL)}}}')
+    )
+    write(night, wanted, 4, {"loader.batch_size": 32}, curve=(), status="error", reason=EVIL)
+    with (night / "sessions.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "begin", "time": 5.0, "command": EVIL, "environment": {"cpu": EVIL}}) + "\n")
+        file.write(json.dumps({"event": "end", "time": 6.0}) + "\n")
+    (night / "search.yaml").write_text((night / "search.yaml").read_text() + f"# {EVIL}\n")
+    (place / "samples.png").write_text(f"<svg onload='alert(4)'>{EVIL}</svg>")
+    page = written(night)
+    assert "t0003 is best" in words(page)
+    assert "<script>alert" not in page
+    elements = Elements(page).found
+    assert sum(tag == "script" for tag, _ in elements) == 1
+    assert not [attrs for _, attrs in elements if any(name.startswith("on") for name in attrs)]
+    assert all(attrs["src"].startswith("data:image/") for tag, attrs in elements if tag == "img")
+    assert html.escape(EVIL) in page, "it is shown as it is"
+
+
+def test_a_spreadsheet_sees_no_formula(night, plain):
+    wanted = journals.read(night)[0].space
+    write(night, wanted, 3, {"loader.batch_size": 32}, curve=(), status="error", reason="=HYPERLINK(A1)")
+    written(night)
+    assert rows(night / "report" / "failures.csv")[0]["reason"] == "'=HYPERLINK(A1)"
+    assert rows(night / "report" / "trials.csv")[3]["reason"] == "'=HYPERLINK(A1)"
+
+
+def test_damaged_points_are_no_values(night, plain):
+    wanted = journals.read(night)[0].space
+    place = write(night, wanted, 3, {"loader.batch_size": 32}, curve=((5.0, 10, 3.0), (20.0, 40, 1.0)))
+    text = (place / "journal.jsonl").read_text()
+    text = text.replace('"frechet": 1.0', '"frechet": "low"').replace('"images_per_s": 2.0', '"images_per_s": NaN')
+    (place / "journal.jsonl").write_text(text + "\n[1, 2]\nnot json\n\xff\n" + '{"event": "point"')
+    (night / "trials" / "t0004").mkdir()
+    (night / "trials" / "t0005").mkdir()
+    (night / "trials" / "t0005" / "journal.jsonl").write_bytes(b"\x00\xff\n{}\n{}")
+    text = words(written(night))
+    assert "t0001 is best" in text
+    assert "1 journal was not understood and left out" in text
+    assert "t0005" in text
+
+
+# ---------------------------------------------------------------------------------------------------- unfinished states
+def test_a_search_without_trials_and_one_that_has_just_begun(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    assert "No trial has begun yet." in words(written(tmp_path / "night"))
+    write(tmp_path / "night", wanted, 0, curve=((5.0, 1000, 8.0),), status=None)
+    place = write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"}, curve=(), status=None)
+    (place / "journal.jsonl").write_text((place / "journal.jsonl").read_text()[:-30])  # half written
+    (tmp_path / "night" / "sessions.jsonl").write_text('{"event": "begin", "time": 1000, "command": "x"}\n{"even')
+    text = words(written(tmp_path / "night", now=1063.0))
+    assert "No trial has a result yet: 2 trials are under way, t0000 farthest, at 5 of 20 s." in text
+    assert "running, or killed · 0 of 8 trials ended, 2 under way" in text
+    assert "last news 1 min before" in text, "its last line was written at 1003"
+
+
+def test_only_failures(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    for number, size in enumerate((128, 64, 256)):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, curve=(), status="oom",
+              reason=f"CUDA out of memory: {size} MiB")  # fmt: skip
+    text = words(written(tmp_path / "night"))
+    assert "Nothing won: none of the 3 trials that ended has a result" in text
+    assert "3 of 3 trials that ended failed" in text
+    (row,) = rows(tmp_path / "night" / "report" / "failures.csv")
+    assert (row["status"], row["trials"], row["names"]) == ("oom", "3", "t0000 t0001 t0002"), "numbers do not matter"
+
+
+def test_one_trial(tmp_path):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0)
+    text = words(written(tmp_path / "night"))
+    assert "The baseline (t0000) is the only trial with a result so far: FD (classifier) 2." in text
+    assert "No images are kept of baseline (t0000)." in text
+
+
+def test_without_its_baseline_the_best_is_compared_with_nothing(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0, curve=(), status="nan", reason="the loss is not finite")
+    write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"})
+    text = words(written(tmp_path / "night"))
+    assert "its FD (classifier) is 2; the baseline has no result to compare it with." in text
+    assert "1 of 2 trials that ended failed" in text
+
+
+def test_the_baseline_may_win(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0)
+    for number, size in ((1, 64), (2, 256)):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, curve=((20.0, 4000, 3.0),))
+    text = words(written(tmp_path / "night"))
+    assert "The baseline (t0000) itself is best: none of 2 other trials beats its FD (classifier) of 2." in text
+    assert "Why it" not in text
+
+
+# --------------------------------------------------------------------------------------------------------- many trials
+def test_a_thousand_trials(tmp_path):
+    folder = tmp_path / "night"
+    wanted = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 1000}})
+    rng = np.random.default_rng(0)
+    for number, point in enumerate([{}, *random_points(wanted, 999)]):
+        rate = 200.0 * (1.9 if point.get("precision.amp") == "bf16" else 1.0) * math.exp(rng.normal(0, 0.05))
+        value = (1 + math.log(point.get("optimizer.lr", 3e-4) / 1e-3) ** 2 / 4) * math.exp(rng.normal(0, 0.1))
+        curve = [(5.0 * i, int(5 * i * rate), value * 5 / i) for i in range(1, 5)]
+        status = "nan" if rng.random() < 0.05 else "pruned" if rng.random() < 0.1 else "ok"
+        write(folder, wanted, number, point, curve[: 4 if status == "ok" else 2], status=status, reason="x" * 40)
+    page = written(folder)
+    assert len(page) < 3e6
+    assert page.count("<tr") > 1000
+    assert "1,000 trials, the best first" in words(page)
+    assert len(rows(folder / "report" / "trials.csv")) == 1000
+    assert sum(path.stat().st_size for path in (folder / "report").iterdir()) < 5e6
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+def test_the_command_writes_where_it_is_told(night, plain, tmp_path, capsys):
+    assert command.main(["night", "--storage", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"report: {night / 'report.html'}"
+    assert command.main(["night", "--storage", str(tmp_path), "--out", str(tmp_path / "other")]) == 0
+    text = words((tmp_path / "other" / "report.html").read_text())
+    assert f"python -m tunediff.report night --storage {tmp_path}" in text
+    assert f"python -m tunediff.search {tmp_path}/night/search.yaml --name night-again" in text
+
+
+def test_the_same_search_can_be_run_from_what_the_page_names(night):
+    again = space.load(night / "search.yaml")
+    assert (again.baseline, again.dimensions, again.seed) == ((found := journals.read(night)[0].space).baseline,
+                                                              found.dimensions, found.seed)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda folder: (folder / "search.yaml").unlink(), "night: holds no search; a report needs the folder of a search, with"),
+        (lambda folder: (folder / "search.yaml").write_text("search: ["), "is not valid YAML"),
+        (lambda folder: (folder / "search.yaml").write_text("a: 1\n"), "a: no such key"),
+        (lambda folder: (folder / "search.yaml").write_bytes(b"\xff\xfe"), "is not a text file in UTF-8"),
+        (lambda folder: (folder / "search.yaml").write_text(yaml.safe_dump(FILE | {"objective": {"metric": [1]}})), "damaged"),
+        (lambda folder: (folder / "baseline.yaml").unlink(), "baseline.yaml: cannot be read"),
+        (lambda folder: (folder / "report").write_text("in the way"), "--out: "),
+    ],
+)  # fmt: skip
+def test_damaged_folders_are_refused_in_a_line(night, tmp_path, capsys, break_it, message):
+    break_it(night)
+    assert command.main(["night", "--storage", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert not (night / "report.html").exists()
+
+
+def test_unknown_names_are_refused_naming_those_there_are(night, tmp_path, capsys):
+    assert command.main(["nihgt", "--storage", str(tmp_path)]) == 2
+    assert "nihgt: no such search" in (error := capsys.readouterr().err)
+    assert "there are: night" in error
+    (tmp_path / "empty").mkdir()
+    assert command.main(["empty", "--storage", str(tmp_path)]) == 2
+    assert "empty: holds no search" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""What the sections of a report say, and that it is so."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.report.pages import rows, words, written
+from tests.searches import FILE, make, random_points, write
+from tunediff import space
+from tunediff.report import subject
+from tunediff.report.sections.why import explain
+from tunediff.results import journals, speed
+from tunediff.results.why import Why
+from tunediff.tuning import confirming
+
+# ---------------------------------------------------------------------------------------------------- with several runs
+CONFIRM = FILE | {"confirm": {"of": 1, "seeds": 3}}
+
+
+@pytest.mark.parametrize(
+    ("worth", "ended", "said"),
+    [
+        (0.5, 6, "precision.amp=bf16 wins: better than the baseline by more than the noise on 3 new seeds."),
+        (1.0, 6, "No finalist is better than the baseline by more than the noise on 3 new seeds"),
+        (0.5, 5, "The confirming runs are not complete: 5 of 6 have ended."),
+    ],
+)
+def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
+    folder = tmp_path / "night"
+    wanted = make(folder, CONFIRM)
+    write(folder, wanted, 0)
+    write(folder, wanted, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 0.5),))
+    place, again = confirming.prepare(journals.read(folder)[0])
+    for number, point in enumerate(again.points[:ended]):
+        mine = point["precision.amp"] == "bf16"
+        value = 2.0 * (worth if mine else 1.0) * (1 + 0.02 * ((number * 7) % 5 - 2))
+        write(place, again, number, drawn=point, curve=((10.0, 2000, 2 * value), (20.0, 4000, value)))
+    page = written(folder)
+    text = words(page[page.index("<main>") :])
+    assert text.index(said) < text.index("FD (classifier) against training seconds")
+    assert "On new seeds" in text
+    verdicts = {row["configuration"]: row["verdict"] for row in rows(folder / "report" / "won.csv")}
+    if ended == 6:
+        assert verdicts["precision.amp=bf16"] == ("better" if worth < 1 else "no difference larger than the noise")
+        assert ("Why it wins" in text) == (worth < 1)
+        assert verdicts["precision.amp=bf16"] in text
+        assert "One run each" not in text
+
+
+def test_several_seeds_are_compared(tmp_path):
+    content = {
+        "workload": "digits",
+        "budget": {"per_trial": "20s"},
+        "seeds": 3,
+        "grid": {"precision.amp": ["none", "bf16"]},
+    }
+    wanted = make(tmp_path / "night", content)
+    for number, point in enumerate(wanted.points):
+        value = (1.0 if point["precision.amp"] == "bf16" else 2.0) * (1 + 0.02 * number)
+        write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, 3 * value), (20.0, 4000, value)))
+    text = words(written(tmp_path / "night"))
+    assert "precision.amp=bf16 has the best mean over 3 seeds: FD (classifier) 1.06 ± 0.04" in text
+    assert "That is larger than the noise, all comparisons counted." in text
+    assert "Some differences from the baseline are larger than the noise (3 seeds, 1 comparison" in text
+    assert (tmp_path / "night" / "report" / "comparison.png").exists()
+
+
+@pytest.mark.parametrize("form", ["grid", "ladder"])
+def test_studies_of_throughput_have_no_frechet_distance(tmp_path, form):
+    points = {"grid": {"precision.amp": ["none", "bf16"], "loader.batch_size": [64, 128]},
+              "ladder": {"bf16": {"precision.amp": "bf16"}, "small": {"loader.batch_size": 64}}}  # fmt: skip
+    content = {
+        "workload": "digits", "objective": "images_per_s", "budget": {"per_trial": "5s"}, form: points[form],
+        "study": {"title": "What is $fast$", "columns": ["configuration", "images_per_s"],
+                  "figure": {"kind": "bars", "y": "images_per_s"}},
+    }  # fmt: skip
+    wanted = make(tmp_path / "fast", content)
+    for number, point in enumerate(wanted.points):
+        rate = 100.0 * (2 if point["precision.amp"] == "bf16" else 1) + number
+        write(tmp_path / "fast", wanted, number, drawn=point, curve=((5.0, 500, None),), rate=rate)
+    page = written(tmp_path / "fast")
+    text = words(page)
+    assert "FD" not in text
+    assert "FID" not in text
+    assert "Fréchet" not in text
+    assert re.search(r"t000\d is best: 20\d images/s, 2.0\d times the 100 of the baseline", text)
+    assert "What is $fast$" in text
+    assert "Images" not in re.findall(r"<h2>(.*?)</h2>", page)
+    assert ("What each knob does" in text) == (form == "grid"), "a ladder changes several knobs at once"
+    assert (tmp_path / "fast" / "report" / "study.png").exists()
+
+
+@pytest.mark.parametrize("label", ["FID", "FD (classifier)"])
+def test_the_distance_is_called_what_its_journals_call_it(night, plain, label):
+    for path in night.glob("trials/*/journal.jsonl"):
+        path.write_text(path.read_text().replace("FD (classifier)", label))
+    text = words(written(night))
+    assert f"its {label} is 0.8" in text
+    assert ("FID" in text) == (label == "FID")
+
+
+# ------------------------------------------------------------------------------------------------------------------ why
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (Why(20, (2.0, 1.0), (100, 200), 100, (2.0, 1.5)), "Of the gain, FD 1 instead of 2 at 20 training seconds, 42 % is"),
+        (Why(20, (2.0, 1.0), (200, 100), 100, (2.5, 1.0)), "All of the gain, FD 1 instead of 2 at 20 training seconds, is learning"),
+        (Why(20, (2.0, 1.0), (100, 400), 100, (2.0, 2.2)), "is speed (4 times as many images in the same seconds); from each"),
+        (Why(20, (2.0, 1.0), (100, 100), 100, (2.0, 1.0)), "Practically all of the gain"),
+        (Why(20, (2.0, 1.0), (100, 300), 100, (2.0, 2.0)), "from each image both learn as much"),
+        (Why(20, (1.0, 2.0), (100, 100), 100, (1.0, 2.0)), "No gain: FD 2 instead of 1"),
+        (Why(20, (2.0, 1.0), (100, 900), 100, None), "how much of that is speed cannot be told, for at 100 images"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_which_of_the_two_it_is(told, said):
+    sentence = explain(told, "FD", "one run each").replace("\N{NO-BREAK SPACE}", " ")
+    assert said in sentence
+    assert sentence.endswith("; one run each.")
+    assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
+
+
+# ---------------------------------------------------------------------------------------------------------------- knobs
+def test_importance_tells_quality_from_throughput(tmp_path, plain):
+    content = FILE | {
+        "search": FILE["search"] | {
+            "weighting.name": ["constant", "min_snr"],
+            "weighting.gamma": {"low": 1.0, "high": 20.0, "log": True, "when": {"weighting.name": "min_snr"}},
+            "model.channels_last": [False],
+        }
+    }  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    rng = np.random.default_rng(0)
+    for number, point in enumerate([{}, *random_points(wanted, 59)]):
+        rate = (400.0 if point.get("precision.amp") == "bf16" else 200.0) * math.exp(rng.normal(0, 0.02))
+        gamma = point.get("weighting.gamma", 1.0)
+        value = math.exp(math.log(point.get("optimizer.lr", 1e-3)) ** 2 / 10 + 0.5 * math.log(gamma))
+        write(tmp_path / "night", wanted, number, point, curve=((20.0, 4000, value),), rate=rate)
+    about = subject.read(tmp_path / "night")
+    assert next(iter(about.quality.shares)) == "optimizer.lr"
+    assert about.quality.shares["weighting.gamma"] > 0.02, "judged among the trials that have it"
+    assert next(iter(about.throughput.shares)) == "precision.amp"
+    assert about.throughput.shares["precision.amp"] > 0.9
+    assert about.throughput.fit > 0.9
+    assert about.quality.unvaried == ["model.channels_last"]
+    text = words(written(tmp_path / "night"))
+    assert "Differences in images/s come most from precision.amp (" in text
+    assert rows(tmp_path / "night" / "report" / "importance.csv")[0]["knob"] == "optimizer.lr"
+
+
+def test_a_quantity_that_no_trial_has_leaves_its_front_empty(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    for number, value in enumerate((4.0, 2.0)):
+        journal = write(tmp_path / "night", wanted, number, curve=((20.0, 4000, value),)) / "journal.jsonl"
+        journal.write_text(re.sub(r'"peak_memory_mib": [0-9.]+, ', "", journal.read_text()))
+    assert not speed.trade_offs(journals.read(tmp_path / "night")[0])["on_front_peak_memory_mib"].any()
+    assert "What won" in written(tmp_path / "night")
+
+
+def test_a_second_objective_has_its_front(tmp_path):
+    """More workers are better and cost more: both ends are on the front, what is worse and dearer is not."""
+    content = FILE | {"objective": ["frechet", "worker_s"]}
+    wanted = make(tmp_path / "night", content)
+    for number, (point, value, cost) in enumerate(
+        (({}, 4.0, 20.0), ({"precision.amp": "bf16"}, 2.0, 40.0), ({"loader.batch_size": 256}, 3.0, 60.0))
+    ):
+        place = write(tmp_path / "night", wanted, number, point, ((20.0, 4000, value),))
+        journal = place / "journal.jsonl"
+        journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": 20.0, "worker_s": {cost}'))
+    frame = speed.trade_offs(journals.read(tmp_path / "night")[0])
+    assert list(frame["trial"][frame["on_front_worker_s"]]) == ["t0001", "t0000"]
+    assert "2 in FD (classifier) and training seconds × workers" in written(tmp_path / "night")
+
+
+def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
+    content = FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}}
+    wanted = make(tmp_path / "night", content)
+    write(tmp_path / "night", wanted, 0, rate=200.0)
+    write(tmp_path / "night", wanted, 1, {"compile.mode": "default"}, rate=300.0, compile_s=6.0)
+    write(
+        tmp_path / "night", wanted, 2, {"compile.mode": "default", "loader.batch_size": 64}, rate=350.0, compile_s=7.0
+    )
+    frame = pd.DataFrame(speed.compiled(journals.read(tmp_path / "night")[0])).set_index("trial")
+    # 200 t = 300 (t − 6) at t = 18, after 3,600 images
+    assert frame.loc["t0001", "break_even_s"] == pytest.approx(18)
+    assert frame.loc["t0001", "images_to_break_even"] == pytest.approx(3600)
+    assert frame.loc["t0001", "uncompiled"] == "t0000"
+    assert math.isnan(frame.loc["t0002", "break_even_s"])
+    text = words(written(tmp_path / "night"))
+    assert (
+        "1 configuration ran with and without torch.compile: within the budget it pays in 1 of them; compiling took 6 to"
+        in text
+    )
+    assert (tmp_path / "night" / "report" / "compile.png").exists()
+
+
+def test_without_compiled_trials_there_is_no_word_about_it(night, plain):
+    assert "torch.compile" not in words(written(night))
+
+
+def test_values_that_fail_are_named(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    for number, (size, bad) in enumerate([(128, 0), (32, 0), (64, 0), (64, 0), (256, 1), (256, 1), (256, 0)]):
+        point = {"loader.batch_size": size, "optimizer.lr": 1e-3 + 1e-5 * number}
+        write(tmp_path / "night", wanted, number, point if number else {}, status="oom" if bad else "ok",
+              curve=() if bad else ((20.0, 4000, 1.0 + number),), reason="out of memory" * bad)  # fmt: skip
+    assert "2 of 3 with loader.batch_size = 256" in words(written(tmp_path / "night"))
+
+
+def test_an_objective_may_run_upwards(night, plain, tmp_path, monkeypatch):
+    """What is larger is better: the words follow."""
+    wanted = space.METRICS | {"frechet": "max"}
+    monkeypatch.setattr(space, "METRICS", wanted)
+    text = words(written(night))
+    assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1.5 times the 2 of the baseline" in text
+    assert "1 of 2 other trials with a result ends above the baseline." in text

@@ -1,0 +1,511 @@
+"""Studies: every quantity as worked out by hand, tables and figures from a folder alone, whatever became of the trials."""
+
+import csv
+import json
+import math
+
+import pytest
+import yaml
+
+from tunediff import config as cfg
+from tunediff import record, results, search, space
+from tunediff.config import ConfigError
+from tunediff.report import outputs, study_figure, study_table
+from tunediff.tuning import experiment
+
+GRID = """
+workload: digits
+objective: images_per_s
+budget: {per_trial: 5s}
+grid:
+  parallel.workers: [1, 2]
+  loader.batch_size: [64, 128]
+study:
+  title: Time per epoch
+  columns: [parallel.workers, loader.batch_size, images_per_s, epoch_s, epoch_data_wait_s, versus_baseline,
+            percent_of_base, memory_percent_of_base, speedup_over_one_worker, scaling_efficiency, step_s]
+  x: loader.batch_size
+  y: epoch_s
+"""
+RATES = {(1, 64): 100.0, (1, 128): 125.0, (2, 64): 160.0, (2, 128): 250.0}
+
+
+def by_grid(config):
+    rate = RATES[config.parallel.workers, config.loader.batch_size]
+    return {
+        "images_per_s": rate, "data_wait_share": 0.1, "step_s": config.loader.batch_size / rate,
+        "peak_memory_mib": 100.0 * config.loader.batch_size / 128, "disturbed": False,
+    }  # fmt: skip
+
+
+def finished(folder, text, measure, ends=None, operations=None, worker=None, number=None):
+    """A search folder of which every trial was measured by `measure(config)`; a set of 1,000 images.
+
+    `ends[i]`: how trial i ended, (status, reason) or None for one that still runs; None in place of a point: none yet.
+    """
+    content = yaml.safe_load(text)
+    wanted = space.parse(content, "x.yaml")
+    experiment.create(folder, wanted, content)
+    for i, drawn in enumerate(wanted.points[:number]):
+        config, trial = wanted.config(drawn), folder / "trials" / f"t{i:04d}"
+        journal = record.Journal(trial)
+        journal.write(
+            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=5.0,
+            fingerprint=cfg.fingerprint(config), environment={"cpu": "abacus", "cpu_cores": 2, "versions": {"torch": "9"}},
+        )  # fmt: skip
+        journal.write(
+            "worker",
+            images=1000,
+            threads=2,
+            device="cpu",
+            not_effective=cfg.not_effective(config, "cpu"),
+            **(worker or {}),
+        )
+        point = measure(config)
+        seconds = {"train": 4.5, "data_wait": 0.5, "compile": point.pop("compile", 0.0), "setup": 1.0} if point else {}
+        if point is not None:
+            journal.write("point", index=1, train_s=5.0, images=500, seconds=seconds, **point)
+        if operations is not None:
+            (trial / "operations.csv").write_text(
+                "operation,calls,self_s,total_s,share\n" + "\n".join(operations) + "\n"
+            )
+        end = (ends or {}).get(i, ("ok", ""))
+        if end is not None:
+            journal.write("end", status=end[0], reason=end[1], seconds=seconds)
+    return results.read(folder)
+
+
+def column(table, name):
+    return [None if value is None or value != value else value for value in table.frame()[name].astype(object)]
+
+
+# ----------------------------------------------------------------------------------------------------------- quantities
+def test_rates_become_epochs_and_ratios(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
+    # as the file lists them, although the baseline (128) ran first
+    assert list(zip(column(table, "parallel.workers"), column(table, "loader.batch_size"), strict=True)) == list(RATES)
+    assert column(table, "epoch_s") == pytest.approx([10.0, 8.0, 6.25, 4.0])
+    assert column(table, "epoch_data_wait_s") == pytest.approx([1.0, 0.8, 0.625, 0.4])
+    assert column(table, "versus_baseline") == pytest.approx([0.8, 1.0, 1.28, 2.0])
+    assert column(table, "percent_of_base") == pytest.approx([80, 100, 128, 200])
+    assert column(table, "memory_percent_of_base") == pytest.approx([50, 100, 50, 100])
+    assert column(table, "speedup_over_one_worker") == pytest.approx([1.0, 1.0, 1.6, 2.0])
+    assert column(table, "scaling_efficiency") == pytest.approx([1.0, 1.0, 0.8, 1.0])
+
+
+def test_the_table_is_read_in_handy_units(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
+    head, _, first, *_ = table.markdown().splitlines()
+    named = {name.strip(): cell.strip() for name, cell in zip(head.split("|"), first.split("|"), strict=True)}
+    assert (named["parallel.workers"], named["step (ms)"], named["epoch (s)"]) == ("1", "640", "10")
+    assert (named["efficiency (%)"], named["vs. baseline (×)"], named["of base (%)"]) == ("100", "0.8", "80")
+    assert table.text().splitlines()[1].split() == ["1", "64", "100", "10", "1", "0.8", "80", "50", "1", "100", "640"]
+
+
+COMPILED = """
+workload: digits
+objective: images_per_s
+budget: {per_trial: 5s}
+grid:
+  compile.mode: [none, default]
+  compile.scope: {choice: [model, blocks], when: {compile.mode: default}}
+study:
+  columns: [compile.mode, compile.scope, compile_s, versus_uncompiled, images_to_break_even, break_even_s]
+  y: [compile_s, epoch_s]
+"""
+
+
+def test_when_compiling_has_paid_for_itself(tmp_path):
+    def measure(config):
+        if config.compile.mode == "none":
+            return {"images_per_s": 100.0}
+        faster = config.compile.scope == "model"
+        return {"images_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
+
+    table = study_table.table(finished(tmp_path / "night", COMPILED, measure))
+    assert column(table, "compile_s") == [0.0, 30.0, 10.0]
+    assert column(table, "compile.scope") == [None, "model", "blocks"], "empty where it does not apply"
+    assert column(table, "versus_uncompiled") == [None, 1.25, 0.8]
+    # 15,000 images: 150 s without compilation; 30 s + 120 s with it. What is slower never pays.
+    assert column(table, "images_to_break_even") == [None, pytest.approx(15000), None]
+    assert column(table, "break_even_s") == [None, pytest.approx(150), None]
+
+
+LADDER = """
+workload: digits
+objective: images_per_s
+budget: {per_trial: 5s}
+fixed: {loader.pin_memory: false, loader.non_blocking: false}
+ladder:
+  bf16: {precision.amp: bf16}
+  batch of 256: {loader.batch_size: 256}
+  pinned: {loader.pin_memory: true, loader.non_blocking: true}
+study:
+  title: Rungs
+  columns: [configuration, images_per_s, percent_of_base, versus_previous, peak_memory_mib]
+  y: images_per_s
+"""
+
+
+def by_rung(config):
+    rate = 100.0 * (1.5 if config.precision.amp == "bf16" else 1.0) * (2.0 if config.loader.batch_size == 256 else 1.0)
+    return {"images_per_s": rate, "peak_memory_mib": 10.0}
+
+
+def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
+    assert column(table, "configuration") == [
+        "base", "+ bf16", "+ batch of 256", "+ pinned", "bf16 alone", "batch of 256 alone", "pinned alone",
+    ]  # fmt: skip
+    assert column(table, "images_per_s") == [100, 150, 300, 300, 150, 200, 100]
+    assert column(table, "percent_of_base") == pytest.approx([100, 150, 300, 300, 150, 200, 100])
+    assert column(table, "versus_previous") == [None, 1.5, 2.0, 1.0, None, None, None]
+    assert column(table, "trial") == ["t0000", "t0001", "t0002", "t0003", "t0001", "t0004", "t0005"]
+    assert column(table, "place") == ["base", *["together"] * 3, *["alone"] * 3]
+
+
+def test_runs_with_several_seeds_are_averaged(tmp_path):
+    text = GRID.replace("objective:", "seeds: 2\nobjective:").replace("versus_baseline,", "versus_baseline, runs,")
+
+    def measure(config):
+        point = by_grid(config)
+        return point | {"images_per_s": point["images_per_s"] * (1.1 if config.seed else 0.9)}
+
+    found = finished(tmp_path / "night", text, measure, ends={5: ("oom", "full")})
+    table = study_table.table(found)
+    failed = found.trials[5].config["loader.batch_size"], found.trials[5].config["parallel.workers"]
+    assert failed == (64, 1)
+    assert column(table, "images_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
+    assert column(table, "runs") == [1, 2, 2, 2]
+    assert column(table, "status")[0] == "ok, oom"
+    assert column(table, "versus_baseline") == pytest.approx([90 / 125, 1, 1.28, 2])
+
+
+def test_what_not_every_seed_measured_has_no_mean(tmp_path):
+    text = GRID.replace("objective:", "seeds: 2\nobjective:")
+    table = study_table.table(
+        finished(
+            tmp_path / "night", text, lambda config: {"images_per_s": 10.0} | ({} if config.seed else {"step_s": 1.0})
+        )
+    )
+    assert column(table, "images_per_s") == [10.0] * 4
+    assert column(table, "step_s") == [None] * 4
+
+
+def test_what_is_no_number_is_not_known(tmp_path):
+    found = finished(tmp_path / "night", GRID, by_grid)
+    for path in found.folder.glob("trials/*/journal.jsonl"):
+        path.write_text(path.read_text().replace('"peak_memory_mib": 50.0', '"peak_memory_mib": Infinity'))
+    table = study_table.table(results.read(found.folder))
+    assert column(table, "memory_percent_of_base") == [None, 100, None, 100]
+
+
+# ---------------------------------------------------------------------------------------------------------------- marks
+def test_a_knob_without_effect_is_marked_where_it_is_tried(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
+    marked = [row.label for row in table.rows if table.marks(row)]
+    assert marked == ["+ pinned", "pinned alone"]
+    assert "† loader.pin_memory changes nothing here: nothing is copied to a GPU" in table.notes()
+    assert len(table.notes()) == 2, "each reason once"
+    assert "| + pinned †" in table.markdown()
+    assert column(table, "not_effective")[1] == ""
+    assert "loader.non_blocking: nothing is copied" in column(table, "not_effective")[3]
+
+
+def test_disturbed_and_failed_trials_are_named(tmp_path):
+    def measure(config):
+        point = by_grid(config) | {"disturbed": config.loader.batch_size == 64}
+        return None if (config.parallel.workers, config.loader.batch_size) == (2, 128) else point
+
+    found = finished(tmp_path / "night", GRID, measure, ends={3: ("oom", "9 GiB asked for"), 1: None})
+    assert found.trials[3].config["loader.batch_size"] == 128
+    table = study_table.table(found)
+    assert [table.marks(row) for row in table.rows] == ["‡", "", "‡", ""]
+    assert column(table, "status") == ["running", "ok", "ok", "oom"]
+    assert table.columns[-1] == "status"
+    assert column(table, "images_per_s")[0] == 100, "of a running trial what is known so far"
+    assert column(table, "images_per_s")[3] is None
+    assert column(table, "disturbed") == [True, False, True, False]
+    assert table.notes() == [
+        "‡ others used the machine at the same time", "parallel.workers=2: oom: 9 GiB asked for",
+    ]  # fmt: skip
+
+
+def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
+    assert [table.marks(row) for row in table.rows] == [""] * 4
+    assert table.notes() == ["others used the machine during every run"]
+    assert column(table, "disturbed") == [True] * 4
+
+
+def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
+    assert column(table, "images_per_s") == [100, None, 160, 250]
+    assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
+    assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
+
+
+def test_what_was_not_measured_stays_empty(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
+    assert column(table, "epoch_s") == [100.0] * 4
+    assert column(table, "step_s") == column(table, "epoch_data_wait_s") == [None] * 4
+
+
+# ----------------------------------------------------------------------------------------------------------- operations
+OPERATIONS = """
+workload: digits
+objective: images_per_s
+operations: 4
+budget: {per_trial: 5s}
+trials:
+  - {precision.amp: bf16}
+study:
+  columns: [configuration, precision.amp, operation, calls, calls_per_step, self_s_per_step, total_s, share]
+"""
+LINES = [f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{0.2 * i:.1f},{i / 78}' for i in range(1, 13)]
+
+
+def test_the_ten_longest_operations_of_each_configuration(tmp_path):
+    table = study_table.table(
+        finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
+    )
+    lines = table.records()
+    assert [line["configuration"] for line in lines] == ["baseline"] * 10 + ["precision.amp=bf16"] * 10
+    first = lines[0]
+    assert (first["operation"], first["calls"], first["calls_per_step"]) == ("aten::op<12, float>", 96, 24)
+    assert (first["self_s_per_step"], first["total_s"]) == pytest.approx((1.2 / 4, 2.4))
+    assert first["share"] == pytest.approx(12 / 78)
+    assert [line["operation"] for line in lines[:10]] == [f"aten::op<{i}, float>" for i in range(12, 2, -1)]
+    assert "self/step (ms)" in table.text()
+    assert " 300 " in table.text().splitlines()[1]
+
+
+def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
+    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
+    assert [line["operation"] for line in table.records()] == [None, None]
+    outputs.write_all(results.read(tmp_path / "night"))
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def with_axes(text, x, *y):
+    content = yaml.safe_load(text)
+    content["study"] |= {"x": x, "y": list(y)}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+FIGURES = {
+    "lines": GRID,
+    "panels": with_axes(GRID, "parallel.workers", "images_per_s", "step_s"),
+    "measured": with_axes(GRID, "peak_memory_mib", "images_per_s"),
+    "bars": with_axes(GRID, None, "epoch_s", "peak_memory_mib"),
+    "stacked": with_axes(GRID, None, "epoch_data_wait_s", "epoch_s"),
+    "ladder": LADDER,
+    "operations": OPERATIONS,
+}
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The panels that a study is drawn in."""
+    sheets, close = [], study_figure.plt.close
+    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
+
+    def draw(text, measure=by_grid, operations=None):
+        found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
+        outputs.study(found, study_table.table(found))
+        return sheets[-1].axes
+
+    yield draw
+    for sheet in sheets:
+        close(sheet)
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+@pytest.mark.parametrize("fate", ["ok", "failed", "running", "nothing"])
+def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, kind, fate):
+    ends = {"ok": {}, "failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
+    measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
+    lines = LINES if kind == "operations" else None
+    found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
+    written = outputs.study(found, study_table.table(found))
+    assert set(written) == {"study.csv", "study.md", "study.png"}
+    assert written["study.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def series(axes):
+    """Label, lengths and words of each series of bars, of the first name first."""
+    found, words = {}, iter(text.get_text() for text in axes.texts)
+    for bars in axes.containers:
+        found[bars.get_label()] = [(bar.get_width(), next(words)) for bar in bars]
+    return found
+
+
+def test_bars_of_the_ladder_carry_percent_of_the_base(drawn):
+    (axes,) = drawn(LADDER, by_rung)
+    assert series(axes) == {
+        "with all rungs before it": [(100, "100 %"), (150, "150 %"), (300, "300 %"), (300, "300 % †")],
+        "alone": [(0, ""), (150, "150 %"), (200, "200 %"), (100, "100 % †")],
+    }
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["base", "+ bf16", "+ batch of 256", "+ pinned"]
+    assert axes.get_xlabel() == "images/s"
+
+
+def lines(axes):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+
+
+def test_lines_have_the_values_of_the_table(drawn):
+    (axes,) = drawn(GRID)
+    assert lines(axes) == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear"), "of two batch sizes one is twice the other"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("loader.batch_size", "epoch (s)")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128"]
+    assert axes.get_legend().get_title().get_text() == "parallel.workers"
+
+
+def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):
+    text = FIGURES["panels"].replace("- 1\n", "- X\n").replace("- 2\n", "- 1\n").replace("- X\n", "- 2\n")
+    rate, step = drawn(text)
+    assert lines(rate) == {"64": ([1, 2], [100, 160]), "128": ([1, 2], [125, 250])}
+    assert lines(step) == {"64": ([1, 2], [640, 400]), "128": ([1, 2], [1024, 512])}
+    assert (rate.get_ylabel(), step.get_ylabel()) == ("images/s", "step (ms)")
+
+
+def test_more_than_a_decade_is_drawn_logarithmically(drawn):
+    text = GRID.replace("[64, 128]", "[20, 128, 320]")
+    (axes,) = drawn(text, lambda config: {"images_per_s": 2.0 * config.loader.batch_size})
+    assert lines(axes)["1"] == ([20, 128, 320], [25, 3.90625, 1.5625])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "128", "320"]
+
+
+def test_within_a_decade_axes_are_straight(drawn):
+    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"images_per_s": 10.0})
+    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylim()[0]) == ("linear", "linear", 0)
+
+
+def test_over_what_is_measured_the_last_knob_runs_along_the_lines(drawn):
+    (axes,) = drawn(FIGURES["measured"])
+    assert lines(axes) == {"1": ([50, 100], [100, 125]), "2": ([50, 100], [160, 250])}
+    at = {tuple(text.xy): text.get_text() for text in axes.texts}
+    assert at == {(50, 100): "64", (100, 125): "128", (50, 160): "64", (100, 250): "128"}
+    assert axes.get_xlabel() == "memory (MiB)"
+
+
+def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
+    left, right = drawn(FIGURES["bars"])
+    assert series(left) == {"epoch": [(10, "10"), (8, "8"), (6.25, "6.25"), (4, "4")]}
+    assert series(right) == {"memory": [(50, "50"), (100, "100"), (50, "50"), (100, "100")]}
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == [
+        "workers 1, batch_size 64",
+        "workers 1, batch_size 128",
+        "workers 2, batch_size 64",
+        "workers 2, batch_size 128",
+    ]
+    assert (left.get_xlabel(), right.get_xlabel()) == ("epoch (s)", "memory (MiB)")
+
+
+def test_knobs_of_one_last_name_are_told_apart(drawn):
+    grid = "  timesteps.name: [uniform, stratified]\n  weighting.name: [constant, min_snr]\n"
+    text = FIGURES["bars"].replace(FIGURES["bars"].partition("grid:\n")[2].partition("study:")[0], grid)
+    left, _ = drawn(text, lambda _: {"images_per_s": 10.0})
+    assert left.get_yticklabels()[1].get_text() == "timesteps.name uniform, weighting.name min_snr"
+
+
+def test_the_title_says_what_the_marks_mean(drawn):
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": config.loader.batch_size == 256})
+    assert axes.figure.get_suptitle().splitlines() == [
+        "Rungs", "abacus, 2 CPU cores, torch 9, 5s training each", "† changes nothing here, ‡ others used the machine",
+    ]  # fmt: skip
+    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": True})
+    assert axes.figure.get_suptitle().endswith("\n† changes nothing here, others used the machine during every run")
+
+
+def test_parts_in_seconds_lie_end_to_end(drawn):
+    (axes,) = drawn(COMPILED, lambda config: {"images_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")})
+    assert series(axes) == {
+        "compile": [(0, ""), (30, ""), (30, "")],
+        "epoch": [(10, "10"), (10, "40"), (10, "40")],
+    }
+    assert [bar.get_x() for bar in axes.containers[1]] == [0, 30, 30]
+    assert axes.get_xlabel() == "s"
+    assert axes.get_xlim()[1] > 1.1 * 40, "room for the words"
+
+
+def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
+    upper, lower = drawn(OPERATIONS, lambda _: {"images_per_s": 10.0}, LINES)
+    assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
+    (bars,) = series(upper).values()
+    assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]
+    assert [length for length, _ in bars[:2]] == pytest.approx([300, 275])
+    assert upper.get_yticklabels()[0].get_text() == "aten::op<12, float>"
+
+
+# ---------------------------------------------------------------------------------------------------------- whole folder
+def test_files_are_made_from_the_folder_alone(tmp_path):
+    finished(tmp_path / "night", GRID, by_grid)
+    written = outputs.write_all(results.read(tmp_path / "night"))
+    rows = list(csv.DictReader(written["study.csv"].open()))
+    assert [float(row["epoch_s"]) for row in rows] == [10.0, 8.0, 6.25, 4.0]
+    assert list(rows[0])[-5:] == ["trial", "status", "reason", "not_effective", "disturbed"]
+    text = written["study.md"].read_text()
+    assert text.startswith("# Time per epoch\n\nabacus, 2 CPU cores, torch 9, 5s training each.\n\n| parallel.workers")
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_study_needs_no_figure(tmp_path):
+    content = yaml.safe_load(GRID)
+    del content["study"]["x"], content["study"]["y"]
+    found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
+    assert set(outputs.write_all(found)) >= {"study.csv", "study.md"}
+    assert not (found.folder / "study.png").exists()
+    assert "study_figure" not in search.summary(found, 1.0)
+
+
+def test_a_search_without_a_study_has_no_table(tmp_path):
+    content = yaml.safe_load(GRID)
+    del content["study"]
+    found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
+    assert "study.csv" not in outputs.write_all(found)
+    with pytest.raises(ConfigError, match="night: its search file has no study:"):
+        study_table.table(found)
+
+
+def test_the_search_ends_with_the_table(tmp_path, capsys):
+    finished(tmp_path / "night", LADDER, by_rung)
+    words = ["--resume", "night", "--storage", str(tmp_path)]
+    assert search.main(words) == 0
+    out = capsys.readouterr().out
+    assert f"study_table: {tmp_path / 'night' / 'study.md'}" in out
+    assert "samples: " not in out, "a probe draws no images"
+    table = out[out.index("\nRungs\n") :].splitlines()
+    assert table[2].split()[:2] == ["configuration", "images/s"]
+    assert table[5].split()[:4] == ["+", "batch", "of", "256"]
+    assert search.main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["study_rows"]
+    assert [row["percent_of_base"] for row in rows] == pytest.approx([100, 150, 300, 300, 150, 200, 100])
+
+
+def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(GRID.replace("parallel.workers: [1, 2]", "parallel.workers: all"))
+    content = space.read(file, world_sizes=(1, 2, 4))
+    experiment.create(tmp_path / "night", space.parse(content, str(file), tmp_path), content)
+    kept = space.load(tmp_path / "night" / "search.yaml")
+    assert {point["parallel.workers"] for point in kept.points} == {1, 2, 4}
+    assert kept.study == space.load(file).study
+
+
+def test_numbers_are_shown_as_they_are_read():
+    assert study_table.shown("step_s", 0.0123) == "12.3"
+    assert study_table.shown("loader.batch_size", 128) == "128"
+    assert study_table.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
+    assert study_table.shown("peak_memory_mib", 2249.3) == "2249"
+    assert study_table.shown("images_per_s", None) == study_table.shown("images_per_s", math.nan) == ""
+    assert study_table.shown("precision.amp", "bf16") == "bf16"
+
+
+def test_knobs_may_stand_after_options():
+    args = search.arguments(["studies/ladder", "--budget", "4s", "model.channels=16", "--dry-run", "loader.workers=1"])
+    assert (args.words, args.budget) == (["studies/ladder", "model.channels=16", "loader.workers=1"], "4s")

@@ -1,0 +1,248 @@
+"""Several seeds: what is larger than the noise is named, what is not is not."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from tunediff import config as cfg
+from tunediff import record, results, search, space
+from tunediff.report import outputs
+from tunediff.report.verdicts import comparison_table, conclusions
+from tunediff.report.words import plain_table
+from tunediff.results.comparison import compare
+from tunediff.results.statistics import BASELINE, BETTER, SAME, TOO_FEW, WORSE, differences, holm
+from tunediff.tuning import experiment
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+def test_two_configurations_are_compared_as_by_a_paired_t_test() -> None:
+    values = np.array([[6.1, 5.8, 6.6, 5.9], [5.2, 5.3, 5.5, 5.6]])
+    expected = stats.ttest_rel(np.log(values[1]), np.log(values[0]))
+    (found,), resolution, ratios = differences(values)
+    assert ratios
+    assert found.p == found.p_holm == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert (found.low, found.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    assert found.estimate == pytest.approx(math.exp(np.log(values[1] / values[0]).mean()))
+    assert found.verdict == BETTER
+    assert resolution == pytest.approx(found.high / found.estimate - 1), "alone, half an interval is what can be told"
+
+
+def test_many_configurations_are_fitted_together() -> None:
+    """Against a regression on indicators of configuration and seed, solved by least squares."""
+    groups, seeds = 5, 3
+    y = np.random.default_rng(3).normal(size=(groups, seeds))
+    design = np.zeros((groups * seeds, groups + seeds - 1))
+    for i in range(groups * seeds):
+        design[i, i // seeds] = 1
+        if i % seeds:
+            design[i, groups + i % seeds - 1] = 1
+    beta, (rss,), *_ = np.linalg.lstsq(design, y.ravel(), rcond=None)
+    freedom = groups * seeds - design.shape[1]
+    contrast = np.zeros(design.shape[1])
+    contrast[[0, 2]] = -1, 1
+    error = math.sqrt(rss / freedom * contrast @ np.linalg.inv(design.T @ design) @ contrast)
+    found, _, ratios = differences(y)
+    assert not ratios, "a value is negative: plain differences"
+    assert found[1].estimate == pytest.approx(contrast @ beta)
+    assert found[1].p == pytest.approx(2 * stats.t.sf(abs(contrast @ beta) / error, freedom))
+    half = stats.t.ppf(0.975, freedom) * error
+    assert (found[1].low, found[1].high) == pytest.approx((contrast @ beta - half, contrast @ beta + half))
+
+
+def test_a_configuration_that_lacks_a_seed_is_compared_on_its_own() -> None:
+    nan = math.nan
+    values = np.array([[6.0, 6.6, 5.5], [5.0, 5.6, 4.5], [6.2, 6.5, 5.7], [4.0, 4.5, nan], [nan, 3.0, nan], [nan] * 3])
+    found, _, _ = differences(values)
+    alone, _, _ = differences(values[:3])
+    assert found[0].p == pytest.approx(alone[0].p), "the others' missing runs do not disturb those that are complete"
+    assert found[2].p == pytest.approx(stats.ttest_rel(np.log([4.0, 4.5]), np.log([6.0, 6.6])).pvalue)
+    assert (found[3].estimate, found[3].p, found[3].verdict) == (pytest.approx(3.0 / 6.6), None, TOO_FEW)
+    assert (found[4].estimate, found[4].verdict) == (None, TOO_FEW)
+
+
+def test_a_seed_that_the_baseline_lacks_tells_nothing() -> None:
+    values = np.array([[6.0, 6.6, 5.5, math.nan], [5.0, 5.6, 4.6, 1.0], [6.2, 6.5, 5.7, math.nan]])
+    assert differences(values) == differences(values[:, :3])
+
+
+def test_more_is_better_for_throughput() -> None:
+    values = np.array([[100.0, 101.0, 99.0], [150.0, 151.0, 149.0], [50.0, 51.0, 49.5]])
+    assert [found.verdict for found in differences(values, lower_is_better=False)[0]] == [BETTER, WORSE]
+
+
+def test_values_that_repeat_exactly() -> None:
+    (same,), *_ = differences(np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]))
+    (other,), *_ = differences(np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]))
+    assert (same.p, same.verdict, other.p, other.verdict) == (1.0, SAME, 0.0, WORSE)
+
+
+def test_holm() -> None:
+    """The example of R's p.adjust."""
+    assert holm([0.01, None, 0.04, 0.03, 0.005]) == pytest.approx([0.03, None, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_noise_is_seldom_called_a_difference() -> None:
+    rng, quiet, repetitions = np.random.default_rng(0), 0, 1000
+    for _ in range(repetitions):
+        seed_effect = rng.normal(0, 0.2, size=(1, 3))
+        found, *_ = differences(np.exp(seed_effect + rng.normal(0, 0.05, size=(8, 3))))
+        quiet += all(difference.verdict == SAME for difference in found)
+    assert quiet >= 0.95 * repetitions
+    assert quiet < repetitions, "a test that never rejects tells nothing"
+
+
+def test_a_winner_of_20_percent_is_named() -> None:
+    rng, named, false = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        values = np.exp(rng.normal(0, 0.2, size=(1, 3)) + rng.normal(0, 0.05, size=(8, 3)))
+        values[4] *= 0.8
+        found, *_ = differences(values)
+        named += found[3].verdict == BETTER
+        false += any(difference.verdict != SAME for difference in found[:3] + found[4:])
+    assert named >= 0.95 * 300
+    assert false <= 0.07 * 300
+
+
+# ------------------------------------------------------------------------------------------------------- whole searches
+FILE = """
+workload: digits
+budget: {per_trial: 20s, compile: free}
+seeds: 3
+grid:
+  timesteps.name: [uniform, stratified, speed]
+  weighting.name: [constant, min_snr]
+"""
+LEVEL = {"uniform": 1.0, "stratified": 1.0, "speed": 0.5}
+NOISE = [0.01, -0.01, 0.02, -0.02, 0.0, 0.015, -0.005]
+
+
+def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
+    """A search folder as a search with several seeds leaves it: `speed` halves the distance and runs at half the rate.
+
+    Four evaluations; the baseline falls 8, 6, 4, 2 times a factor of the seed.
+    """
+    content = yaml.safe_load(text)
+    wanted = space.parse(content, "x.yaml")
+    experiment.create(folder, wanted, content)
+    for i, drawn in enumerate(wanted.points[: len(wanted.points) - left_out]):
+        config, journal = wanted.config(drawn), record.Journal(folder / "trials" / f"t{i:04d}")
+        journal.write(
+            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=20.0,
+            fingerprint=cfg.fingerprint(config), environment={},
+        )  # fmt: skip
+        rate = 50 if config.timesteps.name == "speed" else 100
+        for index in range(1, 5):
+            value = (10 - 2 * index) * LEVEL[config.timesteps.name] * (1 + 0.1 * config.seed) * (1 + NOISE[i % 7])
+            validation = {"validation_loss": 0.05} if config.weighting.name == "constant" else {}
+            journal.write(
+                "point", index=index, train_s=5.0 * index, frechet=value, images=5 * rate * index, images_per_s=1.0 * rate,
+                label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
+            )  # fmt: skip
+        journal.write("end", status="nan" if i in failed else "ok", reason="", seconds={"train": 20.0})
+    return results.read(folder)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("results") / "night")
+
+
+def test_the_table_says_who_is_better_and_what_it_costs(found):
+    compared = compare(found)
+    table = compared.table().set_index("configuration")
+    assert list(table.index)[:2] == ["baseline", "weighting.name=min_snr"]
+    assert list(table["verdict"]) == [BASELINE, SAME, SAME, SAME, BETTER, BETTER]
+    base, speed = table.loc["baseline"], table.loc["timesteps.name=speed"]
+    assert base["frechet_mean"] == pytest.approx(2 * np.mean([1.01, 1.1 * 0.99, 1.2 * 1.0]), rel=0.02)
+    assert speed["ratio"] == pytest.approx(0.5, rel=0.03)
+    assert speed["ratio_low"] < 0.5 < speed["ratio_high"]
+    # half of 8, 6, 4, 2 is 2 at the third of four evaluations
+    assert speed["seconds_to_baseline"] == pytest.approx(15, abs=0.5)
+    assert speed["speedup"] == pytest.approx(20 / 15, abs=0.05)
+    assert (base["cost"], speed["cost"], speed["images_per_s"]) == (1, 2, 50)
+    assert base["validation_loss_mean"] == pytest.approx(0.05)
+    assert math.isnan(table.loc["weighting.name=min_snr", "validation_loss_mean"])
+    assert (speed["timesteps.name"], speed["finished"]) == ("speed", 3)
+
+
+def test_the_conclusions_name_both_kinds(found):
+    first, better, same, least = conclusions(compare(found))
+    assert first.startswith("Some differences from the baseline are larger than the noise (3 seeds, 5 comparisons")
+    assert better.startswith(
+        "Better than the baseline: timesteps.name=speed; timesteps.name=speed weighting.name=min_snr."
+    )
+    assert same.startswith("Not told apart from the baseline: weighting.name=min_snr; timesteps.name=stratified;")
+    assert " % to be told" in least
+
+
+def test_runs_that_failed_are_missing_not_bad(tmp_path):
+    compared = compare(finished(tmp_path / "night", failed=(4, 10, 9), left_out=2))
+    table = compared.table().set_index("configuration")
+    assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
+    assert list(table["verdict"])[4] == TOO_FEW
+    assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
+    assert conclusions(compared)[-2].startswith("Too few runs to tell: timesteps.name=speed")
+    assert "0 of 3" in plain_table(comparison_table(compared, compact=True))
+
+
+def test_without_a_baseline_nothing_is_compared(tmp_path):
+    none = finished(tmp_path / "failed", failed=(0, 6, 12))
+    assert {group.difference.verdict for group in compare(none).others} == {TOO_FEW}
+    empty = finished(tmp_path / "empty", left_out=18)
+    assert (len(compare(empty).table()), conclusions(compare(empty))) == (0, [])
+    outputs.write_all(none)
+    outputs.write_all(empty)
+
+
+def test_runs_are_measured_by_the_baseline_with_the_same_seed(found):
+    last = found.trials[-2]  # speed with the third seed, 1.2 times as high as the first
+    assert (last.config["seed"], found.baseline_of(last).name, found.baseline.name) == (2, "t0012", "t0000")
+    assert found.versus_baseline(last) == pytest.approx(0.5, rel=0.04)
+    assert found.best.config["timesteps.name"] == "speed"
+
+
+def test_the_best_is_that_of_the_best_mean(tmp_path):
+    """Not a lucky run whose repetitions failed."""
+    found = finished(tmp_path / "night", failed=(10, 16))  # repetitions of t0004
+    assert found.ranked[0].name == "t0004"
+    assert found.best.name == "t0005"
+    assert found.best.config["weighting.name"] == "min_snr"
+
+
+def test_figures_and_tables_are_written(found):
+    written = outputs.write_all(found)
+    assert set(written) >= {"trials.csv", "comparison.csv", "comparison.md", "comparison.png"}
+    assert written["comparison.png"].read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(written["comparison.csv"].open()))
+    assert [row["verdict"] for row in rows][-1] == BETTER
+    text = written["comparison.md"].read_text()
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    assert "- Better than the baseline: timesteps.name=speed" in text
+
+
+def test_a_search_with_one_seed_compares_nothing(tmp_path):
+    found = finished(tmp_path / "night", FILE.replace("seeds: 3\n", ""))
+    assert "comparison.png" not in outputs.write_all(found)
+
+
+def test_the_search_ends_with_the_comparison(found, capsys):
+    words = ["--resume", found.folder.name, "--storage", str(found.folder.parent)]
+    assert search.main(words) == 0
+    out = capsys.readouterr().out
+    assert "best_configuration: timesteps.name=speed" in out
+    assert "best_verdict: better" in out
+    table = out[out.index("\nconfiguration ") :]
+    assert "baseline" in table.splitlines()[2]
+    assert "Not told apart from the baseline: weighting.name=min_snr" in table
+    assert search.main([*words, "--json"]) == 0
+    block = json.loads(capsys.readouterr().out)
+    assert block["speedup"] == pytest.approx(20 / 15, abs=0.05)
+    assert [row["verdict"] for row in block["configurations"]].count(BETTER) == 2
+    assert block["conclusions"][0].startswith("Some differences")

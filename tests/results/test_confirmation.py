@@ -1,0 +1,244 @@
+"""The best of a search is run again: planted winners are named, planted noise is not."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tunediff import config as cfg
+from tunediff import export, record, results, search, space
+from tunediff.config import ConfigError
+from tunediff.report import outputs
+from tunediff.report.verdicts import block, confirmation_table, sentences
+from tunediff.report.words import plain_table
+from tunediff.results import confirmation, statistics
+from tunediff.tuning import confirming, experiment, resources
+
+FILE = {
+    "workload": "digits",
+    "budget": {"per_trial": "20s"},
+    "confirm": {"of": 2, "seeds": 4},
+    "trials": [{"loader.batch_size": size} for size in (32, 64, 256, 512)],
+}
+
+
+def write_trials(folder, wanted, ends, final=None):
+    """Journals of all points of a search: curves that fall to `ends[point's batch size]`, a function of the seed."""
+    for number, point in enumerate(wanted.points):
+        config = wanted.config(point)
+        journal = record.Journal(folder / "trials" / f"t{number:04d}")
+        journal.write(
+            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=point,
+            fingerprint=cfg.fingerprint(config), budget_s=20.0,
+        )  # fmt: skip
+        end = ends(config.loader.batch_size, config.seed)
+        for index in range(1, 5):
+            journal.write(
+                "point", index=index, train_s=5.0 * index, images=1000 * index, images_per_s=200.0,
+                frechet=end * (5 - index), label="FD (classifier)", seconds={"train": 5.0 * index},
+            )  # fmt: skip
+        if final is not None:
+            value = final(config.loader.batch_size, config.seed)
+            journal.write("final", train_s=20.0, frechet=value, label="FD (classifier)", kid=0.1)
+        journal.write("end", status="ok", seconds={"train": 20.0})
+
+
+def searched(tmp_path, ends, **changes):
+    content = FILE | changes
+    folder = tmp_path / "night"
+    wanted = space.parse(content, "night.yaml")
+    experiment.create(folder, wanted, content)
+    write_trials(folder, wanted, ends)
+    return results.read(folder)
+
+
+def confirmed(found, ends, final=None):
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, wanted, ends, final)
+    return confirmation.confirm(found, results.read(folder))
+
+
+def noise(size, seed, sd=0.05):
+    return math.exp(sd * np.random.default_rng(size * 7919 + seed).normal())
+
+
+# ------------------------------------------------------------------------------------------------------------ the runs
+def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
+    folder, wanted = confirming.prepare(found)
+    assert folder == found.folder / "confirm"
+    assert wanted.seeds == 4
+    assert wanted.alone
+    order = [(point["seed"], point["loader.batch_size"]) for point in wanted.points]
+    assert order == [(seed, size) for seed in range(1000, 1004) for size in (128, 64, 256)]
+    assert wanted.budget.per_trial_s == 20.0
+    assert resources.share(wanted, resources.Machine(16, 8)).slots == 1
+    assert resources.share(found.space, resources.Machine(16, 8)).slots == 8
+    again, same = confirming.prepare(found)  # as --resume does
+    assert (again, same.points) == (folder, wanted.points)
+    assert confirmation.latest(found) == folder
+
+
+def test_other_finalists_get_another_folder(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
+    confirming.prepare(found)
+    better = record.Journal(found.folder / "trials" / "t0004")
+    better.write("point", index=4, train_s=20.0, images=9, frechet=0.1, seconds={})
+    folder, wanted = confirming.prepare(results.read(found.folder))
+    assert folder.name == "confirm-2"
+    assert [point["loader.batch_size"] for point in wanted.points[:3]] == [128, 512, 64]
+
+
+def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
+    found = searched(tmp_path, lambda size, seed: 1.0, trials=[{"loader.batch_size": 128}])
+    assert confirming.prepare(found) is None
+
+
+# --------------------------------------------------------------------------------------------------------- the verdict
+def test_a_planted_winner_is_named(tmp_path):
+    worth = {32: 2.1, 64: 1.2, 128: 2.0, 256: 1.9, 512: 2.2}
+    found = searched(tmp_path, lambda size, seed: worth[size])
+    told = confirmed(found, lambda size, seed: worth[size] * noise(0, seed, 0.2) * noise(size, seed))
+    assert told.winner.changed == {"loader.batch_size": 64}
+    said = block(told)
+    assert said["confirmed"] == "yes"
+    assert said["winner"] == "loader.batch_size=64"
+    paired = told.paired(told.winner)
+    assert paired.low < -0.4 * 2.0 * 0.6
+    assert paired.high < 0
+    speedup, reached = told.speedup(told.winner)
+    assert reached == 4
+    assert 1 < speedup.low < speedup.mean < speedup.high
+    assert sentences(told)[0].startswith("loader.batch_size=64 wins")
+    assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
+
+
+def test_planted_noise_is_refused(tmp_path):
+    """The best of four equal configurations was lucky; on new seeds it is what the others are."""
+    found = searched(tmp_path, lambda size, seed: 2.0 * (0.7 if size == 256 else 1.0))
+    told = confirmed(found, lambda size, seed: 2.0 * noise(0, seed, 0.2) * noise(size, seed))
+    assert told.winner is None
+    said = block(told)
+    assert said["confirmed"] == "no"
+    assert "winner" not in said
+    first, _ = sentences(told)
+    assert first.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds")
+    bias = told.bias(next(group for group in told.compared.others if group.changed["loader.batch_size"] == 256))
+    assert bias[0] == pytest.approx(1.4)
+    assert bias[1] > 1.6
+
+
+def test_noise_is_seldom_a_winner_and_a_winner_seldom_missed(tmp_path):
+    """The whole decision over many searches: finalists are chosen for luck, as a search does."""
+    rng = np.random.default_rng(0)
+    false = missed = 0
+    for _ in range(300):
+        shared = rng.normal(0, 0.2, 3)
+        for gain in (1.0, 0.75):
+            values = np.exp(shared + rng.normal(0, 0.05, (3, 3)))
+            values[1] *= gain
+            verdicts = [d.verdict for d in statistics.differences(values)[0]]
+            if gain == 1.0:
+                false += statistics.BETTER in verdicts
+            else:
+                missed += verdicts[0] != statistics.BETTER
+    assert false <= 0.05 * 300
+    assert missed <= 0.1 * 300
+
+
+def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
+    told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
+    assert told.winner is None
+    assert told.speedup(told.leader) == (None, 0)
+    assert "confirmed_speedup" not in block(told)
+
+
+def test_estimates():
+    one = statistics.estimate([2.0])
+    assert (one.mean, one.low, one.runs) == (2.0, None, 1)
+    assert statistics.estimate([]) is None
+    plain = statistics.estimate([1.0, 2.0, 3.0])
+    assert (plain.mean, plain.high - plain.mean) == pytest.approx((2.0, 4.302653 / math.sqrt(3)))
+    ratio = statistics.estimate([1.0, 4.0], ratios=True)
+    assert ratio.mean == pytest.approx(2.0)
+    assert ratio.low * ratio.high == pytest.approx(4.0)
+
+
+def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
+    """By the search's own protocol 64 is better, at full protocol 256 is."""
+    changes = {"confirm": {"of": 2, "seeds": 3, "final": {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}}}
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0), **changes)
+    _, wanted = confirming.prepare(found)
+    assert wanted.final == {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
+    told = confirmed(
+        found,
+        lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0) * noise(size, seed, 0.01),
+        lambda size, seed: {64: 1.5, 256: 1.2}.get(size, 2.0) * noise(size, seed, 0.01),
+    )
+    assert told.metric == "final_frechet"
+    assert told.winner.changed == {"loader.batch_size": 256}
+    assert block(told)["confirmed_FD (classifier)"].startswith("1.2")
+    assert told.speedup(told.winner)[1] == 3  # by the curves
+
+
+# ------------------------------------------------------------------------------------------------------ files, command
+def test_tables_are_written(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
+    told = confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
+    written = outputs.confirmation(told)
+    assert "loader.batch_size=64 wins" in written["confirm.md"].read_text()
+    header, *rows = written["confirm.csv"].read_text().splitlines()
+    assert header.startswith("configuration,runs,mean,sd,difference,difference_low,difference_high,speedup")
+    assert len(rows) == 3
+
+
+def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys):
+    found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
+    confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
+    assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "confirmed: yes" in told
+    assert "loader.batch_size=64 wins: better than the baseline by more than the noise on 4 new seeds." in told
+    assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["winner"] == "loader.batch_size=64"
+    assert (found.folder / "confirm" / "comparison.png").exists()
+
+
+def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
+    """256 was best in the search; on new seeds 64 is."""
+    found = searched(tmp_path, lambda size, seed: {64: 1.2, 256: 1.1}.get(size, 2.0))
+    assert confirmation.choose(found, None).config["loader.batch_size"] == 256
+    told = confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
+    assert told.winner.changed == {"loader.batch_size": 64}
+    chosen = confirmation.choose(found, None)
+    assert chosen.config["loader.batch_size"] == 64
+    assert any(
+        "wins: better than the baseline" in line for line in export.provenance(found, chosen, tmp_path / "b.yaml")
+    )
+    assert confirmation.choose(found, "t0001").name == "t0001"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"confirm": 3}, "confirm: needs `key: value` lines"),
+        ({"confirm": {"of": 0}}, "confirm: of: 0 is not allowed; allowed: a whole number of at least 1"),
+        ({"confirm": {"seeds": 1}}, "confirm: seeds: 1 is not allowed; allowed: a whole number of at least 2"),
+        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, final"),
+        ({"confirm": {"final": {"loader.workers": 2}}}, "final: loader.workers: is not allowed; allowed: evaluation"),
+        ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
+        ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
+        ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
+        ({"alone": 1}, "alone: 1 is not allowed; allowed: true, false"),
+        (
+            {"confirm": {"final": {"evaluation.images": 100}}, "objective": "images_per_s"},
+            "images_per_s is no judgement",
+        ),
+    ],
+)
+def test_mistakes_are_refused(changes, message):
+    with pytest.raises(ConfigError, match="night.yaml") as refused:
+        space.parse(FILE | changes, "night.yaml")
+    assert message in str(refused.value)

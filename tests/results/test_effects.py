@@ -1,0 +1,62 @@
+"""Effects of knobs are means with their noise; fronts are what none beats."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.searches import make, write
+from tunediff import results
+from tunediff.results import effects, importance, journals, speed
+from tunediff.results.effects import ABOVE, TOO_FEW, WITHIN
+
+
+def test_effects_are_means_with_their_noise(tmp_path):
+    wanted = make(tmp_path / "night")
+    values = {"none": (2.0, 2.2, 1.9, 2.1), "bf16": (1.0, 1.2, 0.9, 1.1)}
+    trials = [(amp, value) for amp in values for value in values[amp]]
+    for number, (amp, value) in enumerate(trials):
+        point = {"precision.amp": amp, "optimizer.lr": 1e-3 + 1e-4 * (number % 4)}
+        write(tmp_path / "night", wanted, number, point, curve=((20.0, 4000, value),))
+    write(tmp_path / "night", wanted, 8, {"precision.amp": "bf16", "optimizer.lr": 2e-3}, curve=(), status="nan")
+    found = {effect.knob: effect for effect in effects.effects(journals.read(tmp_path / "night")[0])}
+    amp = found["precision.amp"]
+    assert [(level.label, level.objective.runs, level.failed) for level in amp.levels] == [
+        ("none", 4, 0),
+        ("bf16", 4, 1),
+    ]
+    for level in amp.levels:
+        logs = np.log(values[level.label])
+        mean, error = logs.mean(), logs.std(ddof=1) / 2
+        assert (level.objective.mean, level.objective.low) == pytest.approx((math.exp(mean), math.exp(mean - error)))
+    assert amp.p == pytest.approx(stats.f_oneway(*(np.log(v) for v in values.values())).pvalue)
+    assert (amp.verdict, found["optimizer.lr"].verdict) == (ABOVE, WITHIN)
+    assert amp.p_holm == pytest.approx(2 * amp.p), "two knobs were tested"
+    assert amp.spread == pytest.approx(math.exp(np.log(values["none"]).mean() - np.log(values["bf16"]).mean()))
+    assert "loader.batch_size" not in found, "it had one value"
+
+
+def test_a_range_is_cut_into_parts_of_equal_numbers(tmp_path):
+    wanted = make(tmp_path / "night")
+    for number, lr in enumerate(np.geomspace(1e-4, 1e-2, 20)):
+        write(tmp_path / "night", wanted, number, {"optimizer.lr": float(lr)}, curve=((20.0, 4000, float(lr)),))
+    (effect,) = effects.effects(journals.read(tmp_path / "night")[0])
+    assert [len(level.members) for level in effect.levels] == [4] * 5
+    assert effect.levels[0].label.startswith("1.00e-04 … ")
+    assert effect.levels[-1].label.endswith("0.01")
+    assert effect.verdict == ABOVE
+
+
+def test_few_trials_are_not_judged(night):
+    found = effects.effects(journals.read(night)[0])
+    assert {effect.verdict for effect in found} == {TOO_FEW}
+    assert importance.importance(journals.read(night)[0], speed.rate) is None
+
+
+def test_the_front_is_what_none_beats():
+    rng = np.random.default_rng(1)
+    points = [tuple(map(float, point)) for point in rng.integers(0, 12, (80, 2))]
+    brute = [not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points) for p in points]
+    assert results.front(points) == brute
+    assert results.front([]) == []

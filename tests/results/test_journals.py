@@ -1,0 +1,28 @@
+"""Journals of any content are read, or named and left out."""
+
+import json
+
+import pytest
+
+from tunediff.results import journals
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line | {"name": "../../elsewhere"},
+        lambda line: {key: value for key, value in line.items() if key != "config"},
+        lambda line: line | {"config": [1, 2]},
+        lambda line: line | {"config": line["config"] | {"seed": "none"}},
+        lambda line: line | {"drawn": {"loader.batch_size": {"deep": 1}}},
+        lambda line: line | {"time": "yesterday"},
+        lambda line: line | {"number": None},
+    ],
+)
+def test_journals_that_are_not_understood_are_named_and_left_out(night, change):
+    path = night / "trials" / "t0001" / "journal.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(change(json.loads(first))), *rest]) + "\n")
+    found, unreadable = journals.read(night)
+    assert [trial.name for trial in found.trials] == ["t0000", "t0002"]
+    assert list(unreadable) == ["t0001"]

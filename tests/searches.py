@@ -1,0 +1,98 @@
+"""Folders of searches made by hand."""
+
+import json
+import math
+
+import numpy as np
+from PIL import Image
+
+from tunediff import config as cfg
+from tunediff import space
+from tunediff.tuning import experiment
+
+FILE = {
+    "workload": "digits",
+    "budget": {"per_trial": "20s", "trials": 8},
+    "search": {
+        "loader.batch_size": [32, 64, 128, 256],
+        "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True},
+        "precision.amp": ["none", "bf16"],
+    },
+}
+PARTS = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optimizer", "ema", "other")
+
+
+def make(folder, content=FILE):
+    """The folder of a search that has no trial yet."""
+    wanted = space.parse(content, "night.yaml")
+    experiment.create(folder, wanted, content)
+    return wanted
+
+
+def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.0)), *, status="ok", **more):
+    """One journal, as text: `curve` holds (train_s, images, frechet); status None leaves it under way."""
+    drawn = wanted.expand(point or {}, "test")
+    drawn = more.pop("drawn", drawn)
+    config, name = wanted.config(drawn), f"t{number:04d}"
+    seconds = {"setup": 1.0, "compile": more.get("compile_s", 0.0), "data_wait": 0.5, "train": 19.5, "evaluation": 2.0}
+    lines = [
+        {
+            "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn, "budget_s": 20.0,
+            "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
+            "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}},
+        },
+        {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "images": 1797},
+    ]  # fmt: skip
+    for index, (train_s, images, frechet) in enumerate(curve, 1):
+        rate, size = more.get("rate", images / train_s), config.loader.batch_size
+        step = {f"step_{part}_s": size / rate / len(PARTS) for part in PARTS}
+        lines.append(
+            {
+                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "images": images,
+                "images_per_s": rate, "steps": images // size, "step_s": size / rate, **step,
+                "peak_memory_mib": 500.0 + number, "label": more.get("label", "FD (classifier)"),
+                "effective_weight": [1.0, 2.0], "seconds": seconds,
+            } | ({"frechet": frechet} if frechet is not None else {})
+        )  # fmt: skip
+    if status is not None:
+        lines.append({"event": "end", "time": 1030.0 + number, "status": status, "reason": more.get("reason", ""),
+                      "seconds": seconds})  # fmt: skip
+    place = folder / "trials" / name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+def random_points(wanted, count, seed=0):
+    """As a search without knowledge draws them."""
+    rng, points = np.random.default_rng(seed), []
+    for _ in range(count):
+        point = {}
+        for dimension in wanted.dimensions:
+            if not dimension.active(point):
+                continue
+            if dimension.choices is not None:
+                point[dimension.name] = dimension.choices[rng.integers(len(dimension.choices))]
+            else:
+                low, high = (math.log(end) if dimension.log else end for end in (dimension.low, dimension.high))
+                value = rng.uniform(low, high)
+                point[dimension.name] = math.exp(value) if dimension.log else value
+        points.append(point)
+    return points
+
+
+def night(folder):
+    """The baseline and a winner that is twice as fast, both with images."""
+    wanted = make(folder)
+    for number, point, curve in (
+        (0, {}, ((5.0, 1000, 8.0), (10.0, 2000, 4.0), (20.0, 4000, 2.0))),
+        (1, {"precision.amp": "bf16"}, ((5.0, 2000, 4.0), (10.0, 4000, 1.6), (20.0, 8000, 0.8))),
+        (2, {"loader.batch_size": 256}, ((5.0, 1200, 6.0), (10.0, 2400, 5.0), (20.0, 4800, 3.0))),
+    ):
+        place = write(folder, wanted, number, point, curve)
+        Image.new("L", (40, 40), 90 * number).save(place / "samples.png")
+    (folder / "sessions.jsonl").write_text(
+        json.dumps({"event": "begin", "time": 990.0, "command": "/x/tunediff/search.py digits --name night"}) + "\n"
+        + json.dumps({"event": "end", "time": 1090.0}) + "\n"
+    )  # fmt: skip
+    return folder

@@ -1,0 +1,178 @@
+"""Grids, lists, ladders, seeds: what is tried, in which order."""
+
+import optuna
+
+from tests.space.files import listed, parse
+from tunediff import space
+from tunediff.workloads.diffusion.knobs import LogitNormal, LossSecondMoment, Speed
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_baseline_is_first_even_if_not_listed():
+    loaded = parse(first=[{"loader.batch_size": 64}])
+    assert [point["loader.batch_size"] for point in loaded.candidates] == [128, 64]
+
+
+def test_the_baseline_of_a_searched_knob_can_be_given():
+    loaded = parse(baseline={"loader.batch_size": 64, "optimizer.lr": 2e-3}, first=[])
+    assert (loaded.baseline.loader.batch_size, loaded.candidates[0]["optimizer.lr"]) == (64, 2e-3)
+
+
+def test_grid_is_every_combination_that_is_possible():
+    grid = {
+        "loader.batch_size": [128, 96],
+        "parallel.workers": [1, 5],
+        "timesteps.name": ["uniform", "loss_second_moment"],
+        "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
+    }
+    loaded = listed(grid=grid)
+    # 5 workers divide neither batch: 2 batches × 1 world size × (uniform + 2 histories)
+    assert len(loaded.candidates) == 6 == loaded.budget.trials
+    assert loaded.candidates[0] == {"loader.batch_size": 128, "parallel.workers": 1, "timesteps.name": "uniform"}
+    assert len(loaded.skipped) == 6
+    assert (
+        "x.yaml: grid: loader.batch_size: 128 is not allowed: must be a multiple of parallel.workers"
+        in loaded.skipped[0]
+    )
+
+
+def test_trials_run_in_order_with_the_baseline_first():
+    trials = [{"precision.amp": "bf16"}, {"timesteps.name": "loss_second_moment", "timesteps.history": 5}, {}]
+    loaded = listed(trials=trials)
+    configs = [loaded.config(point) for point in loaded.candidates]
+    assert configs[0] == loaded.baseline
+    assert [c.precision.amp for c in configs] == ["none", "bf16", "none"]
+    assert configs[2].timesteps == LossSecondMoment(history=5)
+    assert len(configs) == 3
+
+
+def test_a_listed_point_may_name_a_members_knob_before_its_union():
+    loaded = listed(trials=[{"timesteps.history": 5, "timesteps.name": "loss_second_moment"}])
+    assert [dimension.name for dimension in loaded.dimensions] == ["timesteps.name", "timesteps.history"]
+    assert loaded.config(loaded.candidates[1]).timesteps == LossSecondMoment(history=5)
+
+
+def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
+    """`uniform_share` belongs to several samplers, each with a default of its own."""
+    trials = [
+        {"timesteps.name": "logit_normal", "timesteps.uniform_share": 0.05},
+        {"timesteps.name": "loss_second_moment"},
+        {"timesteps.name": "speed"},
+    ]
+    loaded = listed(trials=trials)
+    wanted = [LogitNormal(uniform_share=0.05), LossSecondMoment(), Speed()]
+    assert [loaded.config(point).timesteps for point in loaded.candidates[1:]] == wanted
+
+
+def test_probes_run_in_the_order_that_needs_the_fewest_worker_groups():
+    grid = {
+        "compile.mode": ["none", "default"],
+        "parallel.workers": [1, 2, 4],
+        "loader.batch_size": [64, 128],
+    }
+    changes = {"search": None, "first": None, "grid": grid, "budget": {"per_trial": "20s"}, "fixed": {}}
+    loaded = parse(objective="images_per_s", baseline={"parallel.workers": 2}, **changes)
+    order = [
+        tuple(point[name] for name in ("parallel.workers", "compile.mode", "loader.batch_size"))
+        for point in loaded.candidates
+    ]
+    assert order == [
+        (2, "none", 128), (2, "none", 64), (2, "default", 64), (2, "default", 128),
+        (1, "none", 64), (1, "none", 128), (1, "default", 64), (1, "default", 128),
+        (4, "none", 64), (4, "none", 128), (4, "default", 64), (4, "default", 128),
+    ]  # fmt: skip
+    as_written = parse(baseline={"parallel.workers": 2}, **changes).candidates
+    assert as_written[1] == {"compile.mode": "none", "parallel.workers": 1, "loader.batch_size": 64}
+
+
+# --------------------------------------------------------------------------------------------------------- ladders
+def laddered(rungs, **changes):
+    return listed(ladder=rungs, **changes)
+
+
+def test_a_ladder_climbs_and_then_tries_each_rung_alone():
+    rungs = {
+        "bf16": {"precision.amp": "bf16"},
+        "larger batch": {"loader.batch_size": 256, "optimizer.lr": 2e-3},
+        "resident": {"loader.resident": True},
+    }
+    loaded = laddered(rungs)
+    base = {"precision.amp": "none", "loader.batch_size": 128, "optimizer.lr": 1e-3, "loader.resident": False}
+    together = [
+        base | rungs["bf16"],
+        base | rungs["bf16"] | rungs["larger batch"],
+        base | rungs["bf16"] | rungs["larger batch"] | rungs["resident"],
+    ]
+    # the first rung is both, and runs once
+    assert list(loaded.candidates) == [base, *together, base | rungs["larger batch"], base | rungs["resident"]]
+    assert [(rung.name, rung.knobs) for rung in loaded.rungs] == list(rungs.items())
+    assert [rung.together for rung in loaded.rungs] == together
+    assert [rung.alone for rung in loaded.rungs] == [base | knobs for knobs in rungs.values()]
+    assert (loaded.kind, space.size(loaded), loaded.budget.trials, loaded.skipped) == ("ladder", 6, 6, ())
+
+
+def test_a_rung_that_cannot_stand_alone_is_left_out_with_its_reason():
+    rungs = {"compile": {"compile.mode": "default"}, "any size": {"compile.dynamic": True}}
+    loaded = laddered(rungs)
+    assert [point["compile.dynamic"] for point in loaded.candidates] == [False, False, True]
+    assert [rung.alone is None for rung in loaded.rungs] == [False, True]
+    assert loaded.skipped == (
+        "x.yaml: ladder: any size alone: compile.dynamic: True is not allowed: it needs a compile.mode other than none",
+    )
+
+
+def test_a_rung_that_needs_the_one_before_it_cannot_stand_alone():
+    loaded = laddered({"adaptive": {"timesteps.name": "joint_error"}, "bins": {"timesteps.bins": 10}})
+    assert [point.get("timesteps.bins") for point in loaded.candidates] == [None, 40, 10]
+    assert loaded.rungs[1].alone is None
+    assert "x.yaml: ladder: bins alone: timesteps.bins: belongs to timesteps.name" in loaded.skipped[0]
+
+
+def test_a_rung_that_changes_nothing_runs_nothing_new():
+    loaded = laddered({"nothing": {"precision.amp": "none"}, "bf16": {"precision.amp": "bf16"}})
+    assert [point["precision.amp"] for point in loaded.candidates] == ["none", "bf16"]
+
+
+def test_a_ladder_is_repeated_with_seeds():
+    loaded = laddered({"bf16": {"precision.amp": "bf16"}}, seeds=2)
+    assert [(point["seed"], point["precision.amp"]) for point in loaded.candidates] == [
+        (0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- seeds
+def test_points_are_repeated_seed_after_seed():
+    grid = {"timesteps.name": ["uniform", "stratified"]}
+    loaded = listed(grid=grid, seeds=3, fixed={"seed": 5})
+    assert [(point["seed"], point["timesteps.name"]) for point in loaded.candidates] == [
+        (5, "uniform"), (5, "stratified"), (6, "uniform"), (6, "stratified"), (7, "uniform"), (7, "stratified"),
+    ]  # fmt: skip
+    assert (loaded.seeds, loaded.budget.trials, space.size(loaded)) == (3, 6, 6)
+    assert loaded.config(loaded.candidates[0]) == loaded.baseline
+    assert [loaded.config(point).seed for point in loaded.candidates] == [5, 5, 6, 6, 7, 7]
+    assert loaded.dimensions[0].name == "seed"
+
+
+def test_repeated_points_come_out_as_written():
+    trials = [{"timesteps.name": "loss_second_moment", "timesteps.history": 2}, {"precision.amp": "bf16"}]
+    loaded = listed(trials=trials, seeds=2)
+    assert [point["seed"] for point in loaded.candidates] == [0, 0, 0, 1, 1, 1], "the baseline takes part in every seed"
+    study = optuna.create_study()
+    for point in loaded.candidates:
+        study.enqueue_trial(space.to_params(point))
+    draw = space.Draw(loaded.dimensions)
+    assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
+
+
+def test_limits_count_all_runs():
+    grid = {"timesteps.name": ["uniform", "stratified"]}
+    budget = {"per_trial": "20s", "trials": 3}
+    loaded = parse(search=None, first=None, grid=grid, budget=budget, seeds=2)
+    assert [point["seed"] for point in loaded.candidates] == [0, 0, 1]
+    assert loaded.budget.trials == 3
+
+
+def test_without_seeds_the_seed_is_no_dimension():
+    loaded = parse(search=None, first=None, grid={"timesteps.name": ["uniform"]}, budget={"per_trial": "20s"})
+    assert (loaded.seeds, [d.name for d in loaded.dimensions]) == (1, ["timesteps.name"])

@@ -1,0 +1,123 @@
+"""What is drawn is what the file says."""
+
+import math
+import pickle
+
+import optuna
+
+from tests.space.files import parse
+from tunediff import config as cfg
+from tunediff import space
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_draws_follow_when_and_stay_inside():
+    loaded = parse()
+    draw = pickle.loads(pickle.dumps(space.Draw(loaded.dimensions)))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [draw(study.ask()) for _ in range(60)]
+    for values in drawn:
+        adaptive = values["timesteps.name"] == "loss_second_moment"
+        assert ("timesteps.history" in values) == ("timesteps.uniform_share" in values) == adaptive
+        assert 5e-4 <= values["optimizer.lr"] <= 8e-3
+        loaded.config(values)
+    assert {values["loader.batch_size"] for values in drawn} == {64, 128}
+    # log: half of the draws below the geometric mean, 2e-3
+    below = sum(values["optimizer.lr"] < 2e-3 for values in drawn)
+    assert 18 <= below <= 42
+
+
+def test_first_points_are_completed_from_the_baseline():
+    baseline, second = parse().candidates
+    assert baseline == {"loader.batch_size": 128, "optimizer.lr": 1e-3, "timesteps.name": "uniform"}
+    assert second == {
+        "loader.batch_size": 64, "optimizer.lr": 1e-3, "timesteps.name": "loss_second_moment",
+        "timesteps.history": 10, "timesteps.uniform_share": 0.001,
+    }  # fmt: skip
+
+
+def test_enqueued_points_come_out_as_written():
+    loaded = parse()
+    study = optuna.create_study()
+    for point in loaded.candidates:
+        study.enqueue_trial(space.to_params(point))
+    draw = space.Draw(loaded.dimensions)
+    assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
+
+
+def test_lists_as_choices_survive_optuna(tmp_path):
+    search = {"model.multipliers": [[1, 2], [1, 2, 4]]}
+    loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}])
+    storage = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=storage)
+    study.enqueue_trial(space.to_params(loaded.candidates[1]))
+    values = space.Draw(loaded.dimensions)(study.ask())
+    assert loaded.config(values).model.multipliers == (1, 2, 4)
+
+
+def test_size():
+    assert space.size(parse()) == math.inf
+    search = {
+        "loader.batch_size": [64, 128],
+        "loader.workers": {"low": 0, "high": 8, "step": 2},
+        "timesteps.name": ["uniform", "loss_second_moment"],
+        "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
+    }
+    assert space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
+
+
+# ------------------------------------------------------------------------------------ when a union member's knob applies
+def searched(**spec):
+    search = {"timesteps.name": ["uniform", "joint_error", "speed"], "loader.resident": [False, True], **spec}
+    return {dimension.name: dimension for dimension in parse(search=search, first=[]).dimensions}
+
+
+def test_a_members_knob_applies_when_its_member_is_drawn():
+    when = searched(**{"timesteps.bins": [10, 20, 40]})["timesteps.bins"].when
+    assert when == (("timesteps.name", ("joint_error",)),), "gradient_norm has it as well, but is never drawn"
+    shared = searched(**{"timesteps.importance_correction": {"low": 0.0, "high": 1.0}})
+    assert shared["timesteps.importance_correction"].when == (("timesteps.name", ("speed", "joint_error")),)
+    assert not shared["timesteps.importance_correction"].active({"timesteps.name": "uniform"})
+
+
+def test_other_conditions_come_on_top():
+    spec = {"choice": [10, 40], "when": {"loader.resident": True}}
+    dimension = searched(**{"timesteps.bins": spec})["timesteps.bins"]
+    assert dict(dimension.when) == {"timesteps.name": ("joint_error",), "loader.resident": (True,)}
+    narrower = {"low": 0.0, "high": 1.0, "when": {"timesteps.name": "speed"}}
+    dimension = searched(**{"timesteps.importance_correction": narrower})["timesteps.importance_correction"]
+    assert dimension.when == (("timesteps.name", ("speed",)),)
+
+
+def test_a_member_that_is_fixed_needs_no_condition():
+    loaded = parse(fixed={"timesteps.name": "joint_error"}, search={"timesteps.bins": [10, 40]}, first=[])
+    assert [(dimension.name, dimension.when) for dimension in loaded.dimensions] == [("timesteps.bins", ())]
+    assert loaded.candidates == ({"timesteps.bins": 40},)
+
+
+# ----------------------------------------------------------------------------------------------- what a space says of itself
+def test_the_objective_is_the_workloads_unless_told_otherwise():
+    loaded = parse()
+    assert (loaded.metric, loaded.mode, loaded.label, loaded.evaluates) == ("frechet", "min", "FD", True)
+    assert loaded.workload is cfg.find("diffusion")
+    assert loaded.schema is loaded.baseline.schema is loaded.workload.schema
+    rate = parse(objective=["images_per_s", "worker_s"])
+    assert (rate.metric, rate.mode, rate.evaluates, rate.cost) == ("images_per_s", "max", False, "worker_s")
+    assert parse(objective={"mode": "min"}).metric == "frechet"
+
+
+def test_what_differs_from_the_baseline():
+    loaded = parse()
+    assert loaded.changed(loaded.candidates[0]) == {}
+    changed = {"loader.batch_size": 64, "timesteps.name": "loss_second_moment"}
+    own = {name: value for name, value in cfg.flat(loaded.config(changed)).items() if name.startswith("timesteps.")}
+    assert loaded.changed(changed) == {"loader.batch_size": 64, **own}
+    assert loaded.changed(loaded.config(changed)) == loaded.changed(changed)
+    assert loaded.changed(cfg.flat(loaded.config(changed))) == loaded.changed(changed), "as a record keeps it"
+
+
+def test_another_ruler_may_change_what_no_search_varies():
+    loaded = parse(final={"evaluation.images": 64}, confirm={"of": 1, "final": {"evaluation.sampler": "ddpm"}})
+    assert (loaded.final, loaded.confirm.final) == ({"evaluation.images": 64}, {"evaluation.sampler": "ddpm"})
+    assert (loaded.confirm.of, loaded.confirm.seeds) == (1, 3)

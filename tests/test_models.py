@@ -1,0 +1,210 @@
+"""Models found by what a user calls them."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.training.conftest import tiny
+from tunediff import config as cfg
+from tunediff import models, record
+from tunediff.clock import Budget
+from tunediff.data import images as data
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.unet import UNet
+from tunediff.training import loop
+from tunediff.distributed import World
+
+SPACE = {
+    "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
+    "fixed": {name: value for name, value in cfg.flat(tiny()).items() if value != cfg.flat(cfg.workload("digits"))[name]},
+    "search": {"model.blocks": [1, 2, 3]},
+}  # fmt: skip
+
+
+def network(config, seed=0):
+    """A network whose output depends on its seed; a new one returns zero."""
+    torch.manual_seed(seed)
+    net = UNet(config.model, config.data.channels, config.data.image_size)
+    torch.nn.init.normal_(net.output.weight, std=0.05)
+    return net.eval().requires_grad_(False)
+
+
+def run_folder(folder, config, seed=0, **point):
+    """A finished training as it lies on disk."""
+    journal = record.Journal(folder)
+    journal.write(
+        "start", name=folder.name, number=0, config=cfg.flat(config), drawn={}, fingerprint=cfg.fingerprint(config),
+        budget_s=3.0, environment=environment.describe(),
+    )  # fmt: skip
+    if point:
+        journal.write("point", index=1, train_s=3.0, images=10, images_per_s=3.0, label="FD", seconds={}, **point)
+    journal.write("end", status="ok", reason="", seconds={"train": 3.0}, steps=3, peak={})
+    save_file(network(config, seed).state_dict(), folder / "ema.safetensors")
+    return folder
+
+
+def search_folder(folder):
+    """A search of three trials, the second of which is the best."""
+    folder.mkdir(parents=True)
+    (folder / "search.yaml").write_text(yaml.safe_dump(SPACE))
+    for number, value in enumerate([5.0, 2.0, 3.0]):
+        run_folder(folder / "trials" / f"t{number:04d}", tiny(model__blocks=number + 1), number, frechet=value)
+    return folder
+
+
+def same(found, state):
+    """Whether the network that was found has these weights and can only be used."""
+    net = found.network("cpu")
+    assert not net.training
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    return all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A training folder with a true checkpoint."""
+    folder, config = tmp_path / "run", tiny()
+    world, images = World(0, 1, torch.device("cpu")), data.load(config.data)
+    run_folder(folder, config)
+    outcome = loop.train(config, Budget(images=320), images, None, world, folder, lambda point: True)
+    save_file(outcome.ema.state_dict(), folder / "ema.safetensors")
+    return folder, config
+
+
+def test_a_training_finished_or_not(trained, tmp_path):
+    folder, config = trained
+    found = models.find(str(folder))
+    assert (found.kind, found.name, found.folder) == ("run", "run", folder)
+    assert (found.weights, found.config) == (folder / "ema.safetensors", config)
+    averaged = load_file(folder / "ema.safetensors")
+    assert same(found, averaged)
+    assert models.find("run", folder.parent) == found
+
+    shutil.copytree(folder, tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "ema.safetensors").unlink()
+    found = models.find("unfinished", tmp_path)
+    assert found.weights.name == "checkpoint.pt"
+    assert same(found, averaged), "the average, not the weights that are trained"
+
+    shutil.copy(folder / "checkpoint.pt", tmp_path)  # alone, it says itself what it is
+    found = models.find(str(tmp_path / "checkpoint.pt"))
+    assert found.config == config
+    assert same(found, averaged)
+
+
+def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
+    folder = search_folder(tmp_path / "night")
+    weights = [network(tiny(model__blocks=n + 1), n).state_dict() for n in range(3)]
+    best = models.find("night", tmp_path)
+    assert (best.name, best.folder, best.kind) == ("night-t0001", folder / "trials" / "t0001", "run")
+    assert best.config.model.blocks == 2
+    assert same(best, weights[1])
+    assert models.find(str(folder)) == best
+    for what in ("night/t0002", str(folder / "t0002"), str(folder / "trials" / "t0002")):
+        assert (found := models.find(what, tmp_path)).name == "night-t0002"
+    assert same(found, weights[2])
+
+    (folder / "best.yaml").write_text(cfg.dump(best.config, ["trial t0001"]))
+    shutil.copy(best.weights, folder / "best.safetensors")
+    for what in ("best.yaml", "best.safetensors"):
+        found = models.find(str(folder / what))
+        assert (found.kind, found.name, found.folder, found.config) == ("weights", "best", folder, best.config)
+        assert same(found, weights[1])
+    shutil.copy(best.weights, tmp_path / "other.safetensors")
+    with pytest.raises(
+        cfg.ConfigError, match=r"other.safetensors: weights without a configuration; looked for .*config.yaml"
+    ):
+        models.find(str(tmp_path / "other.safetensors"))
+    (tmp_path / "config.yaml").write_text(cfg.dump(best.config))
+    assert same(models.find(str(tmp_path / "other.safetensors")), weights[1])
+    with pytest.raises(
+        cfg.ConfigError, match=r"config.yaml: a configuration without weights; looked for .*config.safetensors"
+    ):
+        models.find(str(tmp_path / "config.yaml"))
+
+
+def test_pipelines_nested_and_flat(tmp_path):
+    config = tiny(process__prediction="v")
+    state = network(config).state_dict()
+    handoff.write_pipeline(tmp_path / "nested", config, state)
+    (tmp_path / "flat").mkdir()
+    for file in ("unet/config.json", "unet/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json"):
+        shutil.copy(tmp_path / "nested" / file, tmp_path / "flat")
+    for name in ("nested", "flat"):
+        found = models.find(name, tmp_path)
+        assert (found.kind, found.name, found.folder) == ("diffusers", name, tmp_path / name)
+        assert (found.config.model, found.config.process) == (config.model, config.process)
+        assert (found.config.data.image_size, found.config.data.channels) == (8, 1)
+        assert found.weights.name == "diffusion_pytorch_model.safetensors"
+        assert same(found, state)
+
+
+def test_unknown_names_come_with_their_neighbours(tmp_path):
+    search_folder(tmp_path / "night")
+    run_folder(tmp_path / "train-digits", tiny())
+    (tmp_path / "notes").mkdir()
+
+    def refused(what, storage=tmp_path):
+        with pytest.raises(cfg.ConfigError) as error:
+            models.find(what, storage)
+        return str(error.value)
+
+    assert "nigth: no such file or folder, and no training or search of that name in" in refused("nigth")
+    assert "did you mean night" in refused("nigth")
+    assert "night/t0002" in refused("night/t0009")
+    assert "there are: night, night/t0000, night/t0001, night/t0002, train-digits" in refused("zzz")
+    assert "there are: none" in refused("zzz", tmp_path / "nowhere")
+    assert "notes: no model in this folder; looked for a search (search.yaml), a training" in refused("notes")
+    (tmp_path / "notes" / "a.txt").write_text("")
+    assert "a.txt: no model; allowed: .yaml, .safetensors, checkpoint.pt or a folder" in refused(
+        str(tmp_path / "notes/a.txt")
+    )
+
+
+def test_what_has_no_weights_yet_says_so(tmp_path):
+    folder = search_folder(tmp_path / "night")
+    for trial in folder.glob("trials/*"):
+        lines = (trial / "journal.jsonl").read_text().splitlines()
+        (trial / "journal.jsonl").write_text("\n".join(line for line in lines if '"end"' not in line) + "\n")
+    with pytest.raises(cfg.ConfigError, match="night: no trial has a result yet"):
+        models.find("night", tmp_path)
+    (folder / "trials" / "t0000" / "ema.safetensors").unlink()
+    with pytest.raises(cfg.ConfigError, match="t0000: no weights yet; a training writes checkpoint.pt"):
+        models.find("night/t0000", tmp_path)
+
+
+def test_damaged_and_foreign_weights_are_refused(tmp_path):
+    folder = run_folder(tmp_path / "run", tiny())
+    file = folder / "ema.safetensors"
+    save_file(network(tiny(model__channels=16)).state_dict(), file)
+    with pytest.raises(cfg.ConfigError, match=f"{file}: time.linear1.weight has shape 64×16; the U-Net .* has 32×8"):
+        models.find("run", tmp_path).network("cpu")
+    file.write_bytes(b"torn")
+    with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged"):
+        models.find("run", tmp_path).network("cpu")
+    file.unlink()
+    (folder / "checkpoint.pt").write_bytes(b"torn")
+    with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is damaged"):
+        models.find("run", tmp_path).network("cpu")
+    assert (folder / "checkpoint.pt").exists(), "only a training may put a damaged checkpoint aside"
+    torch.save({"ema": 3}, folder / "checkpoint.pt")
+    with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is no checkpoint of a training; it has no ema"):
+        models.find("run", tmp_path).network("cpu")
+
+
+def test_finding_needs_no_torch(tmp_path):
+    search_folder(tmp_path / "night")
+    handoff.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())
+    program = (
+        "import sys; from pathlib import Path; from tunediff import models\n"
+        "print([models.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002', 'pipeline')])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['night-t0001', 'night-t0002', 'pipeline']\n"

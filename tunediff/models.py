@@ -1,0 +1,176 @@
+"""Finds a saved model by what a user calls it: a training, a search, an exported file, a pipeline of diffusers.
+
+Finding reads configurations only; torch is imported when the weights are wanted, or when the configuration itself is
+inside a checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunediff import cli, record
+from tunediff import config as cfg
+from tunediff.config import Config, ConfigError
+from tunediff.workloads.diffusion import handoff
+
+if TYPE_CHECKING:
+    import torch
+
+    from tunediff.workloads.diffusion.unet import UNet
+
+# What a training leaves (tunediff.training.checkpoint, which imports torch).
+_WEIGHTS, _CHECKPOINT, _CONFIG = "ema.safetensors", "checkpoint.pt", "config.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A model on disk."""
+
+    config: Config
+    """Of a pipeline of diffusers, data, model and process; the rest are defaults."""
+    weights: Path
+    """The file that holds them."""
+    kind: Literal["run", "weights", "diffusers"]
+    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration;
+    `diffusers`: a pipeline folder."""
+    name: str
+    """For file names: `train-digits`, `night-t0003`, `best`."""
+    folder: Path
+    """Where results about it are written unless told otherwise."""
+
+    def network(self, device: torch.device | str) -> UNet:
+        """The network with its averaged (EMA) weights in evaluation mode, without gradients.
+
+        Raises `ConfigError` when the file is damaged or holds the weights of another network.
+        """
+        from tunediff.workloads.diffusion.unet import UNet
+
+        if self.kind == "diffusers":
+            _, weights = handoff.read_unet(self.weights.parent)
+        elif self.weights.suffix == ".safetensors":
+            weights = handoff.read_weights(self.weights)
+        else:
+            weights = _of_checkpoint(self.weights, "ema")
+        handoff.check_fit(weights, self.config, str(self.weights))
+        network = UNet(self.config.model, self.config.data.channels, self.config.data.image_size)
+        network.load_state_dict(weights)
+        return network.to(device).eval().requires_grad_(False)
+
+
+def find(what: str, storage: Path = cli.STORAGE) -> Saved:
+    """The model that `what` names, as a path or as a name in `storage`.
+
+    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint; `checkpoint.pt` itself
+    - a search: its best trial; `NAME/t0003`: that trial
+    - an exported `best.yaml` with `best.safetensors` beside it
+    - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
+    - a folder of diffusers: a pipeline, nested or flat
+
+    Raises `ConfigError` saying what was looked for and which names are near.
+    """
+    paths = [path for path in _candidates(what, storage) if path.exists()]
+    for path in paths:
+        if path.is_file():
+            return _of_file(path)
+        if (path / "search.yaml").is_file():
+            return _best_of(path)
+        if any((path / name).is_file() for name in (record.JOURNAL, _WEIGHTS, _CHECKPOINT)):
+            return _of_run(path)
+        if handoff.is_pipeline(path):
+            return _of_pipeline(path)
+    if paths:
+        raise ConfigError(
+            f"{what}: no model in this folder; looked for a search (search.yaml), a training ({record.JOURNAL}, "
+            f"{_WEIGHTS}, {_CHECKPOINT}) and a pipeline of diffusers (model_index.json, config.json)"
+        )
+    names = list(_names(storage))
+    near = difflib.get_close_matches(what, names, n=5, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names[:20]) or 'none'}"
+    raise ConfigError(f"{what}: no such file or folder, and no training or search of that name in {storage}; {hint}")
+
+
+def _candidates(what: str, storage: Path) -> Iterator[Path]:
+    for path in (Path(what).expanduser(), storage / what):
+        yield path
+        yield path.parent / "trials" / path.name  # NAME/t0003
+
+
+def _names(storage: Path) -> Iterator[str]:
+    for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
+        if (folder / "search.yaml").is_file():
+            yield folder.name
+            yield from (
+                f"{folder.name}/{journal.parent.name}" for journal in sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
+            )
+        elif (folder / record.JOURNAL).is_file() or handoff.is_pipeline(folder):
+            yield folder.name
+
+
+def _best_of(search: Path) -> Saved:
+    from tunediff import results
+    from tunediff.results import confirmation
+
+    best = confirmation.choose(results.read(search.absolute()), None)
+    return _of_run(search / "trials" / best.name)
+
+
+def _of_run(folder: Path) -> Saved:
+    weights = next((folder / name for name in (_WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
+    if weights is None:
+        raise ConfigError(f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation")
+    if (known := record.read_trial(folder)) is not None:
+        config = cfg.from_dict(cfg.nest(known.config), str(folder / record.JOURNAL))
+    elif (folder / _CONFIG).is_file():
+        config = cfg.load(folder / _CONFIG)
+    elif weights.name == _CHECKPOINT:
+        config = cfg.from_dict(_of_checkpoint(weights, "config"), str(weights))
+    else:
+        raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {_CONFIG}")
+    return Saved(config, weights, "run", _name_of_run(folder), folder)
+
+
+def _name_of_run(folder: Path) -> str:
+    place = folder.absolute()
+    return f"{place.parent.parent.name}-{place.name}" if place.parent.name == "trials" else place.name
+
+
+def _of_file(path: Path) -> Saved:
+    if path.suffix in (".yaml", ".yml"):
+        config, weights = path, path.with_suffix(".safetensors")
+        if not weights.is_file():
+            raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
+    elif path.suffix == ".safetensors":
+        if path.name == _WEIGHTS and (path.parent / record.JOURNAL).is_file():
+            return _of_run(path.parent)
+        beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
+        found = next((candidate for candidate in beside if candidate.is_file()), None)
+        if found is None:
+            looked = ", ".join(str(candidate) for candidate in beside)
+            raise ConfigError(f"{path}: weights without a configuration; looked for {looked}")
+        config, weights = found, path
+    elif path.suffix == ".pt":
+        config_inside = cfg.from_dict(_of_checkpoint(path, "config"), str(path))
+        return Saved(config_inside, path, "run", _name_of_run(path.parent), path.parent)
+    else:
+        raise ConfigError(f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder")
+    return Saved(cfg.load(config), weights, "weights", weights.stem, weights.parent)
+
+
+def _of_pipeline(folder: Path) -> Saved:
+    values = handoff.read_config(folder)
+    values["evaluation.steps"] = min(Config().evaluation.steps, values["process.steps"])
+    if values["data.image_size"] < 16:  # Inception says nothing about such images
+        values["evaluation.extractor"] = "classifier"
+    config = cfg.override(Config(), values, where=str(folder))
+    return Saved(config, handoff.weights_file(folder), "diffusers", folder.absolute().name, folder)
+
+
+def _of_checkpoint(path: Path, key: str) -> dict[str, Any]:
+    content = handoff.read_weights(path).get(key)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is no checkpoint of a training; it has no {key}")
+    return content

@@ -1,0 +1,215 @@
+"""What to try next, from what a profile has measured: each rule gives knobs, a reason with its number, and a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.cli import number, seconds
+from tunediff.config import ConfigError, Systems
+from tunediff.profiling.result import Advice, Profile, held_mib
+from tunediff.profiling.tables import milliseconds, percent
+
+WAIT, RESERVE, OPTIMIZER, SAMPLER = 0.05, 1.5, 0.10, 0.10
+"""From which share of the step (or below which ratio of loader to model) a rule speaks."""
+BUSY, CONVOLUTIONS, GAIN, EQUAL, USEFUL = 0.7, 0.3, 1.05, 0.97, 1.2
+
+
+def amdahl(share: float, factor: float = math.inf) -> float:
+    """The speed-up of the whole when a share of the step becomes so many times as fast, or takes no time at all."""
+    share = min(share, 0.999)
+    return 1 / (1 - share + share / factor)
+
+
+def advise(found: Profile, config: Systems) -> list[Advice]:
+    """What to try next: first what was measured, then by the bound; empty when nothing stands out.
+
+    `found`: a profile of `config`. Nothing is advised that is on already, that the configuration does not allow, or
+    that changes nothing on the device.
+    """
+    given = [advice for rule in RULES for advice in rule(found, config) if _possible(advice.change, found, config)]
+    return sorted(given, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
+
+
+def _possible(change: dict[str, Any], found: Profile, config: Systems) -> bool:
+    try:
+        changed = cfg.override(config, change)
+    except ConfigError:  # not allowed, or no knob of this configuration
+        return False
+    without_effect = cfg.not_effective(changed, found["device"]["type"])
+    return bool(cfg.differences(changed, config)) and not any(name in without_effect for name in change)
+
+
+# -------------------------------------------------------------------------------------------------------------- shares
+def share(found: Profile, *parts: str) -> float:
+    """The share of the step that these parts take."""
+    return sum(found["step"]["parts_s"].get(part, 0.0) for part in parts) / found["step"]["step_s"]
+
+
+def _said(found: Profile, *parts: str) -> str:
+    """`22 % of the step (7.1 ms)`."""
+    taken = share(found, *parts)
+    return f"{percent(taken)} of the step ({milliseconds(taken * found['step']['step_s'])})"
+
+
+def _set(config: Systems, knob: str) -> Any:
+    """The value of a knob that not every workload has; None without it."""
+    return cfg.flat(config).get(knob)
+
+
+def _cuda(found: Profile) -> bool:
+    return found["device"]["type"] == "cuda"
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+def waiting_for_images(found: Profile, config: Systems) -> Iterator[Advice]:
+    """Images come too late."""
+    if config.loader.resident or (waited := share(found, "data_wait")) <= WAIT:
+        return
+    reason, device = f"waiting for images is {_said(found, 'data_wait')}", found["device"]
+    if not _cuda(found) or found["images"]["mib"] < 0.1 * device["memory_mib"]:
+        size = number(found["images"]["mib"])
+        yield Advice({"loader.resident": True}, f"{reason}; all images take {size} MiB", amdahl(waited))
+    more = min(max(2, 2 * config.loader.workers), device["cores"])
+    if more > config.loader.workers and (_cuda(found) or config.loader.workers):
+        yield Advice({"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited))
+
+
+def little_reserve(found: Profile, config: Systems) -> Iterator[Advice]:
+    """The loader keeps up, just."""
+    ratio, workers = found["feed_ratio"], config.loader.workers
+    if ratio is None or ratio >= RESERVE or share(found, "data_wait") > WAIT:
+        return
+    if workers < (more := min(2 * workers, found["device"]["cores"])):
+        reason = f"the loader feeds only {ratio:.1f}× what the model eats"
+        yield Advice({"loader.workers": more}, f"{reason}: anything that makes the model faster waits for it")
+
+
+def copying(found: Profile, config: Systems) -> Iterator[Advice]:
+    """Batches reach the GPU slowly."""
+    if config.loader.resident or not _cuda(found) or (copied := share(found, "host_to_device")) <= WAIT:
+        return
+    reason = f"bringing images to the GPU is {_said(found, 'host_to_device')}"
+    if config.loader.transfer == "float32":
+        yield Advice({"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied))
+    yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
+
+
+def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
+    """The batch-size sweep: a larger batch is faster, or a smaller one no slower."""
+    rows = {row["batch_size"]: row["images_per_s"] for row in found["sweep"]["rows"]} if found["sweep"] else {}
+    own = config.loader.batch_size
+    if own not in rows or len(rows) < 2:
+        return
+    size = next(size for size, rate in rows.items() if rate >= 0.95 * max(rows.values()))
+    change: dict[str, Any] = {}
+    if size > own and rows[size] / rows[own] > GAIN:
+        change = {"optimizer.lr_scaling": "sqrt"} if _set(config, "optimizer.lr_scaling") == "none" else {}
+        so = f"; but {size / own:g}× fewer updates per image: judge it by what it learns per second"
+    else:
+        size = min(size for size, rate in rows.items() if size <= own and rate >= EQUAL * rows[own])
+        so = f", with {own / size:g}× the updates per image"
+    if size != own:
+        reason = f"{number(rows[size])} images/s instead of {number(rows[own])}{so}"
+        yield Advice({"loader.batch_size": size, **change}, reason, rows[size] / rows[own], measured=True)
+
+
+def fused_optimizer(found: Profile, config: Systems) -> Iterator[Advice]:
+    """The update is a large part of the step."""
+    if _set(config, "optimizer.implementation") != "fused" and (taken := share(found, "optimizer")) > OPTIMIZER:
+        yield Advice({"optimizer.implementation": "fused"}, f"the update is {_said(found, 'optimizer')}", amdahl(taken))
+
+
+def adaptive_sampler(found: Profile, config: Systems) -> Iterator[Advice]:
+    """A sampler that looks ahead costs passes of its own."""
+    interval = _set(config, "timesteps.interval")
+    if interval is not None and (taken := share(found, "sampler")) > SAMPLER:
+        reason = f"the timestep sampler is {_said(found, 'sampler')}; half as many updates of its policy"
+        yield Advice({"timesteps.interval": 2 * interval}, reason, amdahl(taken / 2))
+
+
+def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
+    """Arithmetic in float32 on hardware that has faster units."""
+    computing, gains = share(found, "forward", "backward"), found["format_gains"]
+    if config.precision.amp != "none" or computing < 0.5:
+        return
+    reason = f"forward and backward are {_said(found, 'forward', 'backward')}, in float32"
+    if "peak_share" in found["step"]:
+        reason += f" at {percent(found['step']['peak_share'])} of the fastest product"
+    amp = next((name for name in ("bf16", "fp16") if gains.get(name, 0.0) > USEFUL), None)
+    layout = {"model.channels_last": True} if _cuda(found) else {}
+    # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up to a factor of 2.
+    for name, least, change in (
+        (amp, 2.0, {"precision.amp": amp, **layout}),
+        ("tf32" if config.precision.matmul == "highest" else None, 1.0, {"precision.matmul": "high"}),
+    ):
+        if name is not None and (gain := gains.get(name, 0.0)) > USEFUL:
+            faster = f"{reason}; a product in {name} is {gain:.1f}× as fast here"
+            yield Advice(change, faster, amdahl(computing, max(least, gain)))
+
+
+def convolutions(found: Profile, config: Systems) -> Iterator[Advice]:
+    """Most of the time is convolutions: memory format and choice of algorithm decide."""
+    taken = found["operations"]["convolution_share"] * share(found, "forward", "backward")
+    if taken < CONVOLUTIONS:
+        return
+    reason = f"convolutions are about {percent(taken)} of the step"
+    # On a GPU in float32 the rule on number formats has it already, together with AMP.
+    if _set(config, "model.channels_last") is False and not (_cuda(found) and config.precision.amp == "none"):
+        yield Advice({"model.channels_last": True}, f"{reason}; NHWC is often their faster order", amdahl(taken))
+    if not config.precision.cudnn_benchmark:
+        yield Advice({"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken))
+
+
+def launch_bound(found: Profile, config: Systems) -> Iterator[Advice]:
+    """The GPU waits for the host to launch its kernels."""
+    busy = found.get("device_busy_share", 1.0)
+    if busy < BUSY and config.compile.mode not in ("reduce-overhead", "max-autotune"):
+        reason = f"the GPU computes {percent(busy)} of the time; the rest it waits to be told"
+        graphs = f"{reason}; CUDA graphs launch all at once"
+        yield Advice({"compile.mode": "reduce-overhead"}, graphs, 1 / max(busy, 0.01))
+
+
+def compiling(found: Profile, config: Systems) -> Iterator[Advice]:
+    """What the break-even of torch.compile says."""
+    cost = found["compile"]
+    if "skipped" in cost or "failed" in cost:
+        return
+    paid, speedup = cost["break_even"], cost["speedup"]
+    if config.compile.mode == "none" and paid is not None and not cost["within_noise"]:
+        reason = (
+            f"it pays after {seconds(paid['seconds'])} or {paid['images']:,.0f} images: for budgets well above that"
+        )
+        yield Advice({"compile.mode": cost["mode"]}, reason, speedup, measured=True)
+    if config.compile.mode != "none" and paid is None:
+        reason = f"compiled it is no faster ({speedup:.2f}×) and costs {seconds(cost['compile_s'])} at the start"
+        off = {"compile.mode": "none", "compile.dynamic": False, "compile.scope": "model"}
+        yield Advice(off, reason, 1 / speedup, measured=True)
+
+
+def memory(found: Profile, config: Systems) -> Iterator[Advice]:
+    """Too little memory, or memory saved that is not needed."""
+    used = held_mib(found["step"]) / found["device"]["memory_limit_mib"]
+    levels = _set(config, "model.checkpoint_levels") or []
+    said, passes = f"training takes {percent(used)} of the memory it may have", config.loader.accumulation
+    if used > 0.85 and 0 not in levels:
+        yield Advice({"model.checkpoint_levels": [0, *levels]}, f"{said}; slower, but room for a larger batch")
+    if used < 0.5 and levels:
+        yield Advice({"model.checkpoint_levels": []}, f"{said}: nothing needs to be computed twice", 4 / 3)
+    if passes > 1 and used * passes < 0.8:
+        yield Advice({"loader.accumulation": 1}, f"{said}: the batch needs no {passes} passes")
+
+
+def more_gpus(found: Profile, config: Systems) -> Iterator[Advice]:
+    """There are GPUs that do nothing."""
+    gpus = found["device"]["gpus"]
+    if gpus > 1 and config.parallel.workers == 1 and config.loader.batch_size % gpus == 0:
+        yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used", float(gpus))
+
+
+RULES: tuple[Callable[[Profile, Systems], Iterator[Advice]], ...] = (
+    waiting_for_images, little_reserve, copying, batch_size, fused_optimizer, adaptive_sampler, number_formats,
+    convolutions, launch_bound, compiling, memory, more_gpus,
+)  # fmt: skip

@@ -1,0 +1,86 @@
+"""What torch.compile costs and gains, and after how much training it has paid."""
+
+from __future__ import annotations
+
+import concurrent.futures.process
+import math
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunediff import config as cfg
+from tunediff.config import Systems
+from tunediff.profiling.measure import Bench, in_a_line, spread
+from tunediff.profiling.result import CompileCost, Failed, Speed
+
+
+def compile_cost(config: Systems, steps: int, scratch: Path) -> CompileCost | Failed:
+    """Eager against compiled, one after the other in a process of its own with an empty cache of compiled code.
+
+    `mode` is the configuration's, or `default` where it compiles nothing. `failed` holds the reason when there is no
+    result.
+    """
+    mode = config.compile.mode if config.compile.mode != "none" else "default"
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".compiled-", ignore_cleanup_errors=True) as cache:
+        try:
+            with concurrent.futures.ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn"), _begin, (cache, torch.get_num_threads())
+            ) as pool:
+                eager, compiled = pool.submit(_eager_and_compiled, cfg.to_dict(config), mode, steps).result()
+        except concurrent.futures.process.BrokenProcessPool:
+            return {"mode": mode, "failed": "the process that compiled was killed"}
+        except Exception as error:  # no C++ compiler, an operation that cannot be compiled, …
+            return {"mode": mode, "failed": in_a_line(error)}
+    return compared(mode, eager, compiled)
+
+
+def _begin(cache: str, threads: int) -> None:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    torch.set_num_threads(threads)
+
+
+def _eager_and_compiled(nested: dict[str, Any], mode: str, steps: int) -> tuple[list[Speed], Speed]:
+    """In the process of `compile_cost`: what `speed` measures without, with and once more without torch.compile."""
+    config = cfg.from_dict(nested, where="profile")
+    bench = Bench.of(config)
+    eager = cfg.override(config, {"compile.mode": "none", "compile.scope": "model", "compile.dynamic": False})
+    bench.speed(eager, 2, segments=1)  # libraries load once per process, whatever the mode
+    before = bench.speed(eager, steps)
+    compiled = bench.speed(cfg.override(config, {"compile.mode": mode}), steps)
+    return [before, bench.speed(eager, steps)], compiled
+
+
+def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
+    """Measurements and what follows: the speed-up, whether it is larger than their spread, the break-even.
+
+    `eager` was measured before and after: how far the two are apart is part of the spread.
+    """
+    rates = [one["images_per_s"] for one in eager]
+    rate, faster = statistics.fmean(rates), compiled["images_per_s"]
+    noise = math.hypot(max(rates) - min(rates), spread(*eager, compiled))
+    # compile_s is compilation and the first step, which an eager training has as well.
+    seconds = max(0.0, compiled["compile_s"] - eager[-1]["first_step_s"])
+    return {
+        "mode": mode, "eager_images_per_s": rate, "compiled_images_per_s": faster, "speedup": faster / rate,
+        "within_noise": abs(faster - rate) <= 2 * noise, "compile_s": seconds,
+        "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
+        "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
+        "disturbed": any(one["disturbed"] for one in (*eager, compiled)),
+    }  # fmt: skip
+
+
+def break_even(eager: float, compiled: float, compile_s: float) -> dict[str, float] | None:
+    """Images and training seconds after which compiling has paid; None when it never does.
+
+    `eager`, `compiled`: images/s; n images take n/eager, or compile_s + n/compiled. The seconds include compiling.
+    """
+    if compiled <= eager:
+        return None
+    images = compile_s / (1 / eager - 1 / compiled)
+    return {"images": images, "seconds": images / eager}

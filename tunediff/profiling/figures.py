@@ -1,0 +1,114 @@
+"""Pictures of a profile, as PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no window, also where there is a screen
+import matplotlib.pyplot as plt
+from matplotlib import ticker
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from tunediff.profiling.result import Profile, Sweep, held_mib
+from tunediff.profiling.tables import OWNERS, PARTS, mebibytes, milliseconds, percent, rate
+
+COLORS = {
+    "data_wait": "tab:red", "host_to_device": "tab:pink", "sampler": "tab:purple", "forward": "tab:blue",
+    "backward": "tab:orange", "optimizer": "tab:green", "ema": "tab:olive", "other": "0.5",
+    "static_mib": "0.8", "batch_mib": "tab:purple", "forward_mib": "tab:blue", "backward_mib": "tab:orange",
+    "rest_mib": "tab:green",
+}  # fmt: skip
+"""By part of the step and by owner of memory; what a workload has named itself gets the colour of `NAMELESS`."""
+NAMELESS = "tab:cyan"
+
+
+def step(found: Profile, path: Path) -> None:
+    """Milliseconds of each part of the step."""
+    whole, parts = found["step"]["step_s"], dict(reversed(found["step"]["parts_s"].items()))
+    figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    bars = axes.barh(
+        [PARTS.get(name, name) for name in parts],
+        [1000 * spent for spent in parts.values()],
+        color=[COLORS.get(name, NAMELESS) for name in parts],
+    )
+    labels = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
+    axes.bar_label(bars, labels, padding=4, fontsize=9)
+    axes.set_xlim(right=1.22 * 1000 * max(parts.values()))
+    axes.set_xlabel("ms per step")
+    axes.set_title(
+        f"{found['name']}: a step of {milliseconds(whole)}, batch {found['step']['batch_size']}, "
+        f"{rate(found['step']['images_per_s'])} images/s",
+        fontsize=10,
+    )
+    _save(figure, path, grid="x")
+
+
+def memory(found: Profile, path: Path) -> None:
+    """Tensors' memory over the traced steps, by the phase that allocated it."""
+    lines, peak, phases = found["memory"]["timeline"], found["memory"]["peak"], found["memory"]["phases"]
+    assert lines is not None
+    assert peak is not None
+    figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
+    owners = [owner for owner in OWNERS if any(lines[owner])]
+    areas = axes.stackplot(
+        [1000 * moment for moment in lines["seconds"]],
+        [lines[owner] for owner in owners],
+        colors=[COLORS[owner] for owner in owners],
+        step="post",
+        linewidth=0,
+    )
+    for begin, end, name in phases:  # a ribbon above the curve says what was going on
+        axes.axvspan(1000 * begin, 1000 * end, ymin=0.965, color=COLORS.get(name, NAMELESS), linewidth=0)
+    axes.set_ylim(0, 1.12 * peak["total_mib"])
+    axes.set_xlim(0, 1000 * lines["seconds"][-1])
+    axes.set_xlabel("ms (under the profiler)")
+    axes.set_ylabel("MiB")
+    phase = PARTS.get(peak["phase"], peak["phase"])
+    axes.set_title(
+        f"{found['name']}: tensors in memory, peak {mebibytes(peak['total_mib'])} during {phase}", fontsize=10
+    )
+    seen = {name for _, _, name in phases}
+    names = [name for name in found["step"]["parts_s"] if name in seen]
+    words = [OWNERS[owner] for owner in owners[::-1]]
+    figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
+    ribbons, words = (
+        [Patch(color=COLORS.get(name, NAMELESS)) for name in names],
+        [PARTS.get(name, name) for name in names],
+    )
+    figure.legend(ribbons, words, loc="outside right lower", title="ribbon: the step", fontsize=8)
+    _save(figure, path, grid="y")
+
+
+def sweep(found: Profile, swept: Sweep, path: Path) -> None:
+    """images/s and peak memory against the batch size."""
+    sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
+    figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
+    left.plot(sizes, [row["images_per_s"] for row in swept["rows"]], marker="o")
+    left.set_ylabel("images/s")
+    right.plot(sizes, held, marker="o", color="tab:orange")
+    right.set_ylabel("peak memory (MiB)")
+    if (limit := swept["memory_limit_mib"]) < 4 * max(held):  # else it would flatten the curve
+        right.axhline(limit, color="tab:red", linestyle="--", linewidth=1)
+        right.annotate("may be taken", (sizes[0], limit), xytext=(0, 3), textcoords="offset points", fontsize=8)
+    for axes in (left, right):
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(ticker.FixedLocator(sizes))
+        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.axvline(found["step"]["batch_size"], color="0.6", linestyle=":", linewidth=1)
+        axes.set_xlabel("batch (dotted: as configured)")
+    figure.suptitle(f"{found['name']}: batch sizes", fontsize=10)
+    _save(figure, path, grid="both")
+
+
+def _save(figure: Figure, path: Path, grid: str) -> None:
+    for axes in figure.axes:
+        axes.grid(True, axis=grid, color="0.92")  # type: ignore[arg-type]
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

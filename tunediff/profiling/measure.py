@@ -1,0 +1,260 @@
+"""Short trainings, timed, and what this machine can do.
+
+All numbers are of one process on one device, and none is taken under a profiler. What a profile needs of the training
+and of the workload is asked for in one place: `Bench`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from tunediff import config as cfg
+from tunediff import environment
+from tunediff.clock import Budget
+from tunediff.config import Systems
+from tunediff.data import loader
+from tunediff.distributed import World, alone
+from tunediff.profiling.result import Device, Failed, Images, Speed, Tried
+from tunediff.record import Point
+from tunediff.training import hardware, memory
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Trial, run
+
+SEGMENTS = 3
+"""Parts a timed training is cut into after its warm-up: their spread says how steady the machine was."""
+HOST_SHARE = 0.7
+"""Share of the host memory that is available now which a training may take: the rest is others'."""
+ALSO = (
+    "peak_memory_mib", "peak_host_memory_mib", "peak_reserved_mib", "flops_per_image", "peak_flops_per_s",
+    "load_average", "compiled_graphs",
+)  # fmt: skip
+"""What a summary takes over from points that have it: the largest."""
+
+
+class _Seen(Exception):  # noqa: N818 – no error
+    """A training has asked for its first batch."""
+
+
+class _Watch(Observer):
+    """Keeps what a workload says of its data, and calls torch's profiler."""
+
+    def __init__(self, after_step: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.facts, self._after_step = dict[str, Any](), after_step
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        self.facts |= facts
+
+    def stepped(self) -> None:
+        if self._after_step is not None:
+            self._after_step()
+
+
+class _Look(Trial):
+    """Stops a training where it asks for its first batch: by then it has said what it learns, and from what."""
+
+    model: nn.Module
+    source: loader.Source
+    made: loader.Prepare | None = None
+
+    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
+        self.model = model
+        return super().prepare(model, **options)
+
+    def batches(self, source: loader.Source, prepare: loader.Prepare | None = None) -> Iterator[Any]:
+        self.source, self.made = source, prepare
+        raise _Seen
+
+
+class Bench:
+    """Short trainings on one set of data, which leave nothing behind."""
+
+    def __init__(self, config: Systems, world: World) -> None:
+        """What the workload of `config` learns, and from what. Raises what its training raises by then."""
+        self.world, self.cuda = world, world.device.type == "cuda"
+        observer = _Watch()
+        look = _Look(config, Budget(images=1), world, observer, evaluates=False)
+        with contextlib.suppress(_Seen):
+            run(look)
+        self._source, self._prepare = look.source, look.made
+        parts: tuple[Any, ...] = look.source if isinstance(look.source, tuple) else (look.source,)
+        size = sum(one.nbytes for one in parts if isinstance(one, Tensor))
+        self.images: Images = {"name": observer.facts.get("data", ""), "count": len(parts[0]), "mib": size / 2**20}
+        self.parameter_bytes = sum(one.nbytes for one in look.model.parameters())
+        self.buffer_bytes = sum(one.nbytes for one in look.model.buffers())
+
+    @classmethod
+    def of(cls, config: Systems) -> Bench:
+        """On the data of a configuration, in this process alone."""
+        return cls(config, alone())
+
+    def train(
+        self, config: Systems, steps: int, points: int = 1, after_step: Callable[[], None] | None = None
+    ) -> Sequence[Point]:
+        """Train for so many steps; returns so many points, equally far apart. Raises what the training raises."""
+        short = cfg.override(config, {"evaluation.points": points})
+        try:
+            budget = Budget(images=steps * config.loader.batch_size)
+            return run(Trial(short, budget, self.world, _Watch(after_step), evaluates=False)).points
+        finally:
+            if config.compile.active:
+                torch.compiler.reset()  # or the next trainings would reach the limit of recompilations
+
+    @contextlib.contextmanager
+    def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
+        """The batches that a training would get, on the device."""
+        section = config.loader
+        order = loader.Order(self.images["count"], section.batch_size, section.accumulation, 0, 1, config.seed)
+        with loader.build(self._source, section, order, self.world.device, prepare=self._prepare) as feed:
+            yield (feed.move(feed.fetch()) for _ in itertools.count())
+
+    def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> Speed:
+        """Rates, seconds of the mean step and its parts, and peak memory, over about `steps` steps after a warm-up.
+
+        The warm-up is as long as each of the `segments`. Raises what the training raises.
+        """
+        each, parts = max(1, math.ceil(steps / segments)), segments + 1
+        return summary(self.train(config, each * parts, parts), config.loader.batch_size, each * segments)
+
+    def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float]:
+        """images/s of the loader, its batches brought to the device and no model beside it.
+
+        Batches that loader processes have prepared ahead are consumed before the clock starts.
+        """
+        count = 0
+        with self.batches(config) as batches:
+            for _ in range(1 + config.loader.workers * config.loader.prefetch_factor):
+                next(batches)
+            self.world.synchronize()
+            begin = time.monotonic()
+            while count < 3 or time.monotonic() - begin < seconds:
+                next(batches)
+                count += 1
+            self.world.synchronize()
+            spent = time.monotonic() - begin
+        images = count * config.loader.batch_size // config.loader.accumulation
+        return {"images_per_s": images / spent, "images": images, "seconds": spent}
+
+    def model_alone(self, config: Systems, steps: int) -> Speed | None:
+        """What `speed` measures with all images on the device; None where they do not fit."""
+        try:
+            return self.speed(cfg.override(config, {"loader.resident": True}), steps)
+        except Exception as error:
+            if not memory.is_oom(error):
+                raise
+        memory.reset(self.world.device)
+        return None
+
+    def attempt(self, config: Systems, change: dict[str, Any], steps: int) -> Tried | Failed:
+        """What a change to the configuration gains over the same measured just before; or why that is unknown."""
+        if "parallel.workers" in change:
+            return {"failed": "it needs several processes"}
+        try:
+            before, after = self.speed(config, steps), self.speed(cfg.override(config, change), steps)
+        except Exception as error:  # a change that fails is a result
+            return {"failed": in_a_line(error)}
+        finally:
+            memory.reset(self.world.device)
+        was, now = before["images_per_s"], after["images_per_s"]
+        noise, peak = abs(now - was) <= 2 * spread(before, after), after["peak_memory_mib"]
+        return {"images_per_s": now, "gain": now / was, "within_noise": noise, "peak_memory_mib": peak}
+
+
+def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
+    """One record of the points after the first, which is warm-up: equal numbers of steps, so means are plain."""
+    points, last = points[1:], points[-1]
+    step_s = statistics.fmean(point["step_s"] for point in points)
+    rates = [batch_size / point["step_s"] for point in points]
+    speed = {
+        "batch_size": batch_size, "steps": steps, "images_per_s": batch_size / step_s,
+        "images_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
+        "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in last.phases_s},
+        "first_step_s": last["first_step_s"], "compile_s": last.seconds["compile"],
+        **{name: max(point[name] for point in points) for name in ALSO if name in last},
+        "disturbed": any(point["disturbed"] for point in points),
+    }  # fmt: skip
+    if last.flops_per_image is not None:
+        speed["peak_share"] = batch_size / step_s * last["flops_per_image"] / last["peak_flops_per_s"]
+    return cast("Speed", speed)
+
+
+def spread(*speeds: Speed) -> float:
+    """The standard deviation of a difference between rates, images/s."""
+    return math.hypot(*(speed["images_per_s_sd"] or 0.0 for speed in speeds))
+
+
+def steps_in(seconds: float, step_s: float) -> int:
+    """How many steps to measure: about as many as take so long, 3 to 200."""
+    return max(3, min(200, math.ceil(seconds / step_s)))
+
+
+def in_a_line(error: Exception) -> str:
+    """What went wrong, shortly."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+# -------------------------------------------------------------------------------------------------------- the machine
+def device(world: World) -> Device:
+    """The device, what it can do, and how much memory a training may take."""
+    cuda = world.device.type == "cuda"
+    of = torch.cuda.get_device_properties(world.device) if cuda else None
+    return {
+        "type": world.device.type,
+        "name": of.name if of else environment.describe()["cpu"],
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "gpus": torch.cuda.device_count(),
+        "memory_mib": (of.total_memory if of else psutil.virtual_memory().total) / 2**20,
+        "memory_limit_mib": memory_limit_mib(world.device),
+    }
+
+
+def memory_limit_mib(device: torch.device) -> float:
+    """What a training may take: all of the GPU that others leave; on a CPU what this process has and a share of what
+    is available, to the machine and to the container."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return (free + torch.cuda.memory_reserved(device)) / 2**20
+    available, group = float(psutil.virtual_memory().available), Path("/sys/fs/cgroup")
+    limits = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+    for limit, used in limits:
+        with contextlib.suppress(OSError, ValueError):  # `max` is no number: no limit
+            available = min(available, int((group / limit).read_text()) - int((group / used).read_text()))
+    return (psutil.Process().memory_info().rss + HOST_SHARE * max(0.0, available)) / 2**20
+
+
+def format_gains(world: World) -> dict[str, float]:
+    """How many times as fast a matrix product is in other number formats than in IEEE float32, as measured here.
+
+    `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has units for.
+    """
+    formats: dict[str, tuple[torch.dtype | None, str]] = {"float32": (None, "highest")}
+    if world.device.type == "cuda":
+        formats["fp16"] = (torch.float16, "highest")
+        if torch.cuda.get_device_properties(world.device).major >= 8:
+            formats |= {"bf16": (torch.bfloat16, "highest"), "tf32": (None, "high")}
+    else:
+        with contextlib.suppress(OSError):
+            if any(unit in Path("/proc/cpuinfo").read_text() for unit in ("avx512_bf16", "amx_bf16")):
+                formats["bf16"] = (torch.bfloat16, "highest")
+    before, rates = torch.get_float32_matmul_precision(), dict[str, float]()
+    try:
+        for name, (dtype, matmul) in formats.items():
+            torch.set_float32_matmul_precision(matmul)
+            rates[name] = hardware.peak_flops_per_s(world.device, dtype, matmul)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    plain = rates.pop("float32")
+    return {name: rate / plain for name, rate in rates.items()}

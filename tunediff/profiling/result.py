@@ -1,0 +1,167 @@
+"""What a profile holds, as `profile.json` has it. Names end in their units; a GPU's own fields are missing on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NotRequired, TypedDict, final
+
+Owner = Literal["static_mib", "batch_mib", "forward_mib", "backward_mib", "rest_mib"]
+
+
+class Device(TypedDict):
+    type: str  # cpu, cuda
+    name: str
+    threads: int
+    cores: int
+    gpus: int
+    memory_mib: float
+    memory_limit_mib: float  # what a training may take of it
+
+
+class Images(TypedDict):
+    name: str
+    count: int
+    mib: float
+
+
+class Rates(TypedDict):
+    batch_size: int
+    images_per_s: float
+    step_s: float
+    peak_memory_mib: float
+    peak_reserved_mib: NotRequired[float]  # what the allocator of a GPU holds, used or not
+    disturbed: bool  # others used the machine meanwhile
+
+
+def held_mib(row: Rates) -> float:
+    """Peak memory; on a GPU what its allocator held, used or not, which others cannot have."""
+    return row.get("peak_reserved_mib", row["peak_memory_mib"])
+
+
+class Speed(Rates):
+    steps: int
+    images_per_s_sd: float | None  # over equal segments; None of one
+    parts_s: dict[str, float]  # of the mean step, by the names that the training gives them, and `other`
+    first_step_s: float
+    compile_s: float  # with the first step
+    peak_host_memory_mib: float
+    flops_per_image: NotRequired[float]
+    peak_flops_per_s: NotRequired[float]
+    peak_share: NotRequired[float]
+    load_average: NotRequired[float]
+    compiled_graphs: NotRequired[int]
+
+
+class Operation(TypedDict):
+    operation: str
+    calls_per_step: float
+    self_s_per_step: float  # without the operations that it calls; on a GPU the device's
+    total_s_per_step: float
+    share: float  # of all operations' own seconds
+
+
+class Operations(TypedDict):
+    kind: str  # operations, kernels
+    longest: list[Operation]
+    convolution_share: float
+    self_s_per_step: float
+
+
+class Peak(TypedDict):
+    phase: str  # when tensors take the most memory; that which they take, by the phase that allocated it:
+    total_mib: float
+    static_mib: float
+    batch_mib: float
+    forward_mib: float
+    backward_mib: float
+    rest_mib: float
+
+
+class Memory(TypedDict):
+    static: NotRequired[dict[str, float]]  # MiB that stay from step to step, by what they are
+    peak: Peak | None
+    timeline: dict[str, list[float]] | None  # `seconds` and the `_mib` of `Peak`, moment by moment; not in profile.json
+    phases: list[tuple[float, float, str]]  # begin and end (s), name; not in profile.json
+
+
+class Traced(TypedDict):
+    operations: Operations
+    memory: Memory
+    traced_steps: int
+    device_busy_s: NotRequired[float]
+    device_busy_share: NotRequired[float]
+
+
+class Sweep(TypedDict):
+    rows: list[Rates]
+    stopped: str  # why it ended
+    memory_limit_mib: float
+    limit_batch: int | None
+
+
+@final
+class Failed(TypedDict):
+    mode: NotRequired[str]  # of torch.compile
+    failed: str
+
+
+@final
+class Skipped(TypedDict):
+    skipped: str
+
+
+@final
+class CompileCost(TypedDict):
+    mode: str
+    eager_images_per_s: float
+    compiled_images_per_s: float
+    compile_s: float
+    speedup: float
+    within_noise: bool
+    break_even: dict[str, float] | None  # images, seconds; None: never
+    graphs: int | None
+    peak_memory_mib: list[float]  # eager, compiled
+    disturbed: bool
+
+
+@final
+class Tried(TypedDict):
+    images_per_s: float
+    gain: float
+    within_noise: bool
+    peak_memory_mib: float
+
+
+@dataclasses.dataclass
+class Advice:
+    """One thing to try."""
+
+    change: dict[str, Any]  # knobs and values, to be set together
+    reason: str
+    bound: float | None = None  # images/s grow by at most this factor; None where that cannot be told
+    measured: bool = False  # whether `bound` was measured here, and is not what would be left if the cause vanished
+    tried: Tried | Failed | None = None  # what came of it where it was measured as well
+
+
+class Profile(Traced):
+    name: str
+    command: str
+    time: float  # Unix
+    wall_s: float
+    workers: int  # of the training; one is measured
+    config: dict[str, Any]  # knobs by dotted name
+    fingerprint: str
+    environment: dict[str, Any]  # as `record.environment` has it
+    device: Device
+    format_gains: dict[str, float]
+    images: Images
+    first: dict[str, float]  # step_s, first_step_s and compile_s of a process that has trained nothing yet
+    step: Speed
+    loader_alone: dict[str, float] | None  # images_per_s, images, seconds; None: the images lie on the device
+    model_alone: Speed | None
+    feed_ratio: float | None
+    sweep: Sweep | None
+    compile: CompileCost | Failed | Skipped
+    advice: list[Advice]
+    trace: str
+    snapshot: str | None

@@ -1,0 +1,77 @@
+"""A whole profile, in the order of rising disturbance: plain timings first, other batch sizes and compilers last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunediff import cli, environment
+from tunediff import config as cfg
+from tunediff.config import Systems
+from tunediff.profiling import compiling, measure, trace
+from tunediff.profiling.advice import advise
+from tunediff.profiling.result import CompileCost, Failed, Profile, Skipped
+from tunediff.profiling.sweep import sweep
+
+SECONDS = 5.0
+"""How long a step is measured where nobody says how many (s)."""
+
+
+def profile(
+    config: Systems,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    name: str,
+    command: str,
+    workers: int,
+    steps: int | None,
+    sweep_batches: bool,
+    compile_too: bool | None,
+    attempt: bool,
+) -> Profile:
+    """Measure everything; the trace goes to `folder`, `say` hears what comes next. Raises what a training raises.
+
+    `steps` to measure, None: about five seconds of them; `compile_too`, None: on a GPU; `attempt` the advice as well.
+    """
+    began, bench = time.monotonic(), measure.Bench.of(config)
+    device, gains = measure.device(bench.world), measure.format_gains(bench.world)
+    say(f"{device['name']}: first steps")
+    first = bench.speed(config, 2, segments=1)
+    steps = steps or measure.steps_in(SECONDS, first["step_s"])
+    say(f"{steps} steps")
+    step = bench.speed(config, steps)
+    loader, model = None, None
+    if not config.loader.resident:
+        say("the loader alone, the model alone")
+        loader, model = bench.loader_alone(config), bench.model_alone(config, steps)
+    say(f"trace of {trace.TRACED} steps")
+    traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
+    snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
+    swept = sweep(bench, config, step["step_s"], lambda batch: say(f"batch {batch}")) if sweep_batches else None
+    cost: CompileCost | Failed | Skipped
+    if bench.cuda if compile_too is None else compile_too:
+        say("torch.compile, in a process of its own and with an empty cache")
+        cost = compiling.compile_cost(config, steps, folder)
+    else:
+        cost = {
+            "skipped": "it takes minutes on a CPU; --compile measures it" if compile_too is None else "--no-compile"
+        }
+    found: Profile = {
+        "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
+        "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
+        "device": device, "format_gains": gains,
+        "images": bench.images,
+        "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
+        "step": step, "loader_alone": loader, "model_alone": model,
+        "feed_ratio": loader["images_per_s"] / model["images_per_s"] if loader and model else None,
+        **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
+        "sweep": swept, "compile": cost, "advice": [],
+    }  # fmt: skip
+    found["advice"] = advise(found, config)
+    for advice in found["advice"] if attempt else []:
+        say(f"trying {cli.knobs(advice.change)}")
+        advice.tried = bench.attempt(config, advice.change, steps)
+    found["wall_s"] = time.monotonic() - began
+    return found

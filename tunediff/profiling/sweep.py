@@ -1,0 +1,103 @@
+"""The batch size against images/s and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Systems
+from tunediff.profiling import measure
+from tunediff.profiling.result import Rates, Sweep, held_mib
+from tunediff.training import memory
+
+SECONDS = 2.0
+"""How long each batch size is measured (s)."""
+MOST_STEP_S = 30.0
+"""A sweep ends before a step would take longer than this (s)."""
+GROWTH = 1.03
+"""images/s have stopped growing when two doublings of the batch have not brought this factor."""
+
+
+def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callable[[int], None]) -> Sweep:
+    """Rates and peak memory over the batch size, each over about two seconds: doubled until memory or growth ends.
+
+    On a CPU memory never runs out: a batch whose memory, extrapolated, would exceed a share of what is available is
+    not tried. `progress` hears of every batch size before it is measured.
+    """
+    rows: list[Rates] = []
+    device, per_image_s = bench.world.device, step_s / config.loader.batch_size
+    limit, stopped = measure.memory_limit_mib(device), ""
+    for batch in batch_sizes(config, bench.images["count"]):
+        if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit):
+            break
+        progress(batch)
+        try:
+            steps = measure.steps_in(SECONDS, per_image_s * batch)
+            found = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
+        except Exception as error:
+            if not memory.is_oom(error):
+                raise
+            stopped = f"out of memory at {batch}"
+            break
+        finally:
+            memory.reset(device)
+        rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
+        per_image_s = found["step_s"] / batch
+    stopped = stopped or "a larger batch would be larger than the set of images"
+    return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
+
+
+def batch_sizes(config: Systems, images: int) -> Iterator[int]:
+    """A quarter of the configured batch, then doubling, up to the size of the set; those the configuration allows."""
+    batch = config.loader.batch_size
+    size = batch // 4 if batch % 4 == 0 else batch // 2 if batch % 2 == 0 else batch
+    while size <= max(images, batch):
+        try:
+            cfg.override(config, {"loader.batch_size": size})
+        except ConfigError:
+            if size >= batch:
+                return
+        else:
+            yield size
+        size *= 2
+
+
+def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None) -> str:
+    """Why the sweep should not go on to this batch size; '' when it should. Without a limit only memory ends it."""
+    if not rows:
+        return ""
+    if rows[-1]["step_s"] / rows[-1]["batch_size"] * batch > MOST_STEP_S:
+        return f"a step of {batch} images would take over {MOST_STEP_S:.0f} s"
+    if limit_mib is None:
+        return ""
+    if (needed := predicted_mib(rows, batch)) > limit_mib:
+        return f"{batch} images would need about {needed:,.0f} MiB of the {limit_mib:,.0f} MiB that may be taken"
+    rates = [row["images_per_s"] for row in rows]
+    if len(rates) > 2 and max(rates[-2:]) < GROWTH * max(rates[:-2]):
+        return "images/s have stopped growing"
+    return ""
+
+
+def predicted_mib(rows: Sequence[Rates], batch: int) -> float:
+    """Peak memory at another batch size: the straight line through the two largest, or in proportion to the only one.
+
+    Process and weights do not grow with the batch, so a proportion is too much rather than too little.
+    """
+    last = rows[-1]
+    if len(rows) == 1:
+        return held_mib(last) * batch / last["batch_size"]
+    return held_mib(last) + max(0.0, _per_image_mib(rows)) * (batch - last["batch_size"])
+
+
+def largest_batch(rows: Sequence[Rates], limit_mib: float) -> int | None:
+    """The batch at which memory ends, on the same straight line; None where it cannot be told."""
+    if len(rows) < 2 or (per_image := _per_image_mib(rows)) <= 0:
+        return None
+    return max(0, math.floor(rows[-1]["batch_size"] + (limit_mib - held_mib(rows[-1])) / per_image))
+
+
+def _per_image_mib(rows: Sequence[Rates]) -> float:
+    before, last = rows[-2:]
+    return (held_mib(last) - held_mib(before)) / (last["batch_size"] - before["batch_size"])

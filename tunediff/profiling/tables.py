@@ -1,0 +1,282 @@
+"""A profile in words: sections of sentences and tables, for a terminal, as Markdown, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tunediff.cli import knobs, number, seconds
+from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
+
+PARTS = {
+    "data_wait": "waiting for images", "host_to_device": "images to the device", "sampler": "timesteps and noise",
+    "optimizer": "update", "ema": "weight average",
+}  # fmt: skip
+"""Parts of the step whose own names say too little."""
+STATIC = {"parameters": "weights", "optimizer": "optimizer state", "ema": "weight average"}
+OWNERS: dict[Owner, str] = {
+    "static_mib": "what stays: weights, optimizer, …", "batch_mib": "batch and noise",
+    "forward_mib": "activations (from forward)", "backward_mib": "gradients (from backward)", "rest_mib": "rest",
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+def milliseconds(value: float) -> str:
+    """`12.3 ms`, `3.98 s`."""
+    return f"{number(1000.0 * value)} ms" if value < 1 else f"{number(float(value))} s"
+
+
+def percent(value: float) -> str:
+    """`22 %`, `0.4 %`."""
+    if 0 < value < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * value:.0f} %" if value >= 0.095 else f"{100 * value:.1f} %"
+
+
+def mebibytes(value: float) -> str:
+    """`1,234 MiB`, `0.8 MiB`."""
+    return f"{value:,.0f} MiB" if value >= 10 else f"{value:.1f} MiB"
+
+
+def rate(value: float) -> str:
+    """`4,012`, `3.1`."""
+    return f"{value:,.0f}" if value >= 100 else number(float(value))
+
+
+# ------------------------------------------------------------------------------------------------------------ sections
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the report: sentences, then a table whose first column is words and the others numbers."""
+
+    title: str
+    sentences: Sequence[str] = ()
+    rows: Sequence[tuple[str, ...]] = ()  # the first one is the header
+    figure: str = ""
+
+    def text(self) -> str:
+        """For a terminal."""
+        rows = self.rows if len(self.rows) > 1 else []
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
+        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
+        return "\n".join([f"{self.title}:", *(f"  {line}" for line in [*self.sentences, *lines])])
+
+    def markdown(self, files: Sequence[str]) -> str:
+        """For a file, with the figure where it is one of `files`."""
+        lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
+        if len(self.rows) > 1:
+            table = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
+            lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in table]
+            lines.append("")
+        if self.figure in files:
+            lines += [f"![{self.title}]({self.figure})", ""]
+        return "\n".join(lines)
+
+
+def sections(found: Profile) -> list[Section]:
+    """All parts of the report, in reading order."""
+    sweep = [] if found["sweep"] is None else [_sweep(found["sweep"])]
+    return [
+        _summary(found), _step(found), _operations(found), Section("the loader and the model", [feeding(found)]),
+        _memory(found), *sweep, Section("torch.compile", [compiling(found["compile"])]), _advice(found),
+    ]  # fmt: skip
+
+
+def _summary(found: Profile) -> Section:
+    step, device, first = found["step"], found["device"], found["first"]
+    sd = "" if step["images_per_s_sd"] is None else f" ± {rate(step['images_per_s_sd'])}"
+    threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
+    lines = [
+        f"{device['name']}, {threads}; batch {step['batch_size']}, {step['steps']} steps measured",
+        f"{rate(step['images_per_s'])}{sd} images/s, {milliseconds(step['step_s'])} per step; the first step of the "
+        f"process took {milliseconds(first['first_step_s'])}",
+    ]
+    if "peak_share" in step:
+        lines.append(
+            f"{number(step['flops_per_image'] / 1e9)} GFLOP per image: {percent(step['peak_share'])} of "
+            f"{number(step['peak_flops_per_s'] / 1e12)} TFLOP/s, the fastest matrix product measured here"
+        )
+    if first["compile_s"]:
+        lines.append(f"compiling took {seconds(first['compile_s'])}, less where a cache had it already")
+    if "device_busy_share" in found:
+        lines.append(f"the GPU computes {percent(found['device_busy_share'])} of the time")
+    if found["workers"] > 1:
+        lines.append(
+            f"this is one of {found['workers']} training workers with its part of the batch; averaging gradients "
+            "between them is not in it"
+        )
+    if step["disturbed"]:
+        lines.append("others used the machine meanwhile: measure again when it is quiet, these numbers are not its own")
+    return Section("profile", lines)
+
+
+def _step(found: Profile) -> Section:
+    parts = sorted(found["step"]["parts_s"].items(), key=lambda part: -part[1])
+    whole = found["step"]["step_s"]
+    rows = [(PARTS.get(name, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
+    return Section("where the step goes", [], [("part", "time", "share"), *rows], "step.png")
+
+
+def _operations(found: Profile) -> Section:
+    device = "GPU" if found["device"]["type"] == "cuda" else "CPU"
+    rows = [
+        (
+            name if len(name := row["operation"]) <= 60 else f"{name[:59]}…",
+            number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"]),
+        )
+        for row in found["operations"]["longest"]
+    ]  # fmt: skip
+    said = f"{device} time of their own, under the profiler, which slows small ones down"
+    header = ("operation", "calls per step", "per step", "share")
+    return Section(f"the ten longest {found['operations']['kind']}", [said], [header, *rows])
+
+
+def feeding(found: Profile) -> str:
+    """Loader against model, in words."""
+    loader, model, ratio = found["loader_alone"], found["model_alone"], found["feed_ratio"]
+    if loader is None:
+        return "loader.resident is on: the images lie on the device, and the loader plays no part"
+    said = f"alone, the loader gives {rate(loader['images_per_s'])} images/s"
+    if model is None or ratio is None:
+        return f"{said}; the device cannot hold all images"
+    said += (
+        f" and the model takes {rate(model['images_per_s'])} images/s: the loader can feed "
+        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
+    )
+    if found["config"]["loader.workers"] == 0:
+        said += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
+    return said
+
+
+def _memory(found: Profile) -> Section:
+    step, static, peak = found["step"], found["memory"]["static"], found["memory"]["peak"]
+    cuda = found["device"]["type"] == "cuda"
+    what = "allocated on the GPU" if cuda else "resident set of the process, libraries and images included"
+    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
+    if cuda:
+        lines.append(f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}")
+    rows = [("tensors", "size")]
+    rows += [(STATIC.get(name, name), mebibytes(size)) for name, size in static.items() if size]
+    if peak is not None:
+        phase = PARTS.get(peak["phase"], peak["phase"])
+        lines.append(f"tensors at their peak, during {phase}: {mebibytes(peak['total_mib'])}")
+        if (more := peak["static_mib"] - sum(static.values())) > 0.5:
+            rows.append(("other, from before the step", mebibytes(more)))
+        rows += [(words, mebibytes(peak[name])) for name, words in OWNERS.items() if name != "static_mib"]
+    if found["snapshot"] is None:
+        lines.append("no snapshot of the allocator: that is for CUDA")
+    return Section("memory", lines, rows, "memory.png")
+
+
+def _sweep(sweep: Sweep) -> Section:
+    rows = [
+        (
+            str(row["batch_size"]), rate(row["images_per_s"]), milliseconds(row["step_s"]), mebibytes(held_mib(row)),
+            "disturbed" if row["disturbed"] else "",
+        )
+        for row in sweep["rows"]
+    ]  # fmt: skip
+    lines = [f"ended: {sweep['stopped']}"]
+    if sweep["limit_batch"]:
+        lines.append(
+            f"memory ({mebibytes(sweep['memory_limit_mib'])} may be taken) would end at a batch of about "
+            f"{sweep['limit_batch']:,}, on a straight line through the two largest"
+        )
+    header = ("batch", "images/s", "per step", "peak memory", "")
+    return Section("batch sizes", lines, [header, *rows], "batch_sweep.png")
+
+
+def compiling(cost: CompileCost | Failed | Skipped) -> str:
+    """The break-even of compiling, in words."""
+    if "skipped" in cost:
+        return f"not measured: {cost['skipped']}"
+    if "failed" in cost:
+        return f"mode {cost['mode']} failed: {cost['failed']}"
+    paid = cost["break_even"]
+    return (
+        f"mode {cost['mode']}: {rate(cost['eager_images_per_s'])} → {rate(cost['compiled_images_per_s'])} images/s "
+        f"({cost['speedup']:.2f}×), compiling takes {seconds(cost['compile_s'])}: "
+        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['images']:,.0f} images")
+        + ("; the difference is within the noise" if cost["within_noise"] else "")
+        + ("; others used the machine meanwhile" if cost["disturbed"] else "")
+    )
+
+
+def _advice(found: Profile) -> Section:
+    lines = ["(measured while others used the machine: rather guesses than findings)"] * found["step"]["disturbed"]
+    for place, one in enumerate(found["advice"], 1):
+        lines.append(f"{place}. {knobs(one.change)}: {one.reason}{_bound(one)}")
+    return Section("what to try next", lines if found["advice"] else [*lines, "nothing stands out"])
+
+
+def _bound(advice: Advice) -> str:
+    if (tried := advice.tried) is not None:
+        if "failed" in tried:
+            return f"; tried: {tried['failed']}"
+        return f"; tried: {tried['gain']:.2f}×{', within the noise' if tried['within_noise'] else ''}"
+    if advice.bound is None:
+        return ""
+    return f"; {'measured' if advice.measured else 'at most'} {advice.bound:.2f}×"
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def write_all(found: Profile, folder: Path) -> dict[str, Path]:
+    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what they are."""
+    from tunediff.profiling import figures
+
+    names = {
+        "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
+    }  # fmt: skip
+    _csv(found["operations"]["longest"], folder / "operations.csv")
+    figures.step(found, folder / "step.png")
+    if (lines := found["memory"]["timeline"]) is not None:
+        names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
+        _csv([dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)], folder / "memory.csv")
+        figures.memory(found, folder / "memory.png")
+    if found["sweep"] is not None and found["sweep"]["rows"]:
+        names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
+        _csv(found["sweep"]["rows"], folder / "batch_sweep.csv")
+        figures.sweep(found, found["sweep"], folder / "batch_sweep.png")
+    (folder / "profile.json").write_text(numbers(found), encoding="utf-8")
+    (folder / "profile.md").write_text(markdown(found, list(names.values())), encoding="utf-8")
+    return {what: folder / name for what, name in names.items()}
+
+
+def numbers(found: Profile) -> str:
+    """All of it as JSON, but for what is in memory.csv and was not tried: what is read by eye stays readable."""
+    memory = {name: value for name, value in found["memory"].items() if name not in ("timeline", "phases")}
+    advice = [dataclasses.asdict(one) for one in found["advice"]]
+    for one in advice:
+        if one["tried"] is None:
+            del one["tried"]
+    return json.dumps({**found, "memory": memory, "advice": advice}, indent=1, allow_nan=False) + "\n"
+
+
+def markdown(found: Profile, files: Sequence[str]) -> str:
+    """The report as a file, with those of the figures that are among `files`."""
+    machine = found["environment"]
+    lines = [
+        f"# Profile of {found['name']}",
+        "",
+        f"`{found['command']}`",
+        "",
+        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
+        f"torch {machine['versions']['torch']}, Python {machine['python']}",
+        "",
+        *(section.markdown(files) for section in sections(found)),
+        f"`{found['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
+        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.",
+        "",
+    ]
+    if found["snapshot"] is not None:
+        lines += [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.", ""]
+    return "\n".join(lines)
+
+
+def _csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,176 @@
+"""A few steps under torch's profiler: the longest operations, and who holds memory when. Nothing is timed by it."""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+import operator
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import pandas as pd
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from tunediff.config import Systems
+from tunediff.profiling.measure import Bench
+from tunediff.profiling.result import Memory, Operation, Operations, Owner, Peak, Traced
+
+TRACED = 4
+"""Steps in the trace."""
+MIB = 2**20
+OWNERS: dict[str, Owner] = {
+    "data_wait": "batch_mib", "host_to_device": "batch_mib", "sampler": "batch_mib",
+    "forward": "forward_mib", "backward": "backward_mib",
+}  # fmt: skip
+"""Who a block of memory belongs to, by the phase that allocated it; `rest_mib`: all others."""
+
+
+def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
+    """Write a Chrome trace of a few steps; returns the longest operations, the device's share and the memory.
+
+    `step_s`: seconds of a step without profiler, which the device's own seconds are compared with.
+    """
+    rows: list[Row] = []
+
+    def ready(profiler: profile) -> None:
+        profiler.export_chrome_trace(str(path))
+        rows.extend(table_rows(profiler.key_averages(), bench.cuda))
+
+    # The first two steps, and all that comes before them, are not recorded: the optimizer's state is made there.
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.cuda else [])],
+        schedule=schedule(wait=2, warmup=1, active=TRACED, repeat=1),
+        on_trace_ready=ready, record_shapes=True, profile_memory=True,
+    ) as profiler:  # fmt: skip
+        points = bench.train(config, 3 + TRACED + 1, after_step=profiler.step)
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    static = static_mib(config, bench.cuda, bench.parameter_bytes, bench.buffer_bytes, bench.images["mib"])
+    found: Traced = {
+        "operations": operations(rows, TRACED),
+        "memory": {"static": static, **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda)},
+        "traced_steps": TRACED,
+    }
+    if bench.cuda:
+        busy = sum(event["dur"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+        found["device_busy_s"] = busy / 1e6 / TRACED
+        found["device_busy_share"] = min(1.0, found["device_busy_s"] / step_s)
+    return found
+
+
+def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
+    """Write what PyTorch's memory viewer shows (pytorch.org/memory_viz); False where there is no CUDA allocator."""
+    if not bench.cuda:
+        return False
+    torch.cuda.memory._record_memory_history(max_entries=200_000)
+    try:
+        bench.train(config, 3)
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+class Row(NamedTuple):
+    """A line of the profiler's table. `self_s`: without the operations that it calls; on a GPU the device's."""
+
+    name: str
+    calls: int
+    self_s: float
+    total_s: float
+    kernel: bool
+
+
+def table_rows(averages: Iterable[Any], cuda: bool) -> list[Row]:
+    """The profiler's table without the ranges, which are no operations."""
+    return [
+        Row(
+            event.key, event.count, (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6,
+            (event.device_time_total if cuda else event.cpu_time_total) / 1e6, str(event.device_type).endswith("CUDA"),
+        )
+        for event in averages
+        if not event.is_user_annotation
+    ]  # fmt: skip
+
+
+def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
+    """The longest operations by their own seconds per step and their share of all.
+
+    A GPU's seconds appear twice, as operations and as the kernels these have launched. Operations are what one can
+    read; where they do not account for the kernels (CUDA graphs launch many at once), kernels are listed.
+    """
+    plain, kernels = ([row for row in rows if row.kernel is kind] for kind in (False, True))
+    total, in_kernels = (sum(row.self_s for row in some) for some in (plain, kernels))
+    kind = "operations"
+    if total < 0.5 * in_kernels:
+        plain, total, kind = kernels, in_kernels, "kernels"
+    longest: list[Operation] = [
+        {
+            "operation": row.name, "calls_per_step": row.calls / steps, "self_s_per_step": row.self_s / steps,
+            "total_s_per_step": row.total_s / steps, "share": row.self_s / total,
+        }
+        for row in sorted(plain, key=lambda row: -row.self_s)
+        if row.self_s > 0
+    ]  # fmt: skip
+    convolutions = sum(row["share"] for row in longest if "conv" in row["operation"].lower())
+    return {
+        "kind": kind, "longest": longest[:most], "convolution_share": convolutions, "self_s_per_step": total / steps,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+def static_mib(config: Systems, cuda: bool, parameters: int, buffers: int, images_mib: float) -> dict[str, float]:
+    """MiB that stay from one step to the next, by what they are; `parameters` and `buffers` are bytes."""
+    return {
+        "parameters": (parameters + buffers) / MIB,
+        "optimizer": 2 * parameters / MIB,  # AdamW's two moments
+        "ema": (parameters + buffers) / MIB,
+        "images": images_mib if config.loader.resident or not cuda else 0.0,
+    }
+
+
+def timeline(
+    events: Sequence[dict[str, Any]], names: Container[str], static: float, cuda: bool, most: int = 600
+) -> Memory:
+    """Memory of tensors over the traced steps, by the phase that allocated it, and what the peak consists of (MiB).
+
+    `names` of the phases. What was allocated before the trace began counts as `static`; it is measured on a GPU, where
+    the allocator knows, and taken from the argument (MiB) on a CPU. Seconds count from the first traced allocation. Of
+    each of `most` equal spans of time, the moment with the most memory is kept.
+    """
+    phases = sorted(
+        (event["ts"], event["ts"] + event["dur"], event["name"])
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"] in names
+    )
+    moves = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == int(cuda)]
+    if not (phases and moves):
+        return {"peak": None, "timeline": None, "phases": []}
+    moves.sort(key=lambda event: float(event["ts"]))
+    begin, first = moves[0]["ts"], moves[0]["args"]
+    moments = pd.DataFrame({"second": [(event["ts"] - begin) / 1e6 for event in moves]})
+    moments["phase"] = [_phase_at(event["ts"], phases) for event in moves]
+    size = pd.Series([event["args"]["Bytes"] / MIB for event in moves])  # below 0: released
+    owner = moments["phase"].map(OWNERS).fillna("rest_mib").where(size > 0)
+    owner = owner.groupby([event["args"]["Addr"] for event in moves]).ffill()  # none: it is older than the trace
+    held = {name: size.where(owner == name, 0.0).cumsum() for name in get_args(Owner)}
+    held["static_mib"] += (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static
+    total = pd.DataFrame(held).sum(axis=1)
+    top = int(total.argmax())
+    peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
+    span = max(moments["second"].iloc[-1], 1e-9) / most
+    kept = total.groupby((moments["second"] / span).astype(int)).idxmax()
+    return {
+        "peak": cast("Peak", peak),
+        "timeline": {"seconds": moments["second"][kept].tolist(), **{name: held[name][kept].tolist() for name in held}},
+        "phases": [((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases],
+    }
+
+
+def _phase_at(moment: float, phases: Sequence[tuple[float, float, str]]) -> str:
+    index = bisect.bisect_right(phases, moment, key=operator.itemgetter(0)) - 1
+    return phases[index][2] if index >= 0 and moment <= phases[index][1] else "other"

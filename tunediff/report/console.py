@@ -1,0 +1,246 @@
+"""What a search says while it runs: a live table in a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tunediff import cli, record
+from tunediff import config as cfg
+from tunediff.record import TrialRecord
+from tunediff.results import Results, changed, curve, failed, last
+from tunediff.space import SearchSpace
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def skipped(wanted: SearchSpace) -> list[str]:
+    """Which combinations of a grid are not run, and why."""
+    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]
+
+
+class Console:
+    """One line per event."""
+
+    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool) -> None:
+        self.folder, self.space, self.quiet = folder, wanted, quiet
+        self.started = time.monotonic()
+        self.found = self._read()
+        self._before = self._done()
+        self._printed: set[tuple[str, int]] = set()
+        self._told_skipped = False
+
+    def _read(self) -> Results:
+        return Results(self.folder, self.space, record.read_trials(self.folder))
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        """A line with the seconds since the start, unless quiet."""
+        if not self.quiet:
+            try:
+                self._print(f"[{self._elapsed():>6}] {text}")
+            except OSError:  # the terminal went away; a night of trials must not
+                self.quiet = True
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)
+
+    def greet(self, context: Any) -> None:
+        """Where to look while it runs."""
+        if url := getattr(context, "dashboard_url", None):
+            self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
+        self.say(f"results {self.folder}")
+        for line in skipped(self.space):
+            self.say(line)
+        budget = self.space.budget
+        self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
+
+    def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
+        """Take in what happened to a trial."""
+        if self.quiet:
+            return
+        if event != "start":
+            self.found = self._read()
+        trial = next((trial for trial in self.found.trials if trial.name == name), None)
+        if event == "point" and trial is not None:
+            self._tell_skipped(name)
+        self._tell(event, name, trial, content)
+
+    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
+        if event == "start":
+            drawn = {knob: value for knob, value in content.items() if knob in cfg.knobs()}
+            self.say(f"{name} start  {self._changed(drawn)}")
+        elif trial is None:
+            return
+        elif event == "point" and (name, content.get("index", 0)) not in self._printed:
+            self._printed.add((name, content.get("index", 0)))
+            self.say(f"{name} {self._point(trial, content)}")
+        elif event == "end":
+            self.say(f"{name} {self._end(trial)}")
+
+    def _tell_skipped(self, name: str) -> None:
+        """Name the files that are no images, once."""
+        if self._told_skipped:
+            return
+        self._told_skipped = True
+        for event in record.events(self.folder / "trials" / name):
+            if event.get("skipped_files"):
+                named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
+                self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
+                return
+
+    def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
+        words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
+        if not self.found.by_rate and metric in point:
+            words.append(f"{self.found.label} {cli.number(point[metric])}")
+            words += _times_baseline(self._versus(trial, point["index"], point[metric]))
+        return "  ".join([*words, f"{point['images_per_s']:.0f} images/s"])
+
+    def _end(self, trial: TrialRecord) -> str:
+        found, value = self.found, trial.value(self.found.metric)
+        words = ["ok"] if trial.status == "ok" else [trial.status or "?", trial.reason]
+        if value is not None:
+            point = trial.points[-1]
+            words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
+            words += _times_baseline(found.versus_baseline(trial))
+            words += [f"{point['images'] / point['train_s']:.0f} images/s", self._changed(trial.drawn)]
+        if left := self._left():
+            left = f"{self._done()}/{self.space.budget.trials}, {left}"
+        return "  ".join(word for word in [*words, self._best(), left] if word)
+
+    def _versus(self, trial: TrialRecord, index: int, value: float) -> float | None:
+        """A value over that of the baseline at the same evaluation."""
+        base = self.found.baseline_of(trial)
+        same = next((point for point in base.points if point["index"] == index), None) if base is not None else None
+        of_base = same.get(self.found.metric) if same is not None else None
+        return value / of_base if of_base else None
+
+    def _changed(self, drawn: Mapping[str, object]) -> str:
+        return cli.knobs(changed(drawn, self.space))
+
+    def _best(self) -> str:
+        best = self.found.best
+        return f"best {best.name} {cli.number(best.value(self.found.metric))}" if best is not None else ""
+
+    def _done(self) -> int:
+        return sum(trial.finished for trial in self.found.trials)
+
+    def _left(self) -> str:
+        """How long the rest will take, from what this session has done."""
+        done = self._done()
+        if (left := self.space.budget.trials - done) <= 0 or done <= self._before:
+            return ""
+        return f"about {cli.seconds((time.monotonic() - self.started) / (done - self._before) * left)} left"
+
+    def _elapsed(self) -> str:
+        return cli.seconds(time.monotonic() - self.started)
+
+
+def _times_baseline(ratio: float | None) -> list[str]:
+    return [f"{ratio:.2f}× baseline"] if ratio is not None else []
+
+
+class Table(Console):
+    """One table for the whole search, drawn anew where it stands; what must not scroll out of sight is said above."""
+
+    def __init__(self, folder: Path, wanted: SearchSpace) -> None:
+        from rich.console import Console as Terminal
+        from rich.live import Live
+
+        super().__init__(folder, wanted, quiet=False)
+        self._terminal = Terminal(file=sys.stdout, highlight=False)
+        self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=1)
+
+    def __enter__(self) -> Table:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._live.stop()
+
+    def _print(self, line: str) -> None:
+        self._terminal.print(line, markup=False)
+
+    def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
+        if event == "end" and trial is not None and failed(trial):
+            self.say(f"{name} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        found = self.found
+        ranks = {trial.name: rank for rank, trial in enumerate(found.ranked, 1)}
+        running = [trial for trial in found.trials if not trial.finished]
+        rest = [trial for trial in found.trials if trial.finished and trial.name not in ranks]
+        rows = [*running, *found.ranked, *reversed(rest)]
+        room = max(3, self._terminal.height - 8)
+
+        grid = Grid(box=None, padding=(0, 1), header_style="bold")
+        grid.add_column("rank", justify="right")
+        grid.add_column("trial")
+        grid.add_column("changes to the baseline", overflow="ellipsis", no_wrap=True, ratio=1)
+        grid.add_column("curve", no_wrap=True)
+        for column in (f"{found.label} {'↓' if found.falls else '↑'}", "× baseline", "images/s", "MiB"):
+            grid.add_column(column, justify="right", no_wrap=True)
+        grid.add_column("status", no_wrap=True)
+        for trial in rows[:room]:
+            grid.add_row(*self._row(trial, ranks), style=_style(trial, ranks))
+        left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
+        head = Text("\n" + self._headline(), style="bold")
+        return Group(head, grid, Text(left, style="dim")) if rows else head
+
+    def _headline(self) -> str:
+        """How far the search is, and the best so far."""
+        best = self.found.best
+        faster = self.found.speedup(best) if best is not None else None
+        words = [self.folder.name, f"{self._done()}/{self.space.budget.trials} trials", self._elapsed(), self._left()]
+        words += [self._best(), f"{cli.number(faster)}× as fast as the baseline" if faster is not None else ""]
+        return " · ".join(filter(None, words))
+
+    def _row(self, trial: TrialRecord, ranks: dict[str, int]) -> list[str]:
+        values = [value for _, value in curve(trial, self.found.metric)]
+        ratio = self._versus(trial, last(trial, "index"), values[-1]) if values else None
+        rate, memory = last(trial, "images_per_s"), last(trial, "peak_memory_mib")
+        return [
+            str(ranks.get(trial.name, "")),
+            trial.name,
+            self._changed(trial.drawn),
+            sparkline(values),
+            cli.number(values[-1]) if values else "",
+            f"{ratio:.2f}" if ratio is not None else "",
+            f"{rate:.0f}" if rate is not None else "",
+            f"{memory:.0f}" if memory is not None else "",
+            trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points",
+        ]
+
+
+def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:
+    if not trial.finished:
+        return "cyan"
+    return "bold green" if ranks.get(trial.name) == 1 else ("" if trial.status == "ok" else "dim")
+
+
+def sparkline(values: list[float]) -> str:
+    """A curve as one bar per value, on a logarithmic scale from its lowest to its highest: `█▅▃▁`."""
+    finite = [math.log(value) for value in values if value > 0 and math.isfinite(value)]
+    low, spread = min(finite, default=0.0), (max(finite, default=0.0) - min(finite, default=0.0)) or 1.0
+    bars = [
+        BARS[round((math.log(value) - low) / spread * (len(BARS) - 1))] if value > 0 and math.isfinite(value) else "?"
+        for value in values
+    ]
+    return "".join(bars) if finite else ""

@@ -1,0 +1,102 @@
+"""The report's HTML: elements that escape what they hold, tables, and the page with its style and its one script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+WINNER, BASELINE = "#c2410c", "#1d5fa8"
+"""The two colours that mean something, the same in every table and figure; apart for colour-blind eyes as well."""
+STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
+
+_EMPTY_TAGS = ("br", "hr", "img", "input", "meta")
+
+
+class Html(str):
+    """Text that is markup already. Every other string is escaped when it becomes part of an element."""
+
+
+def el(tag: str, *children: object, **attributes: object) -> Html:
+    """An element. `class_` loses its underscore, others become dashes; None leaves a child or an attribute out.
+
+    Whatever a file holds passes through here as a plain string: it ends up as text, never as markup.
+    """
+    named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    opening = "".join(f' {name}="{html.escape(str(value))}"' for name, value in named.items())
+    if tag in _EMPTY_TAGS:
+        return Html(f"<{tag}{opening}>")
+    return Html(f"<{tag}{opening}>{join(*children)}</{tag}>")
+
+
+def join(*parts: object) -> Html:
+    """Parts side by side."""
+    known = (part for part in parts if part is not None)
+    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in known))
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+def table(
+    header: Sequence[object],
+    rows: Sequence[Sequence[object]],
+    marks: Sequence[str] = (),
+    words: int = 1,
+    id_: str | None = None,
+) -> Html:
+    """A table. The first `words` columns are words, the others numbers; `marks`: the class of each row, '' for none.
+
+    A header without a word is left out.
+    """
+
+    def cells(tag: str, row: Sequence[object]) -> Html:
+        scope = {"scope": "col"} if tag == "th" else {}
+        return join(*(el(tag, cell, class_=None if place < words else "n", **scope) for place, cell in enumerate(row)))
+
+    lines = [
+        el("tr", cells("td", row), class_=(marks[place] or None) if place < len(marks) else None)
+        for place, row in enumerate(rows)
+    ]
+    head = el("thead", el("tr", cells("th", header))) if any(header) else None
+    whole = el("table", head, el("tbody", *lines), id=id_)
+    return el("div", whole, class_="scroll", tabindex="0")
+
+
+def picture(kind: str, content: bytes, alt: str) -> Html:
+    """An image inside the file. Scripts do not run in an SVG that is shown by `img`, whatever it holds."""
+    data = base64.b64encode(content).decode()
+    return el("img", src=f"data:image/{kind};base64,{data}", alt=alt)
+
+
+def folded(summary: object, *inside: object) -> Html:
+    """Something that is opened by a click."""
+    return el("details", el("summary", summary), *inside)
+
+
+def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot: Html) -> str:
+    """The whole file, from its head and its (id, heading, content) sections.
+
+    The policy in it forbids every connection and every script but the one below, known by its hash.
+    """
+    contents = el("ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections))
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+    )
+    top = join(
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", title),
+        el("style", Html(f":root {{ --winner: {WINNER}; --baseline: {BASELINE}; }}\n{STYLE}")),
+    )
+    main = el(
+        "main",
+        el("header", head),
+        *(el("section", el("h2", heading), content, id=name) for name, heading, content in sections),
+        el("footer", foot),
+    )
+    body = el("body", el("nav", el("p", "Contents"), contents, aria_label="Contents"), main, el("script", Html(SCRIPT)))
+    return f'<!doctype html>\n<html lang="en">\n<head>{top}</head>\n{body}\n</html>\n'

@@ -1,0 +1,104 @@
+"""The report of a search: one HTML file that needs nothing else, and its data as CSV and PNG beside it.
+
+A section says in a sentence what is to be seen, and is left out where there is nothing. Facts come from `results`;
+everything that a file holds is escaped by `html`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunediff.report.files import FOLDER, Files, listed, write
+from tunediff.report.html import Html, el, join, page
+from tunediff.report.sections import (
+    compiling,
+    curves,
+    effects,
+    failures,
+    importance,
+    parallel,
+    reproduce,
+    samples,
+    seeds,
+    study,
+    trade_offs,
+    trials,
+    why,
+    won,
+)  # fmt: skip
+from tunediff.report.subject import Subject
+from tunediff.report.words import duration, some
+
+PAGE = "report.html"
+
+Section = Callable[[Subject, Files], Html | None]
+
+SECTIONS: tuple[tuple[str, str, Section], ...] = (
+    ("won", "What won", won.won),
+    ("seeds", "All configurations over their seeds", seeds.seeds),
+    ("study", "The study", study.study),
+    ("curves", "{label} against training seconds", curves.curves),
+    ("why", "Why it {wins}", why.why),
+    ("samples", "Images", samples.samples),
+    ("importance", "Which knobs matter", importance.importance),
+    ("effects", "What each knob does", effects.effects),
+    ("trade-offs", "Trade-offs", trade_offs.trade_offs),
+    ("parallel", "All trials at once", parallel.parallel),
+    ("compile", "When torch.compile pays", compiling.compiling),
+    ("failures", "Failures", failures.failures),
+    ("trials", "Every trial", trials.trials),
+    ("reproduce", "Run it again", reproduce.reproduce),
+)
+"""(id, heading, content), in reading order."""
+
+
+def write_all(subject: Subject, out: Path) -> dict[str, Path]:
+    """Write the page and its data into `out`; returns their paths by what they are. Raises `OSError`."""
+    files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
+    wins = "wins" if subject.stars.winner_is == "winner" else "is ahead"
+    for name, heading, build in SECTIONS:
+        if (content := build(subject, files)) is not None:
+            sections.append((name, heading.replace("{wins}", wins).replace("{label}", subject.label), content))
+    text = page(f"{subject.found.folder.name}: report", _head(subject), sections, _foot(subject, files))
+    write(out / PAGE, text.encode("utf-8", "replace"))
+    files.tidy()
+    return {"report": out / PAGE, "data": out / FOLDER}
+
+
+def _head(subject: Subject) -> Html:
+    space = subject.found.space
+    data, images = space.baseline.data, space.baseline.evaluation.images
+    side, budget = data.image_size, duration(subject.budget_s)
+    judged = subject.label if subject.by_rate else f"{subject.label} over {images:,} images"
+    about = f"{data.name} at {side}×{side}, {budget} of training per trial"
+    return join(
+        el("h1", subject.found.folder.name),
+        el("p", f"{about}, judged by {judged}", class_="soft"),
+        el("p", _state(subject), class_="state"),
+    )
+
+
+def _state(subject: Subject) -> str:
+    """Whether the search is over, and how fresh this is."""
+    trials, planned = subject.found.trials, subject.found.space.budget.trials
+    begun = sum(not trial.finished for trial in trials)
+    count = f"{len(trials) - begun:,} of {some(planned, 'trial')} ended"
+    written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(subject.now))
+    if len(trials) - begun >= planned:
+        return f"finished · {count} · {written}"
+    if not subject.sessions:
+        return f"{count} · {written}"
+    if subject.sessions[-1].end is not None:
+        return f"interrupted · {count} · {written}"
+    last = reproduce.latest(subject)
+    age = f" · last news {duration(max(0.0, subject.now - last))} before" if last else ""
+    return f"running, or killed · {count}, {begun} under way · {written}{age}"
+
+
+def _foot(subject: Subject, files: Files) -> Html:
+    links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
+    command = el("code", f"python -m tunediff.report {subject.call}")
+    again = el("p", "Written by ", command, "; again while the search runs, for newer numbers.")
+    return join(again, el("p", "Data: ", links))

@@ -1,0 +1,216 @@
+"""Why the winner is ahead: is it speed, or is it learning per image? And where a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tunediff.cli import number
+from tunediff.record import TrialRecord
+from tunediff.report.files import Files
+from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
+from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
+from tunediff.report.subject import Subject, lead, note
+from tunediff.report.words import percent, rounded, secs, times
+from tunediff.results import RATE, Results, curve, last
+from tunediff.results import why as decomposition
+from tunediff.results.speed import PARTS, batch_size, compile_s, per_thousand, rate
+from tunediff.results.why import Why
+from tunediff.study import MEASURED
+
+CAVEAT = (
+    "Shares are of the logarithm of the distance. Equal images are read from curves in the middle of a training, "
+    "between two evaluations; learning rate and EMA follow the budget, so that a training that was meant to end there "
+    "would end lower. "
+)
+Quantity = tuple[str, float | None, float | None]
+"""Its name, and its value for the baseline and for the winner."""
+
+
+def why(subject: Subject, files: Files) -> Html | None:
+    """Baseline and winner beside each other."""
+    found, base, winner = subject.found, subject.rival, subject.stars.winner
+    if base is None or winner is None or not base.points:
+        return None
+    figure, told = None, None
+    if not subject.by_rate and (told := decomposition.why(base, winner, found.metric, found.space.mode)) is not None:
+        split = told
+        figure = files.chart(
+            "why_curves",
+            lambda: _curves(found, subject.stars, split),
+            "baseline and winner against training seconds, and against images",
+            "Left: what the clock sees. Right: the same curves by the images they have seen. A gap on the right is "
+            "learning per image; what the left has beyond it is speed.",
+        )
+    said = explain(told, subject.label, _trust(subject)) if told is not None else _faster(base, winner)
+    rows = _side_by_side(subject, base, winner, told)
+    files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
+    header = ["", f"baseline ({base.name})", f"{subject.stars.winner_is} ({winner.name})", "ratio"]
+    cells = [
+        [name, _cell(theirs), _cell(mine), times(mine / theirs) if theirs and mine is not None else ""]
+        for name, theirs, mine in rows
+    ]
+    notes = note(CAVEAT if told is not None else "", files.links("why"))
+    return join(lead(said), figure, table(header, cells), notes, _steps(subject, files, base, winner))
+
+
+def _trust(subject: Subject) -> str:
+    if subject.told is not None and subject.told.winner is None:
+        return "the confirming runs do not show that the gain is more than noise"
+    disturbed = any(point.get("disturbed") is True for trial, _, _ in subject.stars.pairs() for point in trial.points)
+    repeated = subject.told is not None or subject.compared is not None
+    runs = "these two are runs of one seed" if repeated else "one run each"
+    return f"{runs}, and others used the machine meanwhile" if disturbed else runs
+
+
+def explain(told: Why, label: str, trust: str) -> str:
+    """The decomposition as one sentence; `trust`: what is to be said about its noise."""
+    (base, winner), end = told.at_seconds, f"; {trust}."
+    ratio = told.images[1] / told.images[0] if told.images[0] else 1.0
+    many = "as many images" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many images"
+    at_end = f"{label} {number(winner)} instead of {number(base)} at {number(told.seconds)} training seconds"
+    if told.learning is None or told.throughput is None or told.at_images is None:
+        return (
+            f"{at_end}; how much of that is speed cannot be told, for at {told.equal_images:,} images, the most that "
+            f"both have seen, one of them had not been evaluated yet{end}"
+        )
+    same = f"{number(told.at_images[1])} instead of {number(told.at_images[0])} at {told.equal_images:,} images"
+    if told.total >= 0:
+        return f"No gain: {at_end}, {same}, with {many} in the same seconds{end}"
+    learning, throughput = told.learning / told.total, told.throughput / told.total
+    learned, sped = f"learning more from each image ({same})", f"speed ({many} in the same seconds)"
+    if learning >= 0.02 and throughput >= 0.02:
+        return f"Of the gain, {at_end}, {percent(learning)} is {learned} and {percent(throughput)} is {sped}{end}"
+    if throughput <= -0.02:
+        return f"All of the gain, {at_end}, is {learned}; in speed it loses ({many} in the same seconds){end}"
+    if learning <= -0.02:
+        return f"All of the gain, {at_end}, is {sped}; from each image it learns less ({same}){end}"
+    if learning > 0.5:
+        return f"Practically all of the gain, {at_end}, is {learned}, with {many} in the same seconds{end}"
+    return f"Practically all of the gain, {at_end}, is {sped}; from each image both learn as much ({same}){end}"
+
+
+def _faster(base: TrialRecord, winner: TrialRecord) -> str:
+    """By how much a throughput is higher; what of a step is faster is said beside its parts."""
+    speed, of_base = rate(winner), rate(base)
+    if not speed or not of_base:
+        return "Images per second were not measured for both."
+    return f"{rounded(speed)} images/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."
+
+
+def _part(name: str) -> str:
+    return MEASURED[f"step_{name}_s"].label
+
+
+def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told: Why | None) -> list[Quantity]:
+    """Without the quantities that neither has."""
+
+    def at_end(words: str, name: str, scale: float = 1.0) -> Quantity:
+        theirs, mine = (None if (v := last(trial, name)) is None else float(v) * scale for trial in (base, winner))
+        return words, theirs, mine
+
+    rows: list[Quantity] = []
+    if told is not None:
+        rows.append((f"{subject.label} at equal seconds ({secs(told.seconds)})", *told.at_seconds))
+        rows.append((f"{subject.label} at equal images ({told.equal_images:,})", *(told.at_images or (None, None))))
+        rows.append(("images seen by then", *told.images))
+    rows += [
+        at_end("images/s", RATE),
+        at_end("optimizer steps", "steps"),
+        ("images per step", batch_size(base), batch_size(winner)),
+        at_end("time of a step (ms)", "step_s", 1000.0),
+        *(at_end(f"· {_part(part)} (ms)", f"step_{part}_s", 1000.0) for part in PARTS),
+        at_end("time waiting for images (%)", "data_wait_share", 100.0),
+        at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
+        ("compiling (s)", compile_s(base), compile_s(winner)),
+        at_end("peak memory (MiB)", "peak_memory_mib"),
+        at_end("images per joule", "images_per_j"),
+    ]
+    return [row for row in rows if row[1] is not None or row[2] is not None]
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else rounded(float(value))
+
+
+def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecord) -> Html:
+    theirs, mine = per_thousand(base), per_thousand(winner)
+    if not theirs or not mine:
+        return note("The parts of a step were not recorded for both.")
+    saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in PARTS if part in theirs or part in mine}
+    columns = ["part", "baseline_s_per_1000_images", "winner_s_per_1000_images"]
+    files.csv("step", pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns))
+    before, after = sum(theirs.values()), sum(mine.values())
+    scale, unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
+    said = f"1,000 images take {secs(after)} of training instead of {secs(before)}"
+    if after < 0.98 * before:
+        most = max(saved, key=lambda part: saved[part])
+        said += f"; most is saved in {_part(most)}, {secs(saved[most])}"
+    elif after > 1.02 * before:
+        most = min(saved, key=lambda part: saved[part])
+        said += f"; most is lost in {_part(most)}, {secs(-saved[most])}"
+    scaled = [{part: spent * scale for part, spent in of.items()} for of in (theirs, mine)]
+    figure = files.chart(
+        "step",
+        lambda: _step(scaled[0], scaled[1], f"{unit} per 1,000 images", subject.stars.winner_is),
+        "parts of a training step, baseline and winner",
+        "By images and not by steps, because batch sizes may differ; over the last evaluation interval of each.",
+    )
+    return join(el("h3", "Where a step goes"), el("p", f"{said}."), figure)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+def _curves(found: Results, stars: Stars, told: Why) -> Figure:
+    """Baseline and winner at equal seconds, and at equal images."""
+    figure, panels = sheet(2, 3.5, sharey=True)
+    for axes, along, words, place, values in (
+        (panels[0], "train_s", "training seconds", told.seconds, told.at_seconds),
+        (panels[1], "images", "images seen", float(told.equal_images), told.at_images),
+    ):
+        for trial, color, what in stars.pairs():
+            line = curve(trial, found.metric, along)
+            axes.plot(*zip(*line, strict=True), color=color, linewidth=1.8, marker="o", markersize=4, label=what)
+        if values is not None:
+            axes.axvline(place, color=SOFT, linewidth=0.9, linestyle=DASHED, zorder=0)
+            both = sorted(zip(values, (BASELINE, WINNER), strict=True), reverse=True)
+            # Falling curves leave room to the upper right of one and to the lower left of the other.
+            for (value, color), (side, shift) in zip(both, (("left", 7), ("right", -7)), strict=True):
+                ring(axes, (place, value), color)
+                say(axes, number(value), (place, value), (shift, shift), ha=side, va="bottom" if shift > 0 else "top",
+                    color=color, fontsize=9, fontweight="bold")  # fmt: skip
+        axes.set_xlabel(words)
+        axes.margins(x=0.12, y=0.12)
+        axes.set_xlim(left=0)
+        plain_numbers(axes)
+    panels[0].set_title(f"at equal seconds ({secs(told.seconds)})")
+    equal = "" if told.at_images is not None else ": not known"
+    panels[1].set_title(f"at equal images ({told.equal_images:,}){equal}")
+    objective_axis(panels[0], found, True)
+    panels[1].grid(True, axis="y")
+    panels[0].legend(loc="lower left")
+    return figure
+
+
+def _step(baseline: Mapping[str, float], winner: Mapping[str, float], unit: str, winner_is: str) -> Figure | None:
+    """The parts of a step, baseline and winner beside each other, in `unit`."""
+    parts = [part for part in PARTS if part in baseline or part in winner]
+    if not any(baseline.values()) and not any(winner.values()):
+        return None
+    figure, (axes,) = sheet(1, 0.7 + 0.42 * len(parts))
+    for values, color, what, shift in ((baseline, BASELINE, "baseline", -0.19), (winner, WINNER, winner_is, 0.19)):
+        lengths = [values.get(part, 0.0) for part in parts]
+        axes.barh([place + shift for place in range(len(parts))], lengths, height=0.33, color=color, label=what)
+        for place, length in enumerate(lengths):
+            say(axes, number(length), (length, place + shift), (4, 0), fontsize=8, color=color)
+    axes.set_yticks(range(len(parts)), list(map(_part, parts)))
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.set_xlim(0, 1.12 * max([*baseline.values(), *winner.values()]))
+    axes.set_xlabel(unit)
+    axes.grid(True, axis="x")
+    axes.legend(loc="lower right")
+    return figure

@@ -1,0 +1,211 @@
+"""What won: the answer, confirmed where it was, else as far as one run each goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from tunediff import config as cfg
+from tunediff.cli import number
+from tunediff.record import TrialRecord
+from tunediff.report.files import Files
+from tunediff.report.html import Html, el, join, table
+from tunediff.report.subject import Subject, lead, note
+from tunediff.report.verdicts import sentences, sped
+from tunediff.report.words import between, duration, estimated, percent, rounded, secs, some, times, with_sd
+from tunediff.results import RATE, last, shown, without_seed
+from tunediff.results.comparison import Comparison
+from tunediff.results.confirmation import Confirmation
+from tunediff.results.statistics import BETTER, SAME
+
+
+def won(subject: Subject, files: Files) -> Html:
+    """The answer, the numbers that a reader wants first, and what the winner changes."""
+    winner = subject.stars.winner
+    if winner is None:
+        return lead(_nothing_won(subject))
+    parts: list[object] = []
+    if subject.told is not None:
+        first, *more = sentences(subject.told)
+        parts += [lead(first), *(el("p", sentence) for sentence in more), _key_figures(subject, winner)]
+        parts += [_confirmation(subject.told, files)]
+    elif subject.compared is not None:
+        parts += [lead(*_best_of_seeds(subject, subject.compared, winner)), _key_figures(subject, winner)]
+    else:
+        parts += [lead(*_single(subject, winner)), _key_figures(subject, winner), note(_luck(subject))]
+        files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
+    if subject.confirming:
+        parts.append(note(subject.confirming))
+    if subject.rival is not None and (changed := without_seed(subject.found.changed(winner))):
+        parts += [el("h3", f"What {subject.leader} changes"), _changed(subject, winner, changed)]
+    return join(*parts)
+
+
+def _nothing_won(subject: Subject) -> str:
+    trials = subject.found.trials
+    begun = [trial for trial in trials if not trial.finished]
+    ended = len(trials) - len(begun)
+    if not trials:
+        return "No trial has begun yet."
+    if not begun:
+        who = f"none of the {some(ended, 'trial')} that ended has a result"
+        return f"Nothing won: {who}; the reasons are under failures."
+    farthest = max(begun, key=lambda trial: last(trial, "train_s") or 0.0)
+    said = f"No trial has a result yet: {some(len(begun), 'trial is', 'trials are')} under way"
+    if seconds := last(farthest, "train_s"):
+        said += f", {farthest.name} farthest, at {number(seconds)} of {duration(subject.budget_s)}"
+    return f"{said}, and {ended} ended without one." if ended else f"{said}."
+
+
+def _single(subject: Subject, winner: TrialRecord) -> list[object]:
+    """The result of a search with one run per configuration."""
+    metric, base, others = subject.found.metric, subject.stars.baseline, len(subject.found.ranked) - 1
+    value, of_base = winner.value(metric) or 0.0, base.value(metric) if base is not None else None
+    if base is not None and subject.rival is None:
+        itself = el("span", f"The baseline ({base.name})", class_="baseline")
+        if not others:
+            return [itself, f" is the only trial with a result so far: {subject.label} {number(value)}."]
+        rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
+        return [itself, f" itself is best: {rest} its {subject.label} of {number(value)}."]
+    after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
+    is_ = f"{rounded(value)} images/s" if subject.by_rate else f"{after} {number(value)}"
+    said: list[object] = [el("span", winner.name, class_="winner"), f" is best: {is_}"]
+    if base is None or not of_base:
+        yet = " yet" if base is None or not base.finished else ""
+        return [*said, f"; the baseline has no result{yet} to compare it with."]
+    itself = el("span", f"the baseline ({base.name})", class_="baseline")
+    if not subject.found.falls:
+        return [*said, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]
+    said += [f", {percent(1 - value / of_base)} below the {number(of_base)} of ", itself, "."]
+    if subject.crossing_s:
+        ratio = base.points[-1]["train_s"] / subject.crossing_s
+        when = f"after {secs(subject.crossing_s)}: {number(ratio)}"
+        if subject.crosses_before_first:
+            when = f"before its first evaluation, at {secs(subject.crossing_s)}: more than {number(ratio)}"
+        said.append(f" It is as good as the baseline at its end {when} times faster.")
+    return said
+
+
+def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) -> list[object]:
+    group = compared.of(winner)
+    values, difference = group.values(compared.metric), group.difference
+    said: list[object] = [el("span", group.name, class_="winner" if group.changed else "baseline")]
+    said.append(f" has the best mean over {some(len(values), 'seed')}: {subject.label} {with_sd(values)}")
+    if not group.changed:
+        return [*said, ". It is the baseline itself."]
+    if difference.low is not None:
+        what = "times the baseline's" if compared.ratios else "more than the baseline's"
+        ends = f"95 % interval {number(difference.low)} … {number(difference.high)}"
+        said.append(f", {number(difference.estimate)} {what} ({ends})")
+    if difference.verdict == BETTER:
+        return [*said, ". That is larger than the noise, all comparisons counted."]
+    return [*said, f". That is {SAME}." if difference.verdict == SAME else f" ({difference.verdict})."]
+
+
+def _luck(subject: Subject) -> str:
+    ended = len(subject.found.ranked)
+    said = "One run each: nothing here says how much of that is chance"
+    said += f", and the best of {ended:,} is partly the luckiest. " if ended > 2 else ". "
+    if subject.confirming:
+        return said
+    if subject.found.space.kind == "search" and not subject.by_rate:
+        return said + "A search file with confirm: runs the best again on new seeds and says whether they still win."
+    again = "runs every configuration several times and compares by the noise between them."
+    return f"{said}A search file with seeds: {again}"
+
+
+def _key_figures(subject: Subject, winner: TrialRecord) -> Html:
+    """A few numbers that a reader wants first."""
+    base = subject.rival
+    entries = list(_confirmed(subject.told) if subject.told is not None else _searched(subject, winner))
+    if not subject.by_rate:
+        entries.append(_beside("images/s", last(winner, RATE), last(base, RATE) if base else None))
+    name = "peak_memory_mib"
+    entries.append(_beside("peak memory", last(winner, name), last(base, name) if base else None, " MiB"))
+    shown_ = (el("div", el("dt", what), el("dd", value), el("dd", beside)) for what, value, beside in entries if value)
+    return el("dl", *shown_, class_="keys")
+
+
+def _confirmed(told: Confirmation) -> Iterator[tuple[str, str, str]]:
+    """(what, value, beside it) of the confirming runs."""
+    group, base = told.leader, told.compared.baseline
+    if group is None:
+        return
+    beside = f"baseline {with_sd(told.values(base))}" if base is not None else ""
+    yield f"{told.label}, new seeds", with_sd(told.values(group)), beside
+    if (paired := told.paired(group)) is not None:
+        signed = f"{'−' if paired.mean < 0 else '+'}{number(abs(paired.mean))}"
+        yield "difference to the baseline", signed, _interval(between(paired))
+    speedup, reached = told.speedup(group)
+    if speedup is not None:
+        often = [_interval(between(speedup)), f"in {reached} of {some(len(group.done), 'run')}"]
+        yield "as good as the baseline", f"{times(speedup.mean)} faster", ", ".join(filter(None, often))
+
+
+def _searched(subject: Subject, winner: TrialRecord) -> Iterator[tuple[str, str, str]]:
+    """(what, value, beside it) of a search that has no confirming runs."""
+    metric, base = subject.found.metric, subject.rival
+    if subject.compared is not None:
+        values, first = subject.compared.of(winner).values(metric), subject.compared.baseline
+        others = first.values(metric) if first is not None else []
+        beside = f"baseline {with_sd(others)}" if base is not None and others else ""
+        yield f"{subject.label}, mean of {some(len(values), 'seed')}", with_sd(values), beside
+    else:
+        yield _beside(subject.label, winner.value(metric), base.value(metric) if base is not None else None)
+    if base is None or subject.by_rate or base.value(metric) is None:
+        return
+    end_s, crossing_s = float(base.points[-1]["train_s"]), subject.crossing_s
+    if crossing_s:
+        less, when = ("> ", "before") if subject.crosses_before_first else ("", "after")
+        seconds = f"{when} {secs(crossing_s)} instead of {secs(end_s)}"
+        yield "as good as the baseline", f"{less}{times(end_s / crossing_s)} faster", seconds
+    else:
+        yield "as good as the baseline", "never", "within its budget"
+
+
+def _interval(ends: str) -> str:
+    return f"{ends} (95 %)".replace("-", "−") if ends else ""
+
+
+def _beside(what: str, own: float | None, of_base: float | None, unit: str = "") -> tuple[str, str, str]:
+    if own is None:
+        return what, "", ""
+    ratio = f": {times(own / of_base)}" if of_base else ""
+    return what, f"{rounded(own)}{unit}", f"baseline {rounded(of_base)}{unit}{ratio}" if of_base is not None else ""
+
+
+def _confirmation(told: Confirmation, files: Files) -> Html:
+    """The confirming runs as a table."""
+    files.csv("won", told.table())
+    rows, marks = list[list[object]](), list[str]()
+    for group in told.compared.groups:
+        never = "never as good" if group.changed and group.done and not told.search.by_rate else ""
+        runs = f"{len(group.done)} of {told.compared.seeds}"
+        speedup = sped(told, group, "in ") or never
+        cells = [with_sd(told.values(group)), estimated(told.paired(group)), speedup]
+        rows.append([group.name, group.difference.verdict, runs, *cells])
+        marks.append("baseline" if not group.changed else "winner" if group is told.leader else "")
+    header = ("configuration", "verdict", "runs", f"{told.label}, mean ± sd", "difference to the baseline", "speed-up")
+    how = (
+        "Runs made after the choice, on seeds that had no part in it. Differences are paired by seed, brackets hold "
+        "95 % intervals, and the verdict counts all comparisons. "
+    )
+    return join(el("h3", "On new seeds"), table(header, rows, marks, words=2), note(how, files.links("won")))
+
+
+def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) -> Html:
+    base, order = cfg.flat(subject.found.space.baseline), subject.by_weight()
+    rows = []
+    for name in sorted(changed, key=lambda name: order.index(name) if name in order else len(order)):
+        idle = winner.not_effective.get(name)
+        before = el("span", shown(base[name]) if name in base else "–", class_="baseline")
+        mine = el("span", shown(changed[name]), class_="winner")
+        rows.append([el("code", name), before, join(mine, f" (changes nothing here: {idle})" if idle else "")])
+    return table(["knob", "baseline", subject.stars.winner_is], rows, words=3)
+
+
+def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
+    measured = {name: last(trial, name) for name in ("train_s", "images", RATE, "peak_memory_mib")}
+    value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
+    return {**measured, **value, "speedup": subject.found.speedup(trial)}

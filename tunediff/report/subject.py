@@ -1,0 +1,157 @@
+"""What a report is about: a search read and looked at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+
+from tunediff.config import ConfigError
+from tunediff.record import TrialRecord
+from tunediff.report.html import Html, el
+from tunediff.report.style import Stars
+from tunediff.results import Results, confirmation, effects, journals
+from tunediff.results.comparison import Comparison, compare
+from tunediff.results.confirmation import Confirmation
+from tunediff.results.effects import Effect
+from tunediff.results.importance import Importance, importance, searched
+from tunediff.results.journals import Session
+from tunediff.results.speed import rate
+from tunediff.results.statistics import BETTER
+from tunediff.study import quantity
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A search with everything that several sections need."""
+
+    found: Results
+    unreadable: dict[str, str]
+    """Journals that are left out, with the reason."""
+    sessions: list[Session]
+    stars: Stars
+    told: Confirmation | None
+    """What its confirming runs say, if any of them ended."""
+    confirming: str
+    """About confirming runs that are not complete; '' otherwise."""
+    compared: Comparison | None
+    """Of a search with several seeds."""
+    effects: list[Effect]
+    quality: Importance | None
+    """Of the objective, if that is not speed."""
+    throughput: Importance | None
+    """Of images per second."""
+    name: str
+    storage: str
+    """How a user names the search, and the folder of all searches ('': the default)."""
+    now: float
+    """Unix time."""
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether the objective is speed."""
+        return self.found.by_rate
+
+    @property
+    def label(self) -> str:
+        """What the objective is called."""
+        return quantity(self.found.label).label
+
+    @property
+    def budget_s(self) -> float:
+        """Training seconds of a trial."""
+        return self.found.space.budget.per_trial_s
+
+    @property
+    def leader(self) -> str:
+        """`the winner`, or what it may be called."""
+        return "the winner" if self.stars.winner_is == "winner" else "the best trial"
+
+    @property
+    def call(self) -> str:
+        """How other commands name this search: `NAME`, or `NAME --storage FOLDER`."""
+        return shlex.join([self.name, *(["--storage", self.storage] if self.storage else [])])
+
+    @property
+    def rival(self) -> TrialRecord | None:
+        """The baseline, if another trial is ahead of it."""
+        base, winner = self.stars.baseline, self.stars.winner
+        return base if base is not None and winner is not None and base.name != winner.name else None
+
+    @property
+    def crossing_s(self) -> float | None:
+        """Training seconds after which the winner is as good as the baseline at its end; None: never, or not known."""
+        ahead = self.stars.winner is not None and self.rival is not None and not self.by_rate
+        return self.found.seconds_to_baseline(self.stars.winner) if ahead and self.stars.winner else None
+
+    @property
+    def crosses_before_first(self) -> bool:
+        """Whether the winner is that good at its first evaluation already: when it was so first is not known."""
+        winner = self.stars.winner
+        return winner is not None and bool(winner.points) and self.crossing_s == winner.points[0]["train_s"]
+
+    def by_weight(self) -> list[str]:
+        """The searched knobs, those with the largest share of the objective's variance first."""
+        one = self.quality or self.throughput
+        shares = one.shares if one is not None else {}
+        return sorted((dimension.name for dimension in searched(self.found)), key=lambda name: -shares.get(name, 0.0))
+
+    def mark(self, trial: TrialRecord | None) -> str:
+        """The class of a trial's row in a table."""
+        color = next((what for known, _, what in self.stars.pairs() if trial and known.name == trial.name), "")
+        return color and ("baseline" if color == "baseline" else "winner")
+
+    def sampled(self) -> str:
+        """How images are drawn for the objective: `DDIM, 20 steps`."""
+        protocol = self.found.space.baseline.evaluation
+        return f"{protocol.sampler.upper()}{f', {protocol.steps} steps' if protocol.sampler == 'ddim' else ''}"
+
+
+def lead(*words: object) -> Html:
+    """What a section says first."""
+    return el("p", *words, class_="lead")
+
+
+def note(*words: object) -> Html:
+    """What it adds in small letters."""
+    return el("p", *words, class_="note")
+
+
+def read(folder: Path, name: str = "", storage: str = "", now: float | None = None) -> Subject:
+    """Everything a report needs. Raises `ConfigError` when the folder holds no search."""
+    found, unreadable = journals.read(folder)
+    told, confirming = _confirmed(found)
+    compared = compare(found) if found.space.seeds > 1 else None
+    best = (told.trial(told.leader) if told is not None and told.leader is not None else None) or found.best
+    sure = told is not None and told.winner is not None
+    sure |= compared is not None and best is not None and compared.of(best).difference.verdict == BETTER
+    return Subject(
+        found=found,
+        unreadable=unreadable,
+        sessions=journals.sessions(folder),
+        stars=Stars.of(found, best, "winner" if sure else "best"),
+        told=told,
+        confirming=confirming,
+        compared=compared,
+        effects=effects.effects(found),
+        quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric)),
+        throughput=importance(found, rate),
+        name=name or folder.name,
+        storage=storage,
+        now=time.time() if now is None else now,
+    )
+
+
+def _confirmed(found: Results) -> tuple[Confirmation | None, str]:
+    """What the newest confirming runs say, and what there is to know about them."""
+    if found.space.confirm is None or (folder := confirmation.latest(found)) is None:
+        return None, ""
+    try:
+        runs, unreadable = journals.read(folder)
+    except ConfigError as error:
+        return None, f"The confirming runs cannot be read: {error}"
+    ended, wanted = sum(trial.finished for trial in runs.trials), len(runs.space.points)
+    said = "" if ended >= wanted else f"The confirming runs are not complete: {ended} of {wanted} have ended."
+    said += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
+    return (confirmation.confirm(found, runs) if runs.ranked else None), said.strip()

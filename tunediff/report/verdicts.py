@@ -1,0 +1,126 @@
+"""What a comparison over seeds and confirming runs say, in words: for the terminal, for Markdown and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tunediff.cli import number
+from tunediff.report.words import estimated, interval, is_known, some, verdict, with_sd
+from tunediff.results.comparison import Comparison, Group
+from tunediff.results.confirmation import Confirmation
+from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
+
+
+def comparison_table(compared: Comparison, compact: bool = False) -> list[list[str]]:
+    """Headings and rows of the columns in which anything stands; `compact`: those that decide."""
+    rows = []
+    for group, row in zip(compared.groups, compared.table().astype(object).to_dict("records"), strict=True):
+        known = {str(name): value for name, value in row.items() if is_known(value)}
+        cells = {
+            "configuration": group.name,
+            "runs": f"{len(group.done)} of {compared.seeds}",
+            compared.found.label: with_sd(group.values(compared.metric)),
+            f"{compared.effect} (95 % interval)": interval(group.difference),
+            "verdict": verdict(group.difference) if compact else group.difference.verdict,
+            "p (Holm)": number(known["p_holm"]) if "p_holm" in known else "",
+            "seconds to baseline": number(known["seconds_to_baseline"]) if "seconds_to_baseline" in known else "",
+            "speedup": f"{known['speedup']:.2f}×" if "speedup" in known else "",
+            "images/s": f"{known['images_per_s']:.0f}" if "images_per_s" in known else "",
+            "cost": f"{known['cost']:.2f}×" if "cost" in known else "",
+            "validation loss": with_sd(group.values("validation_loss")),
+        }
+        left_out = ("p (Holm)", "seconds to baseline", "images/s") if compact else ()
+        rows.append({name: cell for name, cell in cells.items() if name not in left_out})
+    names = [name for name in (rows[0] if rows else {}) if any(cells[name] for cells in rows)]
+    return [names, *([cells[name] for name in names] for cells in rows)]
+
+
+def conclusions(compared: Comparison) -> list[str]:
+    """Which differences from the baseline are larger than the noise and which are not, in sentences."""
+    tested, said = sum(group.difference.p is not None for group in compared.others), []
+    if tested:
+        many = f"{tested} comparisons" if tested > 1 else "1 comparison"
+        basis = f"({compared.seeds} seeds, {many}, at most 5 % chance of any false alarm)"
+        told_apart = any(group.difference.verdict in (BETTER, WORSE) for group in compared.others)
+        which = "Some differences from the baseline are" if told_apart else "No difference from the baseline is"
+        said.append(f"{which} larger than the noise {basis}.")
+    for kind, words in (
+        (BETTER, "Better than the baseline"),
+        (WORSE, "Worse than the baseline"),
+        (SAME, "Not told apart from the baseline"),
+        (TOO_FEW, "Too few runs to tell"),
+    ):
+        if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
+            said.append(f"{words}: {'; '.join(groups)}.")
+    if (least := compared.resolution) is not None:
+        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.found.label}"
+        said.append(f"A single difference would have to be about {words} to be told from the noise.")
+    return said
+
+
+# -------------------------------------------------------------------------------------------------------- confirmation
+def block(told: Confirmation) -> dict[str, str]:
+    """`key: value` for the end of a search."""
+    said, group, baseline = {"confirmed": "yes" if told.winner else "no"}, told.leader, told.compared.baseline
+    if group is None:
+        return said
+    said["winner" if told.winner else "best_finalist"] = group.name
+    said[f"confirmed_{told.label}"] = _spread(told.values(group))
+    if baseline is not None:
+        said[f"confirmed_baseline_{told.label}"] = _spread(told.values(baseline))
+    if (paired := told.paired(group)) is not None:
+        said["paired_difference"] = estimated(paired)
+    speedup, reached = told.speedup(group)
+    if speedup is not None:
+        said["confirmed_speedup"] = f"{estimated(speedup)}, reached in {reached} of {len(group.done)} runs"
+    if (bias := told.bias(group)) is not None:
+        said["selection_bias"] = f"{number(bias[0])} in the search, {number(bias[1])} on new seeds"
+    return said
+
+
+def sentences(told: Confirmation) -> list[str]:
+    """The result in words, the plain answer first."""
+    if (group := told.leader) is None:
+        return ["No finalist ran to its end: nothing is confirmed."]
+    noise = f"better than the baseline by more than the noise on {len(told.values(group))} new seeds"
+    if told.winner:
+        said = [f"{group.name} wins: {noise}."]
+    else:
+        said = [f"No finalist is {noise}; the best of them is {group.name}."]
+    if (bias := told.bias(group)) is None:
+        return said
+    before, now, label = *bias, told.compared.found.label
+    if not before:
+        return [*said, f"Its {label} is {number(now)} on new seeds."]
+    worth = "worse" if told.search.loss(now) > told.search.loss(before) else "better"
+    chosen = f"Its {label} was {number(before)} when the search chose it as one of its best, and is {number(now)}"
+    return [*said, f"{chosen} on new seeds: {abs(now / before - 1):.0%} {worth}."]
+
+
+def confirmation_table(told: Confirmation) -> list[list[str]]:
+    """Headings and rows for a terminal."""
+    lines = [["configuration", "runs", told.label, "difference to baseline", "speed-up", "verdict"]]
+    for group in told.compared.groups:
+        runs = f"{len(group.done)} of {told.compared.seeds}"
+        means = [_spread(told.values(group)), estimated(told.paired(group)), sped(told, group)]
+        lines.append([group.name, runs, *means, verdict(group.difference)])
+    return lines
+
+
+def sped(told: Confirmation, group: Group, before: str = "") -> str:
+    """`1.01 (1.01 … 1.01), 2 of 3 runs`, the speed-up and, where it is not all runs, how many got there."""
+    speedup, reached = told.speedup(group)
+    if speedup is None:
+        return ""
+    runs = "" if reached == len(group.done) else f", {before}{reached} of {some(len(group.done), 'run')}"
+    return estimated(speedup) + runs
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, each to its own 3 digits."""
+    if not values:
+        return "none"
+    sd = f" ± {number(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
+    return number(float(np.mean(values))) + sd

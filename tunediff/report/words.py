@@ -1,0 +1,114 @@
+"""How numbers are said, beyond `cli.number`, `cli.seconds` and `cli.knobs`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tunediff.cli import number
+from tunediff.results.statistics import SAME, Difference, Estimate
+
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+def is_known(value: object) -> bool:
+    """Whether a cell of a table is filled: pandas writes NaN for what is missing."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def rounded(value: float | None) -> str:
+    """`4,013`, `0.661`; '' when not known."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else number(float(value))
+
+
+def times(ratio: float | None) -> str:
+    """`1.61×`; '' when not known."""
+    return "" if ratio is None or math.isnan(ratio) else f"{ratio:.2f}×" if ratio < 100 else f"{ratio:,.0f}×"
+
+
+def percent(share: float) -> str:
+    """`38 %`, `0.4 %`; its space does not break."""
+    return f"{100 * share:.{0 if abs(share) >= 0.095 or share == 0 else 1}f}{SPACE}%"
+
+
+def secs(value: float) -> str:
+    """`12.4 s`; its space does not break."""
+    return f"{number(float(value))}{SPACE}s"
+
+
+def duration(value: float) -> str:
+    """`47 s`, `2 min`, `12 min 30 s`, `3 h 5 min`; its spaces do not break."""
+    if value < 59.5:
+        return secs(round(value, 1)) if value == 0 or value >= 0.1 else f"<{SPACE}0.1{SPACE}s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min")) if hours else ((minutes, "min"), (rest, "s"))
+    return SPACE.join(f"{many:,}{SPACE}{unit}" for many, unit in parts if many)
+
+
+def with_sd(values: Sequence[float]) -> str:
+    """`1.44 ± 0.12`: mean and standard deviation, to as many digits as 3 significant ones of the mean have."""
+    if not values:
+        return ""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2 or mean == 0:
+        return number(mean)
+    sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    digits = max(0, 2 - math.floor(math.log10(abs(mean))))
+    return f"{mean:,.{digits}f} ± {sd:,.{digits}f}"
+
+
+def between(estimate: Estimate) -> str:
+    """`1.85 … 1.86`: its interval; '' of a single run."""
+    known = estimate.low is not None and estimate.high is not None
+    return f"{number(estimate.low)} … {number(estimate.high)}" if known else ""
+
+
+def estimated(estimate: Estimate | None) -> str:
+    """`1.85 (1.85 … 1.86)`."""
+    if estimate is None:
+        return ""
+    return f"{number(estimate.mean)} ({ends})" if (ends := between(estimate)) else number(estimate.mean)
+
+
+def interval(difference: Difference) -> str:
+    """`0.503 (0.471 … 0.537)`; without its interval `0.503`, or ''."""
+    if difference.estimate is None:
+        return ""
+    ends = f" ({difference.low:.3f} … {difference.high:.3f})" if difference.low is not None else ""
+    return f"{difference.estimate:.3f}{ends}"
+
+
+def verdict(difference: Difference) -> str:
+    """Short enough for a terminal."""
+    return "not told apart" if difference.verdict == SAME else difference.verdict
+
+
+def some(count: int, one: str, many: str = "") -> str:
+    """`1 trial`, `1,000 trials`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def cut(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Cells padded to the width of their column."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+
+
+def plain_table(lines: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal."""
+    return "\n".join("  ".join(line).rstrip() for line in aligned(lines))
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first line holds its headings."""
+    head, *rows = aligned(lines)
+    rule = "|" + "|".join("-" * (len(name) + 2) for name in head) + "|"
+    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,0 +1,243 @@
+"""What a search found, read from its folder: facts, as numbers and pandas tables.
+
+Needs neither torch nor ray, draws nothing, and works while the search runs. Words and pictures are `tunediff.report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tunediff import cli, record, space
+from tunediff import config as cfg
+from tunediff.record import TrialRecord
+from tunediff.space import SearchSpace
+
+RATE = "images_per_s"
+"""The objective of a search for speed: it has no curve that falls, and no images to show."""
+_OF_POINTS = ("train_s", "worker_s", "images", RATE, "step_s", "data_wait_share", "kid", "peak_memory_mib")
+
+
+@dataclasses.dataclass
+class Results:
+    """The trials of a search and what follows from them."""
+
+    folder: Path
+    space: SearchSpace
+    trials: list[TrialRecord]
+
+    @property
+    def metric(self) -> str:
+        """The objective, as evaluations name it."""
+        return self.space.metric
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether the search is for speed alone."""
+        return self.metric == RATE
+
+    @property
+    def label(self) -> str:
+        """What the objective may be called, as its measurements say: FID only where it is one."""
+        labels = (point["label"] for trial in self.trials for point in trial.points if "label" in point)
+        return self.metric if self.by_rate else next(labels, self.metric)
+
+    @property
+    def falls(self) -> bool:
+        """Whether a smaller value is better: the one place that knows the direction of the objective."""
+        return self.space.mode == "min"
+
+    def loss(self, value: float) -> float:
+        """The objective turned so that smaller is better."""
+        return value if self.falls else -value
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        """The trial of the baseline; of several seeds, the first."""
+        return self._with_seed(self.space.baseline.seed)
+
+    def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
+        """What a trial is compared with: the baseline's run with the same seed."""
+        return self._with_seed(trial.config["seed"])
+
+    def _with_seed(self, seed: int) -> TrialRecord | None:
+        fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
+        return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
+
+    def changed(self, trial: TrialRecord) -> dict[str, object]:
+        """Knobs of a trial that differ from the baseline's, those included that came with another member of a union."""
+        return changed(trial.config, self.space)
+
+    @property
+    def groups(self) -> list[list[TrialRecord]]:
+        """Trials that differ in their seed only, together; in order of their first ones."""
+        return _grouped(self.trials)
+
+    @property
+    def ranked(self) -> list[TrialRecord]:
+        """Successful trials, the best first."""
+        values = [(trial, value) for trial in self.trials if (value := trial.value(self.metric)) is not None]
+        return [trial for trial, _ in sorted(values, key=lambda pair: self.loss(pair[1]))]
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best successful trial; with several seeds that of the best mean, so that luck does not choose.
+
+        Only configurations with as many successful runs as any are looked at.
+        """
+        runs = _grouped(self.ranked)
+        full = [trials for trials in runs if len(trials) == max(map(len, runs))]
+        return min(full, key=lambda trials: sum(map(self._ended, trials)))[0] if full else None
+
+    def _ended(self, trial: TrialRecord) -> float:
+        return self.loss(trial.value(self.metric) or 0.0)
+
+    @property
+    def pareto(self) -> list[TrialRecord]:
+        """The trade-offs of a search with two objectives: no other trial is as good in both and better in one.
+
+        From the best of the first objective to the smallest of the second.
+        """
+        assert self.space.cost is not None
+        costs = [(trial, cost) for trial in self.ranked if (cost := trial.value(self.space.cost)) is not None]
+        found = sorted(((self._ended(trial), cost, trial) for trial, cost in costs), key=lambda one: one[:2])
+        return [trial for (*_, trial), on in zip(found, front([one[:2] for one in found]), strict=True) if on]
+
+    def pareto_table(self) -> pd.DataFrame:
+        """`pareto` as rows: trial, both objectives by their names, versus_baseline, configuration (what it changes)."""
+        names = [self.metric, self.space.cost or ""]
+        rows = [
+            {"trial": trial.name, **{name: trial.value(name) for name in names}}
+            | {"versus_baseline": self.versus_baseline(trial), "configuration": cli.knobs(self.changed(trial))}
+            for trial in self.pareto
+        ]
+        return pd.DataFrame(rows)
+
+    def versus_baseline(self, trial: TrialRecord) -> float | None:
+        """Objective over the baseline's objective, of the same seed."""
+        baseline = self.baseline_of(trial)
+        base, value = baseline.value(self.metric) if baseline is not None else None, trial.value(self.metric)
+        return value / base if value is not None and base else None
+
+    def seconds_to(self, curve: Sequence[tuple[float, float]], target: float) -> float | None:
+        """Training seconds at which a curve of (seconds, objective) is first as good as `target`; None: it never is.
+
+        Straight lines between evaluations; a curve that is so good at its first evaluation counts that one's seconds.
+        """
+        before: tuple[float, float] | None = None
+        wanted = self.loss(target)
+        for seconds, value in curve:
+            now = self.loss(value)
+            if now <= wanted:
+                if before is None:
+                    return float(seconds)
+                return float(before[0] + (before[1] - wanted) / (before[1] - now) * (seconds - before[0]))
+            before = (seconds, now)
+        return None
+
+    def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
+        """When a trial is as good as the finished baseline of its seed at its end; None: never, or there is none."""
+        baseline = self.baseline_of(trial)
+        end = baseline.value(self.metric) if baseline is not None else None
+        return self.seconds_to(curve(trial, self.metric), end) if end is not None else None
+
+    def speedup(self, trial: TrialRecord) -> float | None:
+        """Training seconds of the baseline over those until this trial is as good, or the ratio of throughputs."""
+        if self.by_rate:
+            return self.versus_baseline(trial)
+        baseline, seconds = self.baseline_of(trial), self.seconds_to_baseline(trial)
+        return float(baseline.points[-1]["train_s"]) / seconds if baseline is not None and seconds else None
+
+    def seconds(self) -> dict[str, float]:
+        """Where the workers' seconds went, over all trials."""
+        parts = dict.fromkeys(("train", "data_wait", "compile", "evaluation", "checkpoint", "setup"), 0.0)
+        for trial in self.trials:
+            for part, value in seconds_of(trial).items():
+                parts[part] = parts.get(part, 0.0) + value
+        return parts
+
+    def table(self) -> pd.DataFrame:
+        """One row per trial: status, objective, rates, and every knob by its dotted name."""
+        rows = []
+        for trial in self.trials:
+            reached = {
+                "trial": trial.name,
+                "status": trial.status or "running",
+                self.metric: last(trial, self.metric),
+                "versus_baseline": self.versus_baseline(trial),
+                "speedup": self.speedup(trial) if trial.status == "ok" else None,
+            }
+            measured = {name: last(trial, name) for name in _OF_POINTS}
+            rows.append({**reached, **measured, "reason": trial.reason, **trial.config})
+        return pd.DataFrame(rows)
+
+    def curves(self) -> pd.DataFrame:
+        """One row per evaluation of every trial."""
+        hidden = ("event", "time", "seconds")
+        lines = [{"trial": trial.name, **dict(point)} for trial in self.trials for point in trial.points]
+        return pd.DataFrame([{name: value for name, value in line.items() if name not in hidden} for line in lines])
+
+
+def read(folder: Path) -> Results:
+    """The results of a search folder. Raises `ConfigError` if it is none."""
+    return Results(folder, space.load(space.of_search(folder)), record.read_trials(folder))
+
+
+def changed(values: Mapping[str, Any], wanted: SearchSpace) -> dict[str, object]:
+    """Which of these knobs, by dotted name, differ from the baseline."""
+    base = cfg.flat(wanted.baseline)
+    return {name: value for name, value in values.items() if name not in base or base[name] != value}
+
+
+def without_seed(values: Mapping[str, Any]) -> dict[str, object]:
+    """Knobs but for the seed: what runs of one configuration have in common."""
+    return {name: value for name, value in values.items() if name != "seed"}
+
+
+def _grouped(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
+    found: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        found.setdefault(json.dumps(without_seed(trial.drawn), sort_keys=True), []).append(trial)
+    return list(found.values())
+
+
+def last(trial: TrialRecord, name: str) -> Any:
+    """What the last evaluation of a trial holds under that name; None where there is none."""
+    return trial.points[-1].get(name) if trial.points else None
+
+
+def curve(trial: TrialRecord, metric: str, along: str = "train_s") -> list[tuple[float, float]]:
+    """(seconds, value) of every evaluation that has one; or `along` images."""
+    return [(float(p[along]), float(p[metric])) for p in trial.points if p.get(metric) is not None and along in p]
+
+
+def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
+    """Seconds of each part of a training: of its end, or of its last evaluation while it is under way."""
+    return trial.end.get("seconds") or last(trial, "seconds") or {}
+
+
+def failed(trial: TrialRecord) -> bool:
+    """Whether it ended without a result and was not merely stopped early."""
+    return trial.status not in (None, "ok", "pruned")
+
+
+def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which pairs are beaten by no other: another one that is at most as large in both, and smaller in one."""
+    on, least = [False] * len(pairs), math.inf
+    before: tuple[float, float] | None = None
+    for place in sorted(range(len(pairs)), key=lambda place: pairs[place]):
+        on[place] = pairs[place][1] < least or pairs[place] == before
+        if pairs[place][1] < least:
+            least, before = pairs[place][1], pairs[place]
+    return on
+
+
+def shown(value: Any) -> str:
+    """A knob's value as YAML has it: `true`, `[8, 16]`, `0.00123`."""
+    return json.dumps(value) if isinstance(value, bool) or value is None else cli.number(value)

@@ -1,0 +1,183 @@
+"""Which configurations of a search with several seeds differ from the baseline by more than the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from tunediff.cli import knobs
+from tunediff.record import TrialRecord
+from tunediff.results import RATE, Results, changed, last, without_seed
+from tunediff.results.statistics import BASELINE, Difference, differences
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """The mean curve of a configuration at one evaluation."""
+
+    train_s: float
+    mean: float
+    sd: float
+    """Over the seeds; 0 for one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One configuration with all its seeds."""
+
+    knobs: dict[str, object]
+    """What was drawn but for the seed."""
+    changed: dict[str, object]
+    """Those of them that differ from the baseline."""
+    runs: list[TrialRecord]
+    done: list[TrialRecord]
+    """The runs that ended ok."""
+    difference: Difference
+
+    @property
+    def name(self) -> str:
+        """`timesteps.name=speed weighting.name=p2`, or `baseline`."""
+        return knobs(self.changed)
+
+    def values(self, metric: str) -> list[float]:
+        """The value at the budget of every run that ended ok and has one, in the order of the seeds."""
+        return [value for trial in self.done if (value := trial.value(metric)) is not None]
+
+    def curve(self, metric: str) -> list[Level]:
+        """Mean over the runs that ended ok at every evaluation they all have."""
+        levels = []
+        for index in sorted({point["index"] for trial in self.done for point in trial.points}):
+            same = [point for trial in self.done for point in trial.points if point["index"] == index]
+            values = [point[metric] for point in same if point.get(metric) is not None]
+            if len(values) == len(self.done):
+                seconds = float(np.mean([point["train_s"] for point in same]))
+                levels.append(Level(seconds, float(np.mean(values)), _sd(values) or 0.0))
+        return levels
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All configurations of a search, the baseline first if it ran at all."""
+
+    found: Results
+    metric: str
+    groups: list[Group]
+    ratios: bool = True
+    """Whether differences are ratios to the baseline."""
+    resolution: float | None = None
+    """The smallest difference from the baseline that could be told from noise: a ratio − 1, or in units of the metric;
+    None: not known."""
+
+    @property
+    def seeds(self) -> int:
+        """Runs that every configuration should have."""
+        return self.found.space.seeds
+
+    @property
+    def effect(self) -> str:
+        """What a difference is."""
+        return "ratio" if self.ratios else "difference"
+
+    @property
+    def baseline(self) -> Group | None:
+        """The configuration that the others are compared with."""
+        return self.groups[0] if self.groups and not self.groups[0].changed else None
+
+    @property
+    def others(self) -> list[Group]:
+        """All configurations but the baseline."""
+        return [group for group in self.groups if group.changed]
+
+    def of(self, trial: TrialRecord) -> Group:
+        """All seeds of a trial's configuration."""
+        return next(group for group in self.groups if any(run.name == trial.name for run in group.runs))
+
+    def table(self) -> pd.DataFrame:
+        """One row per configuration: its knobs, what it reached, and how that compares with the baseline.
+
+        `p` and the interval are for one comparison alone, `p_holm` is corrected. `seconds_to_baseline`: training
+        seconds at which the mean curve, straight between evaluations, first reaches the baseline's mean at the end.
+        `speedup`: the baseline's training seconds over them, or the ratio of throughputs where those are the objective.
+        `cost`: the baseline's images per second over its own.
+        """
+        metric, effect, rows = self.metric, self.effect, []
+        base_rate = _mean(_rates(self.baseline)) if self.baseline is not None else None
+        for group in self.groups:
+            values, loss, rate = group.values(metric), group.values("validation_loss"), _mean(_rates(group))
+            seconds, speedup = self._reaches(group)
+            row = {
+                "configuration": group.name,
+                **group.knobs,
+                "runs": len(group.runs),
+                "finished": len(group.done),
+                f"{metric}_mean": _mean(values),
+                f"{metric}_sd": _sd(values),
+                effect: group.difference.estimate,
+                f"{effect}_low": group.difference.low,
+                f"{effect}_high": group.difference.high,
+                "p": group.difference.p,
+                "p_holm": group.difference.p_holm,
+                "verdict": group.difference.verdict,
+                "seconds_to_baseline": seconds,
+                "speedup": speedup,
+                "images_per_s": rate,
+                "cost": base_rate / rate if rate and base_rate else None,
+                "validation_loss_mean": _mean(loss),
+                "validation_loss_sd": _sd(loss),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _reaches(self, group: Group) -> tuple[float | None, float | None]:
+        """When the mean curve is as good as the baseline's at its end, and how many times sooner that is."""
+        if self.baseline is None:
+            return None, None
+        if self.metric == RATE:
+            mine, theirs = _mean(group.values(RATE)), _mean(self.baseline.values(RATE))
+            return None, mine / theirs if mine and theirs else None
+        base, mean = self.baseline.curve(self.metric), group.curve(self.metric)
+        if not base:
+            return None, None
+        seconds = self.found.seconds_to([(level.train_s, level.mean) for level in mean], base[-1].mean)
+        return seconds, base[-1].train_s / seconds if seconds else None
+
+
+def compare(found: Results, metric: str | None = None) -> Comparison:
+    """The configurations of a search against its baseline. Runs that are missing or failed count as missing.
+
+    By its objective, or by another `metric` of the last points with the same direction.
+    """
+    metric = metric or found.metric
+    groups = []
+    for runs in found.groups:
+        drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
+        groups.append(Group(drawn, changed(drawn, found.space), runs, done, Difference()))
+    groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
+    if not groups or groups[0].changed:
+        return Comparison(found, metric, groups)
+
+    seeds = sorted({trial.config["seed"] for group in groups for trial in group.runs})
+    values = np.full((len(groups), len(seeds)), np.nan)
+    for row, group in enumerate(groups):
+        for trial in group.done:
+            values[row, seeds.index(trial.config["seed"])] = trial.value(metric)
+    against, resolution, ratios = differences(values, lower_is_better=found.falls)
+    verdicts = [Difference(verdict=BASELINE), *against]
+    judged = [dataclasses.replace(group, difference=one) for group, one in zip(groups, verdicts, strict=True)]
+    return Comparison(found, metric, judged, ratios, resolution)
+
+
+def _rates(group: Group) -> list[float]:
+    """Images per training second of every run that ended ok."""
+    return [last(trial, "images") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _sd(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

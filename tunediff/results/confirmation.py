@@ -1,0 +1,185 @@
+"""Whether the winner of a search still wins: finalists and baseline run again on new seeds, and what that says.
+
+The best of many trials is partly the luckiest. Its value in the search is therefore no estimate of what it is worth:
+the runs here are made after it was chosen, on seeds that had no part in choosing it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tunediff import config as cfg
+from tunediff import results
+from tunediff.config import ConfigError
+from tunediff.record import TrialRecord
+from tunediff.results import Results, last, without_seed
+from tunediff.results.comparison import Comparison, Group, compare
+from tunediff.results.statistics import BETTER, Estimate, estimate
+
+SEED_OFFSET = 1000
+"""Added to the baseline's seed: no trial of the search itself may have used these."""
+
+
+def folder_name(number: int) -> str:
+    """Folder, within that of the search, in which the finalists run again: confirm, confirm-2, …"""
+    return "confirm" if number == 1 else f"confirm-{number}"
+
+
+def finalists(found: Results, of: int) -> list[TrialRecord]:
+    """The best successful trials that differ from the baseline and from each other, `of` at most, the best first."""
+    base = cfg.fingerprint(found.space.baseline)
+    return [trial for trial in found.ranked if trial.fingerprint != base][:of]
+
+
+def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) -> dict[str, object]:
+    """The search file of the confirmation: baseline and finalists, seed after seed; `base:` lies beside it.
+
+    `final`: knobs of `evaluation.` for one more evaluation of every finished run, at full protocol.
+    """
+    names = {dimension.name for dimension in found.space.dimensions} - {"seed"}
+    tried = [
+        {name: value for name, value in found.changed(trial).items() if name in names} for trial in finalists(found, of)
+    ]
+    budget = found.space.budget
+    limits = {
+        "per_trial": f"{budget.per_trial_s:.10g}s",
+        "compile": "charged" if budget.compile_charged else "free",
+        "deadline": f"{budget.trial_deadline_s:.10g}s",
+    }
+    once = {"seeds": seeds, "alone": True, "final": final, "trials": tried}
+    return {"objective": found.metric, "budget": limits, **once}
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirmation:
+    """What the confirming runs say."""
+
+    search: Results
+    compared: Comparison
+
+    @property
+    def metric(self) -> str:
+        """What decides: that of the final evaluation where one was made, else the objective."""
+        return self.compared.metric
+
+    @property
+    def label(self) -> str:
+        """What the deciding number may be called, and over how many images it is."""
+        if self.metric == self.search.metric:
+            return self.compared.found.label
+        labels = (last(trial, "final_label") for group in self.compared.groups for trial in group.done)
+        return str(next(filter(None, labels), self.metric))
+
+    @property
+    def winner(self) -> Group | None:
+        """The finalist of the best mean among those better than the baseline by more than the noise; None: none is."""
+        return self._best([group for group in self.compared.others if group.difference.verdict == BETTER])
+
+    @property
+    def leader(self) -> Group | None:
+        """The winner, or the finalist of the best mean, whether or not that means anything."""
+        return self.winner or self._best([group for group in self.compared.others if group.done])
+
+    def _best(self, groups: list[Group]) -> Group | None:
+        return min(groups, key=lambda group: self.search.loss(float(np.mean(self.values(group)))), default=None)
+
+    def values(self, group: Group) -> list[float]:
+        """What decides, of every run that has it, in the order of the seeds."""
+        return group.values(self.metric)
+
+    def speedup(self, group: Group) -> tuple[Estimate | None, int]:
+        """Training seconds of the baseline over those this configuration needs to be as good, seed by seed.
+
+        The geometric mean over the seeds at which it gets there at all, and how many they are. By the curves of the
+        search's own protocol: a final evaluation has no curve.
+        """
+        if not group.changed:
+            return None, 0
+        ratios = [ratio for trial in group.done if (ratio := self.compared.found.speedup(trial)) is not None]
+        return estimate(ratios, ratios=True), len(ratios)
+
+    def paired(self, group: Group) -> Estimate | None:
+        """The difference to the baseline on the same seed: its mean with its interval."""
+        baseline = self.compared.baseline
+        if baseline is None or group is baseline:
+            return None
+        base = {trial.config["seed"]: trial.value(self.metric) for trial in baseline.done}
+        pairs = [(trial.value(self.metric), base.get(trial.config["seed"])) for trial in group.done]
+        return estimate([value - other for value, other in pairs if value is not None and other is not None])
+
+    def bias(self, group: Group) -> tuple[float, float] | None:
+        """(value in the search, confirmed mean) of a finalist, in the search's own protocol."""
+        ends, chosen = group.values(self.search.metric), self.trial(group)
+        value = chosen.value(self.search.metric) if chosen is not None else None
+        return (value, float(np.mean(ends))) if ends and value is not None else None
+
+    def trial(self, group: Group) -> TrialRecord | None:
+        """The trial of the search that had this configuration, on its own seed."""
+        config = without_seed(group.runs[0].config)
+        return next((trial for trial in self.search.ranked if without_seed(trial.config) == config), None)
+
+    def table(self) -> pd.DataFrame:
+        """One row per configuration: mean, sd, paired difference, speed-up, all with intervals, and the verdict."""
+        rows = []
+        for group in self.compared.groups:
+            values, (speedup, reached) = self.values(group), self.speedup(group)
+            row = {
+                "configuration": group.name,
+                "runs": len(values),
+                "mean": float(np.mean(values)) if values else None,
+                "sd": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                **_ends("difference", self.paired(group)),
+                **_ends("speedup", speedup),
+                "reached_baseline": reached if group.changed else None,
+                "verdict": group.difference.verdict,
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def _ends(name: str, value: Estimate | None) -> dict[str, float | None]:
+    ends = (value.mean, value.low, value.high) if value is not None else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def confirm(search: Results, runs: Results) -> Confirmation:
+    """What `runs`, the results of the confirming folder, say about `search`."""
+    final = f"final_{search.metric}"
+    has_final = any(last(trial, final) is not None for trial in runs.trials)
+    return Confirmation(search, compare(runs, final if has_final else search.metric))
+
+
+def latest(found: Results) -> Path | None:
+    """The folder of the newest confirming runs, if there are any."""
+    newest, number = None, 1
+    while (folder := found.folder / folder_name(number)).exists():
+        newest, number = folder, number + 1
+    return newest
+
+
+def read(found: Results) -> Confirmation | None:
+    """What the newest confirming runs of a search say so far; None without any that ended."""
+    if found.space.confirm is None or (folder := latest(found)) is None:
+        return None
+    runs = results.read(folder)
+    return confirm(found, runs) if runs.ranked else None
+
+
+def choose(found: Results, trial: str | None) -> TrialRecord:
+    """The trial of that name, else the confirmed winner, else the best. Raises `ConfigError` when there is none."""
+    if trial is not None:
+        chosen = next((known for known in found.trials if known.name == trial), None)
+        names = ", ".join(known.name for known in found.trials) or "none"
+        refusal = f"--trial: {trial!r} is not in {found.folder.name}; there are: {names}"
+    else:
+        told = read(found)
+        winner = told.trial(told.winner) if told is not None and told.winner is not None else None
+        chosen, refusal = winner or found.best, f"{found.folder.name}: no trial has a result yet"
+    if chosen is None:
+        raise ConfigError(refusal)
+    return chosen

@@ -1,0 +1,118 @@
+"""How fast trials were: rates, the parts of a step, when torch.compile pays, and what speed costs in quality."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from tunediff.record import TrialRecord
+from tunediff.results import RATE, Results, front, last, seconds_of, without_seed
+
+PARTS = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optimizer", "ema", "other")
+"""Of a step, in the order in which they happen: `step_forward_s`, … of a point."""
+
+
+def rate(trial: TrialRecord) -> float | None:
+    """Images per second at the last evaluation."""
+    return float(value) if (value := last(trial, RATE)) else None
+
+
+def batch_size(trial: TrialRecord) -> int | None:
+    """Images per optimizer step."""
+    size = trial.config.get("loader.batch_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def compile_s(trial: TrialRecord) -> float | None:
+    """Seconds of compiling and of the warm-up step; None where there was no compiling."""
+    return float(spent) if (spent := seconds_of(trial).get("compile")) else None
+
+
+def per_thousand(trial: TrialRecord) -> dict[str, float]:
+    """Seconds of each part of the step per 1,000 images, so that trials of other batch sizes can be compared.
+
+    Over the last evaluation interval; {} where they were not recorded.
+    """
+    size = batch_size(trial)
+    spent = {part: last(trial, f"step_{part}_s") for part in PARTS}
+    return {part: 1000 * float(value) / size for part, value in spent.items() if value is not None and size}
+
+
+# ------------------------------------------------------------------------------------------------------------- compile
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A configuration under torch.compile, and beside it the same without, if that ran as well."""
+
+    trial: str
+    mode: str
+    uncompiled: str | None
+    uncompiled_images_per_s: float | None
+    compile_s: float | None
+    images_per_s: float | None
+    versus_uncompiled: float | None = None
+    images_to_break_even: float | None = None
+    break_even_s: float | None = None
+    """Training seconds, compilation included, after which it has seen as many images as without compilation."""
+
+
+def compiled(found: Results) -> list[Compiled]:
+    """Every configuration under torch.compile, in order of its first trial; rates are means over its runs."""
+    alike: dict[str, list[list[TrialRecord]]] = {}
+    for runs in found.groups:
+        if "parallel.workers" in runs[0].config:
+            same = {name: v for name, v in without_seed(runs[0].config).items() if not name.startswith("compile.")}
+            alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(runs)
+    lines = []
+    for group in alike.values():
+        plain = next((runs for runs in group if not _compiles(runs[0])), None)
+        lines += [_compiled(runs, plain) for runs in group if _compiles(runs[0])]
+    return lines
+
+
+def _compiles(trial: TrialRecord) -> bool:
+    return bool(trial.config.get("compile.mode", "none") != "none")
+
+
+def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
+    name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
+    if plain is None:  # nothing to compare with
+        return Compiled(name, mode, None, None, cost, fast)
+    slow, beside = _mean(plain, rate), (plain[0].name, rate(plain[0]))
+    ratio = fast / slow if fast and slow else None
+    if not fast or not ratio or ratio <= 1 or cost is None:
+        return Compiled(name, mode, *beside, cost, fast, ratio)
+    # n images take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
+    images = cost * fast / (ratio - 1)
+    return Compiled(name, mode, *beside, cost, fast, ratio, images, cost + images / fast)
+
+
+def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:
+    counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
+    values = [value for trial in counted if trial.points and (value := of(trial)) is not None]
+    return float(np.mean(values)) if values else None
+
+
+# ---------------------------------------------------------------------------------------------------------- trade-offs
+def trade_offs(found: Results) -> pd.DataFrame:
+    """One row per trial that ended ok: objective, images/s, memory, and on which fronts it lies.
+
+    Of a search with training seconds times workers as its second objective, that as well.
+    """
+    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({found.space.cost: 1.0} if found.space.cost is not None else {})
+    signs.pop(found.metric, None)
+    rows = [
+        [trial.name, trial.value(found.metric), *(rate(trial) if n == RATE else last(trial, n) for n in signs)]
+        for trial in found.ranked
+    ]
+    frame = pd.DataFrame(rows, columns=["trial", found.metric, *signs])
+    for name, sign in signs.items():
+        known = frame[name].notna()
+        pairs = [(found.loss(a), sign * b) for a, b in zip(frame[found.metric][known], frame[name][known], strict=True)]
+        frame[f"on_front_{name}"] = False
+        if pairs:  # journals of another version, or a stranger's, may lack one of them throughout
+            frame.loc[known, f"on_front_{name}"] = front(pairs)
+    return frame

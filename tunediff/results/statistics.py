@@ -1,0 +1,152 @@
+"""What can be told from noise: means with intervals, paired comparisons over seeds, Holm's correction."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special  # scipy.stats takes seconds to import
+
+LEVEL = 0.05
+"""Probability, at most, that any verdict of one comparison is wrong where nothing differs."""
+BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
+BASELINE, TOO_FEW = "baseline", "too few runs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean with what it may be off by; `low` and `high` are None for a single run."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:
+    """The mean, of `ratios` the geometric one, with its 95 % interval or ± one standard error; None without values."""
+    if not values:
+        return None
+    sample = np.log(values) if ratios else np.asarray(values, dtype=float)
+    mean, back = float(sample.mean()), math.exp if ratios else float
+    if len(values) < 2:
+        return Estimate(back(mean), None, None, 1)
+    half = float(sample.std(ddof=1)) / math.sqrt(len(values))
+    half *= 1.0 if errors else quantile(1 - LEVEL / 2, len(values) - 1)
+    return Estimate(back(mean), back(mean - half), back(mean + half), len(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One configuration against the baseline."""
+
+    estimate: float | None = None
+    """Ratio of the geometric means, or difference of the means where a value is not positive; None: no common seed."""
+    low: float | None = None
+    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds."""
+    high: float | None = None
+    p: float | None = None
+    """Two-sided p-value of this comparison alone."""
+    p_holm: float | None = None
+    """The p-value after Holm's correction over all configurations compared with the baseline."""
+    verdict: str = TOO_FEW
+    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`."""
+
+
+def differences(
+    values: NDArray[np.float64], lower_is_better: bool = True
+) -> tuple[list[Difference], float | None, bool]:
+    """What each row of `values` [configurations, seeds] tells against row 0, the baseline; NaN where a run is missing.
+
+    Returns one `Difference` per row but the first; the smallest difference that Holm's first step would call one, as a
+    ratio − 1 or in the metric's units (None: not known); and whether estimates are ratios. They are where all values
+    are positive: the model is then one of logarithms, since noise and effects of distances and rates are proportional.
+
+    Configurations that have every seed of the baseline are fitted together by value = configuration + seed + noise, a
+    randomised block design. The variance of the noise is that of the residuals, with (G−1)(S−1) degrees of freedom for
+    G configurations and S seeds, and a difference has twice its S-th part. A configuration that lacks a seed is
+    compared by a paired t-test on its own. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
+    """
+    ratios = bool((values[np.isfinite(values)] > 0).all())
+    y = np.log(values) if ratios else values
+    y = y[:, np.isfinite(y[0])]
+    seeds = y.shape[1]
+    complete = np.isfinite(y).sum(axis=1) == seeds
+    pooled, freedom = math.nan, (int(complete.sum()) - 1) * (seeds - 1)
+    if freedom > 0:
+        z = y[complete]
+        noise = z - z.mean(axis=1, keepdims=True) - z.mean(axis=0, keepdims=True) + z.mean()
+        pooled = math.sqrt(2 * float((noise**2).sum()) / freedom / seeds)
+
+    tested: list[tuple[float, float, int] | None] = []  # difference, its standard error, degrees of freedom
+    for row, whole in zip(y[1:], complete[1:], strict=True):
+        pairs = (row - y[0])[np.isfinite(row)]
+        if len(pairs) == 0:
+            tested.append(None)
+        elif whole and freedom > 0:
+            tested.append((float(pairs.mean()), pooled, freedom))
+        elif len(pairs) > 1:
+            tested.append((float(pairs.mean()), float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1))
+        else:
+            tested.append((float(pairs[0]), math.nan, 0))
+    raw = [_p_value(*test) if test is not None and test[2] else None for test in tested]
+    found = [
+        _judged(test, p, p_holm, ratios, lower_is_better)
+        for test, p, p_holm in zip(tested, raw, holm(raw), strict=True)
+    ]
+    if freedom <= 0:
+        return found, None, ratios
+    least = quantile(1 - LEVEL / 2 / sum(p is not None for p in raw), freedom) * pooled
+    return found, math.expm1(least) if ratios else least, ratios
+
+
+def _judged(
+    test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, ratios: bool, lower_is_better: bool
+) -> Difference:
+    if test is None:
+        return Difference()
+    back = math.exp if ratios else float
+    if p is None or p_holm is None:
+        return Difference(back(test[0]))
+    half = quantile(1 - LEVEL / 2, test[2]) * test[1]
+    verdict = SAME if p_holm >= LEVEL else BETTER if (test[0] < 0) == lower_is_better else WORSE
+    return Difference(back(test[0]), back(test[0] - half), back(test[0] + half), p, p_holm, verdict)
+
+
+def _p_value(difference: float, error: float, freedom: int) -> float:
+    if error == 0:  # values that repeat exactly
+        return 1.0 if difference == 0 else 0.0
+    return float(2 * special.stdtr(freedom, -abs(difference) / error))
+
+
+def quantile(probability: float, freedom: int) -> float:
+    """Of Student's t distribution."""
+    return float(special.stdtrit(freedom, probability))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected for their number by Holm's method: the smallest times m, the next times m−1, …, rising."""
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    least = 0.0
+    for rank, (p, place) in enumerate(known):
+        least = max(least, min(1.0, p * (len(known) - rank)))
+        adjusted[place] = least
+    return adjusted
+
+
+def anova(samples: Sequence[Sequence[float]]) -> float | None:
+    """p-value of the F test that all groups with at least two values have the same mean; None: it cannot be made."""
+    groups = [np.asarray(sample) for sample in samples if len(sample) > 1]
+    everything = np.concatenate(groups) if groups else np.empty(0)
+    between, within = len(groups) - 1, len(everything) - len(groups)
+    if between < 1:
+        return None
+    explained = sum(len(group) * float(group.mean() - everything.mean()) ** 2 for group in groups)
+    left = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    if left <= 0:  # values that repeat exactly
+        return 0.0 if explained > 0 else 1.0
+    return float(special.fdtrc(between, within, (explained / between) / (left / within)))

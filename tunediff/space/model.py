@@ -1,0 +1,280 @@
+"""What a search file means: ordered dimensions, configurations to try first, and what may be spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Metric, Schema, Workload
+from tunediff.config.schema import Bool, Int, Str, section
+from tunediff.space.study import Study
+
+Values = dict[str, Any]
+"""Knobs by dotted name."""
+MAX_SEEDS = 100
+RATE = Metric("images_per_s", "max", "images/s")
+"""What any workload can be searched by besides its own objective: it needs no evaluation."""
+
+
+def refuse(broken: object, why: str) -> None:
+    """Raise `ConfigError` if a rule is broken."""
+    if broken:
+        raise ConfigError(why)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """One searched knob: a choice, or a range of whole or real numbers, and when it applies."""
+
+    name: str
+    choices: tuple[Any, ...] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    log: bool = False
+    whole: bool = False
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def active(self, values: Mapping[str, Any]) -> bool:
+        """Whether it applies, given the knobs suggested before it."""
+        return all(name in values and values[name] in allowed for name, allowed in self.when)
+
+    def contains(self, value: Any) -> bool:
+        """Whether `value` can be drawn."""
+        if self.choices is not None:
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return False
+        return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
+
+    def suggest(self, trial: Any) -> Any:
+        """Ask an Optuna trial for a value."""
+        if self.choices is not None:
+            labels = {as_param(choice): choice for choice in self.choices}
+            return labels[trial.suggest_categorical(self.name, list(labels))]
+        if not self.whole:
+            return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+        return trial.suggest_int(self.name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
+
+    @property
+    def condition(self) -> str:
+        """When it applies, in words; '' for always."""
+        return " and ".join(f"{name} is {' or '.join(map(str, allowed))}" for name, allowed in self.when)
+
+    def __str__(self) -> str:
+        when = f" when {self.condition}" if self.when else ""
+        if self.choices is not None:
+            return f"[{', '.join(map(str, self.choices))}]{when}"
+        step = f" in steps of {self.step:g}" if self.step else ""
+        return f"{self.low:g} … {self.high:g}{step}{' (log)' if self.log else ''}{when}"
+
+
+def as_param(value: Any) -> Any:
+    """A value as Optuna stores it, which knows no lists: they travel as their JSON text."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def to_params(values: Mapping[str, Any]) -> Values:
+    """Knob values as Optuna stores them."""
+    return {name: as_param(value) for name, value in values.items()}
+
+
+class Draw:
+    """The define-by-run function of the space: a module-level class, because Ray Tune pickles it."""
+
+    def __init__(self, dimensions: tuple[Dimension, ...]) -> None:
+        self.dimensions = dimensions
+
+    def __call__(self, trial: Any) -> Values:
+        """Suggest every dimension that applies, in file order."""
+        values: Values = {}
+        for dimension in self.dimensions:
+            if dimension.active(values):
+                values[dimension.name] = dimension.suggest(trial)
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchBudget:
+    """What a search may spend."""
+
+    per_trial_s: float
+    """Training seconds per trial."""
+    trials: int
+    """Trials in all, the baseline included."""
+    total_s: float | None = None
+    """Wall-clock of the whole search: no trial starts that is not expected to end within it."""
+    compile_charged: bool = True
+    """Whether compile seconds count as training seconds."""
+    deadline_s: float | None = None
+    """Wall-clock after which a single trial is a `timeout`; None: 4 × per_trial_s + 15 minutes."""
+
+    @property
+    def trial_deadline_s(self) -> float:
+        """Wall-clock after which a trial is given up."""
+        return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One named change of a ladder."""
+
+    name: str
+    knobs: Values
+    """What it changes."""
+    together: Values
+    """The candidate with this change on top of all before it."""
+    alone: Values | None
+    """The candidate with this change only; None: it contradicts the baseline."""
+
+
+@section
+class Confirm:
+    """How the finalists of a search are run again: `confirm:` of a search file."""
+
+    of: Annotated[Int, Ge(1), Le(20)] = 3
+    """The best so many."""
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 3
+    """Runs of each, and of the baseline, on seeds that the search did not use."""
+    final: Values = dataclasses.field(default_factory=dict)
+    """Knobs of `evaluation.` for one more evaluation of every finished run; empty: none."""
+
+
+@section
+class Manner:
+    """How trials are run: keys of a search file that mean just what they say."""
+
+    early_stopping: Literal["none", "asha", "median"] = "none"
+    seed: Annotated[Int, Ge(0)] = 0
+    """Of the search; a training's own is the knob `seed`."""
+    fresh: Bool = False
+    """Whether every trial runs in new worker processes."""
+    alone: Bool = False
+    """Whether one trial has the machine to itself, however many GPUs there are."""
+    operations: Annotated[Int, Ge(0), Le(1000)] = 0
+    """Steps of every trial that are profiled after its training, each call of each step held in memory."""
+    warm_start: Str | None = None
+    """Folder of an earlier search whose trials this one knows from the start."""
+    final: Values = dataclasses.field(default_factory=dict)
+    """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSpace(Manner):
+    """A checked search file."""
+
+    source: str
+    baseline: Any
+    """The configuration that everything is compared with, of the workload's own type."""
+    kind: str
+    """`search`, `grid`, `trials` or `ladder`."""
+    budget: SearchBudget
+    metric: str
+    """What is searched for, as the points of a trial have it."""
+    mode: Literal["min", "max"]
+    label: str
+    """What the metric is called."""
+    cost: str | None = None
+    """Second objective: the search then looks for the best trade-offs, not for one winner."""
+    dimensions: tuple[Dimension, ...] = ()
+    candidates: tuple[Values, ...] = ()
+    """Tried first, the baseline before all; in all forms but `search` there are no others."""
+    seeds: int = 1
+    """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
+    skipped: tuple[str, ...] = ()
+    """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
+    rungs: tuple[Rung, ...] = ()
+    """Of a ladder."""
+    study: Study | None = None
+    """The table and the figure that it ends with."""
+    confirm: Confirm | None = None
+    """How the finalists are run again."""
+
+    @property
+    def schema(self) -> Schema:
+        """The knobs there are."""
+        schema: Schema = self.baseline.schema
+        return schema
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained."""
+        return cfg.of(self.baseline)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether models are judged, not only their speed."""
+        return self.metric != RATE.name
+
+    def config(self, values: Mapping[str, Any]) -> Any:
+        """The configuration of drawn values; raises `ConfigError` when its knobs contradict each other."""
+        return cfg.override(self.baseline, values, where=self.source)
+
+    def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
+        """Knobs that differ from the baseline, by dotted name.
+
+        Of a configuration, of drawn values, or of a whole configuration by dotted names, as a record keeps it.
+        """
+        if isinstance(of, cfg.Configuration):
+            return cfg.differences(of, self.baseline)
+        return self.changed(self.config({name: value for name, value in of.items() if name != "workload"}))
+
+    def expand(self, point: Mapping[str, Any], where: str) -> Values:
+        """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.
+
+        Optuna would draw what is missing at random. Raises `ConfigError` for a value outside the space.
+        """
+        ours = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
+        full: Values = {}
+        for dimension in self.dimensions:
+            name, given, value = dimension.name, dimension.name in point, ours.get(dimension.name)
+            if not dimension.active(full):
+                refuse(given, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
+                continue
+            origin = "" if given else ", the baseline's value,"
+            hint = "" if given else " (add it to the space, or give another under baseline:)"
+            outside = f"{value!r}{origin} lies outside the space; allowed: {dimension}{hint}"
+            refuse(not dimension.contains(value), f"{where}: {name}: {outside}")
+            full[name] = value
+        for name in point:
+            refuse(name not in full, f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:")
+        return full
+
+
+def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | None = None) -> Iterator[Values]:
+    """Every point of a grid, the last knob varying fastest; a knob that does not apply is left out."""
+    values = dict(values or {})
+    if not dimensions:
+        yield values
+        return
+    head, *tail = dimensions
+    if not head.active(values):
+        yield from combinations(tail, values)
+        return
+    for choice in head.choices or ():
+        yield from combinations(tail, {**values, head.name: choice})
+
+
+def size(space: SearchSpace) -> float:
+    """How many points the space holds; infinite with a real-valued range."""
+
+    def count(values: Values, rest: tuple[Dimension, ...]) -> float:
+        if not rest:
+            return 1.0
+        head, tail = rest[0], rest[1:]
+        if not head.active(values):
+            return count(values, tail)
+        if head.choices is None:
+            real = head.step is None and not head.whole
+            return (math.inf if real else round((head.high - head.low) / (head.step or 1)) + 1) * count(values, tail)
+        if any(name == head.name for dimension in tail for name, _ in dimension.when):
+            return sum(count({**values, head.name: choice}, tail) for choice in head.choices)
+        return len(head.choices) * count(values, tail)
+
+    return count({}, space.dimensions) if space.kind == "search" else len(space.candidates)

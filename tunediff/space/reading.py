@@ -1,0 +1,194 @@
+"""A search file: found, read, and checked as a whole before anything starts.
+
+One of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order,
+`ladder:` is a list of named changes, tried one on top of the other and each alone. All become the same thing: ordered
+dimensions and candidates to try first. `seeds: N` repeats the candidates of all but a search with N seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Metric
+from tunediff.space import study
+from tunediff.space.model import RATE, Confirm, Manner, SearchBudget, SearchSpace, refuse
+from tunediff.space.points import planned
+from tunediff.space.sections import COSTS, Budget, File, Lines, Objective, checked
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a checkout the search files lie beside the package; an installed wheel carries them inside it.
+SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
+DEFAULT = "digits.yaml"
+
+
+def find(name: str | None) -> Path:
+    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`)."""
+    if name is None:
+        return SHIPPED / DEFAULT
+    for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    shipped = ", ".join(sorted(str(p.relative_to(SHIPPED)) for p in SHIPPED.rglob("*.yaml")))
+    raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
+
+
+def of_search(folder: Path) -> Path:
+    """The search file kept in the folder of a search. Raises `ConfigError` if it is none, naming those there are."""
+    if not (folder / "search.yaml").is_file():
+        found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
+        raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
+    return folder / "search.yaml"
+
+
+def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
+    """Read and check a search file. `words` (`knob=value`) go on top of `fixed:`, `budget` on top of `budget:`."""
+    return parse(read(path), str(path), path.parent, words, budget)
+
+
+def read(path: Path, world_sizes: Sequence[int] = (1,)) -> dict[str, Any]:
+    """The content of a search file; `parallel.workers: all` in a grid becomes `world_sizes`, those that fit here."""
+    content = cfg.read_yaml(path)
+    grid = content.get("grid")
+    if isinstance(grid, dict) and grid.get("parallel.workers") == "all":
+        if not world_sizes:
+            raise ConfigError(
+                f"{path}: grid: parallel.workers: 'all' is not allowed with --address: what a cluster has is not known "
+                "beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
+            )
+        content["grid"] = {**grid, "parallel.workers": list(world_sizes)}
+    return content
+
+
+def parse(
+    content: Mapping[str, Any],
+    source: str,
+    folder: Path = Path(),
+    words: Sequence[str] = (),
+    budget: Lines | None = None,
+) -> SearchSpace:
+    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed.
+
+    `folder` is where `base:` is looked for; `words` and `budget` as in `load`.
+    """
+    file = checked(File, dict(content), source)
+    kind = _kind(file, source)
+    baseline = _baseline(file, source, folder, words)
+    metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
+    _check_together(file, kind, cost, source)
+    space = SearchSpace(
+        **{field.name: getattr(file, field.name) for field in dataclasses.fields(Manner)},
+        source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
+        label=metric.label or metric.name, budget=_budget({**file.budget, **(budget or {})}, source, kind, metric),
+        confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
+        study=None if file.study is None else study.parse(
+            file.study, source, cfg.of(baseline), kind == "ladder", file.operations
+        ),
+    )  # fmt: skip
+    _check_final(space.final, f"{source}: final", space)
+    _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
+    seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
+    cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
+    space = planned(space, file, seeds)
+    trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
+    limits = dataclasses.replace(space.budget, trials=trials)
+    return dataclasses.replace(space, candidates=space.candidates[:trials], budget=limits)
+
+
+def _kind(file: File, source: str) -> str:
+    """Which of the four forms it is."""
+    empty = {
+        "search": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
+        "grid": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
+        "trials": "needs a list of points, e.g. - {precision.amp: bf16}",
+        "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
+    }
+    kinds = [kind for kind in empty if getattr(file, kind) is not None]
+    needed = "exactly one of search:, grid:, trials: and ladder: is needed"
+    refuse(len(kinds) != 1, f"{source}: {needed}, found {kinds or 'none'}")
+    refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
+    return kinds[0]
+
+
+def _check_together(file: File, kind: str, cost: str | None, source: str) -> None:
+    """Keys that contradict each other."""
+    drawn, stops = kind == "search", file.early_stopping != "none"
+    stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
+    rules = {
+        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None and not drawn,
+        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start is not None and not drawn,
+        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none":
+            cost is not None and stops,
+        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
+            file.seeds is not None and drawn,
+        f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
+        "confirm: belongs to searches of one seed; seeds: repeats every point already":
+            file.seeds is not None and file.confirm is not None,
+    }  # fmt: skip
+    for why, broken in rules.items():
+        refuse(broken, f"{source}: {why}")
+
+
+def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
+    """The configuration that a search starts from."""
+    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}) and base: (a file) is needed"
+    refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
+    base = cfg.baseline(file.workload, source) if file.workload is not None else cfg.load(folder / str(file.base))
+    overrides = cfg.parse_overrides(list(words), base.schema)
+    fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
+    searched = file.search or file.grid or {}
+    twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "
+    for name in [*fixed, *overrides]:
+        where = f"{source}: fixed" if name in fixed else "command line"
+        refuse(name in searched, f"{where}: {name}: {twice}searched knob under baseline:")
+    for name in starting:
+        refuse(name not in searched, f"{source}: baseline: {name}: is not searched; put it under fixed:")
+    base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
+    base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
+    return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
+
+
+def _objective(given: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
+    """What is searched for, and the second objective if there is one."""
+    known = {own.name: own, RATE.name: RATE}
+    names, costs = ", ".join(known), ", ".join(COSTS)
+    if isinstance(given, list):
+        pair = f"one of {names}, or a list of one of these and one of {costs}"
+        fits = len(given) == 2 and given[0] in list(known) and given[1] in COSTS
+        refuse(not fits, f"{where}: {given!r} is not allowed; allowed: {pair}")
+        given = {"metric": given[0], "cost": given[1]}
+    asked = checked(Objective, {"metric": given} if isinstance(given, str) else given or {}, where)
+    name = asked.metric or own.name
+    refuse(name not in known, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
+    mode = known[name].mode
+    refuse(asked.mode not in (None, mode), f"{where}: mode: {asked.mode!r} is not allowed for {name}; allowed: {mode}")
+    return known[name], asked.cost
+
+
+def _budget(given: Lines, source: str, kind: str, metric: Metric) -> SearchBudget:
+    where = f"{source}: budget"
+    limits, per_trial = checked(Budget, given, where), f"per_trial = {given.get('per_trial')!r}"
+    deadline, total, rate = limits.deadline or math.inf, limits.total or math.inf, metric == RATE
+    missing = limits.trials is None and kind == "search"
+    refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
+    refuse(deadline <= limits.per_trial, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
+    refuse(total < limits.per_trial, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
+    charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+    refuse(rate and limits.compile == "charged", charged)
+    trials = limits.trials or 10**9  # as many as there are points
+    return SearchBudget(limits.per_trial, trials, limits.total, not rate and limits.compile != "free", limits.deadline)
+
+
+def _check_final(given: Lines, where: str, space: SearchSpace) -> None:
+    """Knobs of `evaluation.` that define another protocol than the search's, on the same ruler."""
+    judged = f"it belongs to searches by {space.workload.objective.name}"
+    refuse(given and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
+    evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]
+    allowed = [knob.name for knob in evaluation if not knob.ruler]
+    for name in given:
+        refuse(name not in allowed, f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
+    cfg.override(space.baseline, given, where=where)
