@@ -1,31 +1,81 @@
 """Journals survive torn lines and restarts; derived values are what they say."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 
-from tunediff import record
+from tests.helpers import point, toy
+from tunediff import config as cfg
+from tunediff import environment, record
 from tunediff.config import ConfigError
-from tunediff.record import Journal, read_trial, seconds_to, speedup
+from tunediff.record import End, Journal, Point, read_trial, seconds_to, speedup
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
 
 
-def point(index, train_s, frechet):
-    return {"index": index, "train_s": train_s, "frechet": frechet}
+def curve(*values):
+    """Points at 5, 10, … training seconds."""
+    return [point(index, 5.0 * index, error=value) for index, value in enumerate(values, 1)]
 
 
 def test_round_trip(tmp_path):
     journal = Journal(tmp_path / "t0003")
     journal.write("start", **START)
-    journal.write("point", **point(1, 5.0, 9.0))
+    assert journal.point(point(1, 5.0, error=9.0))
     unfinished = read_trial(tmp_path / "t0003")
-    assert (unfinished.finished, unfinished.value("frechet")) == (False, None)
-    journal.write("point", **point(2, 10.0, 4.0))
-    journal.write("end", status="ok", reason="", steps=7)
+    assert (unfinished.finished, unfinished.status, unfinished.value("error")) == (False, None, None)
+    journal.point(point(2, 10.0, error=4.0))
+    end = End("ok", seconds={"train": 9.0}, steps=7, peak={"peak_memory_mib": 8.0})
+    journal.end(end)
     found = read_trial(tmp_path / "t0003")
-    assert (found.name, found.status, found.value("frechet"), found.end["steps"]) == ("t0003", "ok", 4.0, 7)
-    assert [p["train_s"] for p in found.points] == [5.0, 10.0]
+    assert (found.name, found.status, found.value("error"), found.end) == ("t0003", "ok", 4.0, end)
+    assert [p.train_s for p in found.points] == [5.0, 10.0]
+
+
+def test_an_attempt_begins_with_all_that_identifies_it(tmp_path):
+    config = toy(width=4)
+    for _ in range(2):
+        Journal(tmp_path / "t0007").start(config, {"width": 4}, 20.0, number=7)
+    found = read_trial(tmp_path / "t0007")
+    assert (found.name, found.number, found.attempts, found.budget_s) == ("t0007", 7, 2, 20.0)
+    assert (found.config, found.drawn, found.fingerprint) == (cfg.flat(config), {"width": 4}, cfg.fingerprint(config))
+    assert found.environment == environment.describe()
+
+
+def test_a_point_is_what_its_flat_form_says(tmp_path):
+    whole = point(
+        2, 3.0, loss=0.5, step_s=0.1, phases_s={"forward": 0.06, "own_part": 0.04}, seconds={"train": 3.0}, error=4.0,
+        label="E",
+    )  # fmt: skip
+    assert (whole["step_own_part_s"], whole["error"], whole["loss"], whole.get("label")) == (0.04, 4.0, 0.5, "E")
+    assert "energy_j" not in whole, "what is not known is absent"
+    assert whole.get("energy_j") is None
+    assert whole.get("kid", 7) == 7
+    with pytest.raises(KeyError):
+        whole["kid"]
+    assert Point.of(whole.flat) == whole
+    assert Point.of(whole.flat).step_s == 0.1, "the whole step is no part of it"
+    journal = Journal(tmp_path)
+    journal.write("start", **START)
+    journal.point(whole)
+    (read,) = read_trial(tmp_path).points
+    assert read == whole
+    with pytest.raises(TypeError):
+        Point.of({"index": 1})
+
+
+def test_a_measurement_is_written_once(tmp_path):
+    """A resumed training tells its points again; only another measurement is another line."""
+    journal = Journal(tmp_path)
+    journal.write("start", **START)
+    first = point(1, 5.0, steps=10, error=9.0)
+    assert journal.point(first)
+    assert not journal.point(first)
+    assert not Journal(tmp_path).point(dataclasses.replace(first, train_s=6.0)), "seconds identify nothing"
+    assert journal.point(dataclasses.replace(first, steps=11)), "the same place of the curve, measured anew"
+    assert sum(line["event"] == "point" for line in record.events(tmp_path)) == 2
 
 
 def test_no_journal_is_no_trial(tmp_path):
@@ -35,38 +85,38 @@ def test_no_journal_is_no_trial(tmp_path):
 def test_a_torn_last_line_loses_only_itself(tmp_path):
     journal = Journal(tmp_path)
     journal.write("start", **START)
-    journal.write("point", **point(1, 5.0, 9.0))
+    journal.point(point(1, 5.0, error=9.0))
     whole = journal.path.read_bytes()
-    journal.path.write_bytes(whole + b'{"event": "point", "index": 2, "fre')  # killed while writing
+    journal.path.write_bytes(whole + b'{"event": "point", "index": 2, "err')  # killed while writing
     assert len(read_trial(tmp_path).points) == 1
-    Journal(tmp_path).write("point", **point(2, 10.0, 4.0))
-    assert [p["frechet"] for p in read_trial(tmp_path).points] == [9.0, 4.0]
+    Journal(tmp_path).point(point(2, 10.0, error=4.0))
+    assert [p["error"] for p in read_trial(tmp_path).points] == [9.0, 4.0]
 
 
 def test_a_point_measured_again_replaces_it_and_what_came_after(tmp_path):
     journal = Journal(tmp_path)
     for event, content in [
-        ("start", START), ("point", point(1, 5.0, 9.0)), ("point", point(2, 10.0, 6.0)),
-        ("start", START), ("point", point(1, 5.0, 8.0)),
+        ("start", START), ("point", point(1, 5.0, error=9.0).flat), ("point", point(2, 10.0, error=6.0).flat),
+        ("start", START), ("point", point(1, 5.0, error=8.0).flat),
     ]:  # fmt: skip
         journal.write(event, **content)
     found = read_trial(tmp_path)
     assert found.attempts == 2
-    assert [p["frechet"] for p in found.points] == [8.0]
+    assert [p["error"] for p in found.points] == [8.0]
 
 
 def test_numbers_that_json_does_not_know_are_refused(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        Journal(tmp_path).write("point", **point(1, 5.0, float("nan")))
+        Journal(tmp_path).point(point(1, 5.0, error=math.nan))
 
 
 def test_failed_trials_have_no_value(tmp_path):
     journal = Journal(tmp_path)
     journal.write("start", **START)
-    journal.write("point", **point(1, 5.0, 9.0))
-    journal.write("end", status="oom", reason="CUDA out of memory")
+    journal.point(point(1, 5.0, error=9.0))
+    journal.end(End("oom", "CUDA out of memory"))
     found = read_trial(tmp_path)
-    assert (found.status, found.reason, found.value("frechet")) == ("oom", "CUDA out of memory", None)
+    assert (found.status, found.reason, found.value("error")) == ("oom", "CUDA out of memory", None)
 
 
 def test_trials_come_in_order(tmp_path):
@@ -76,25 +126,39 @@ def test_trials_come_in_order(tmp_path):
 
 
 def test_seconds_to_interpolates_between_evaluations():
-    curve = [point(1, 5.0, 10.0), point(2, 10.0, 6.0), point(3, 15.0, 2.0)]
-    assert seconds_to(curve, "frechet", 8.0) == 7.5
-    assert seconds_to(curve, "frechet", 6.0) == 10.0
-    assert seconds_to(curve, "frechet", 12.0) == 5.0  # below at the first evaluation: no earlier claim
-    assert seconds_to(curve, "frechet", 1.0) is None
+    points = curve(10.0, 6.0, 2.0)
+    assert seconds_to(points, "error", 8.0, "min") == 7.5
+    assert seconds_to(points, "error", 6.0, "min") == 10.0
+    assert seconds_to(points, "error", 12.0, "min") == 5.0  # below at the first evaluation: no earlier claim
+    assert seconds_to(points, "error", 1.0, "min") is None
+
+
+def test_what_is_better_may_be_larger():
+    points = curve(0.1, 0.5, 0.9)
+    assert seconds_to(points, "error", 0.3, "max") == pytest.approx(7.5)
+    assert seconds_to(points, "error", 0.05, "max") == 5.0
+    assert seconds_to(points, "error", 0.95, "max") is None
+    assert speedup(curve(0.5, 0.9), curve(0.1, 0.3, 0.4, 0.5), "error", "max") == 4.0
 
 
 def test_seconds_to_takes_the_first_crossing():
-    curve = [point(1, 5.0, 10.0), point(2, 10.0, 4.0), point(3, 15.0, 8.0), point(4, 20.0, 3.0)]
-    assert seconds_to(curve, "frechet", 4.0) == 10.0
+    assert seconds_to(curve(10.0, 4.0, 8.0, 3.0), "error", 4.0, "min") == 10.0
+
+
+def test_points_that_were_not_judged_lie_on_no_curve():
+    points = curve(10.0, 6.0)
+    unjudged = point(3, 7.0)
+    assert seconds_to([points[0], unjudged, points[1]], "error", 8.0, "min") == 7.5
+    assert speedup(points, [*points, unjudged], "error", "min") is None
 
 
 def test_speedup():
-    baseline = [point(1, 10.0, 9.0), point(2, 20.0, 6.0)]
-    fast = [point(1, 10.0, 6.0), point(2, 20.0, 3.0)]
-    assert speedup(fast, baseline) == 2.0
-    assert speedup(baseline, baseline) == 1.0
-    assert speedup([point(1, 20.0, 7.0)], baseline) is None
-    assert speedup([], baseline) is None
+    baseline = [point(1, 10.0, error=9.0), point(2, 20.0, error=6.0)]
+    fast = [point(1, 10.0, error=6.0), point(2, 20.0, error=3.0)]
+    assert speedup(fast, baseline, "error", "min") == 2.0
+    assert speedup(baseline, baseline, "error", "min") == 1.0
+    assert speedup([point(1, 20.0, error=7.0)], baseline, "error", "min") is None
+    assert speedup([], baseline, "error", "min") is None
 
 
 def test_environment_is_plain_json():
@@ -107,23 +171,23 @@ def test_environment_is_plain_json():
 def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     journal = record.Journal(tmp_path)
     journal.write("start", name="t0000", number=0, config={}, drawn={}, fingerprint="x", budget_s=1.0)
-    journal.write("point", index=1, train_s=1.0, frechet=5.0)
-    journal.write("final", train_s=1.0, frechet=4.0, label="FID")
+    journal.point(point(1, 1.0, steps=10, error=5.0))
+    journal.write("final", steps=10, error=4.0, label="FID")
     found = record.read_trial(tmp_path).points[-1]
-    assert (found["frechet"], found["final_frechet"], found["final_label"]) == (5.0, 4.0, "FID")
-    journal.write("point", index=1, train_s=1.1, frechet=6.0)  # began anew: the old final is of other weights
-    assert "final_frechet" not in record.read_trial(tmp_path).points[-1]
+    assert (found["error"], found["final_error"], found["final_label"]) == (5.0, 4.0, "FID")
+    journal.point(point(1, 1.0, steps=11, error=6.0))  # began anew: the old final is of other weights
+    assert "final_error" not in record.read_trial(tmp_path).points[-1]
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
-    assert record.unwritable(tmp_path) is None
-    assert "No such file" in record.unwritable(tmp_path / "gone")
+    assert environment.unwritable(tmp_path) is None
+    assert "No such file" in environment.unwritable(tmp_path / "gone")
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record.os, "fsync", full)
-    assert record.unwritable(tmp_path) == "No space left on device"
+    monkeypatch.setattr(environment.os, "fsync", full)
+    assert environment.unwritable(tmp_path) == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 
 

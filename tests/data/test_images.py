@@ -15,8 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tunediff.config import ConfigError, Data, workload
+from tunediff.config import ConfigError, baseline
 from tunediff.data import images, sources
+from tunediff.data.knobs import Data
 
 
 def encoded(mode: str = "RGB", size: tuple[int, int] = (8, 8), value: Any = 90, kind: str = "PNG") -> bytes:
@@ -52,7 +53,7 @@ def data(path: str | None, **changes: Any) -> Data:
 
 
 # ------------------------------------------------------------------------------------------------------------- digits
-DIGITS = workload("digits").data
+DIGITS = baseline("digits").data
 
 
 def test_digits_are_scaled_to_bytes() -> None:

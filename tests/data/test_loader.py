@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -10,22 +9,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from tunediff.config import Config, ConfigError, override
+from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
-from tunediff.data.images import Images
+from tunediff.data.images import in_unit_range
 
 
-def numbered(count: int = 23) -> Images:
+def numbered(count: int = 23) -> Tensor:
     """Image i holds i in its left half and 200 in its right half."""
     pixels = torch.arange(count, dtype=torch.uint8)[:, None, None, None].repeat(1, 1, 4, 4)
     pixels[..., 2:] = 200
-    return Images("numbered", pixels, None, (), (), "0")
+    return pixels
 
 
-def config(**changes: Any) -> Config:
+def config(**changes: Any) -> Any:
     values = {"loader.batch_size": 8, "loader.workers": 0, "data.horizontal_flip": False}
-    return override(Config(), values | {name.replace("__", "."): value for name, value in changes.items()})
+    return override(baseline("cifar10"), values | {name.replace("__", "."): value for name, value in changes.items()})
 
 
 def numbers(batch: Tensor) -> list[int]:
@@ -34,9 +34,24 @@ def numbers(batch: Tensor) -> list[int]:
     return torch.minimum(pixels[:, 0, 0, 0], pixels[:, 0, 0, -1]).tolist()
 
 
-def take(count: int, conf: Config, images: Images | None = None, **place: Any) -> list[Tensor]:
-    with loader.build(images or numbered(), conf, **place) as batches:
-        return [next(batches) for _ in range(count)]
+def build(
+    conf: Any, source: Any = None, rank: int = 0, world: int = 1, device: str = "cpu", seed: int = 0, start: int = 0,
+    prepare: Any = None,
+) -> loader.Batches:  # fmt: skip
+    source, section = numbered() if source is None else source, conf.loader
+    length = len(source[0] if isinstance(source, tuple) else source)
+    order = loader.Order(length, section.batch_size, section.accumulation, rank, world, seed)
+    prepare = prepare or in_unit_range(conf.data.horizontal_flip)
+    return loader.build(source, section, order, torch.device(device), start, prepare)
+
+
+def following(batches: loader.Batches) -> Any:
+    return batches.move(batches.fetch())
+
+
+def take(count: int, conf: Any, source: Any = None, **how: Any) -> list[Any]:
+    with build(conf, source, **how) as batches:
+        return [following(batches) for _ in range(count)]
 
 
 def test_range_shape_and_type() -> None:
@@ -44,7 +59,7 @@ def test_range_shape_and_type() -> None:
     assert batch.shape == (8, 1, 4, 4)
     assert batch.dtype == torch.float32
     assert batch[0, 0, 0, -1] == pytest.approx(200 / 127.5 - 1)
-    extremes = Images("x", torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None], None, (), (), "0")
+    extremes = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None]
     (batch,) = take(1, config(), extremes)
     assert (batch.min(), batch.max()) == (-1, 1)
 
@@ -86,18 +101,13 @@ def test_resident_and_loaded_batches_are_equal(workers: int) -> None:
 def test_resume_continues_the_stream(resident: bool) -> None:
     conf = config(data__horizontal_flip=True, loader__resident=resident, loader__accumulation=2)
     whole = take(20, conf)
-    with loader.build(numbered(), conf) as batches:
-        for _ in range(7):
-            next(batches)
-        assert batches.consumed == 7
-        resumed = loader.build(numbered(), conf, start=batches.consumed)
-    assert all(torch.equal(next(resumed), batch) for batch in whole[7:])
-    assert resumed.consumed == 20
+    with build(conf, start=7) as resumed:
+        assert all(torch.equal(following(resumed), batch) for batch in whole[7:])
 
 
 def test_seed_decides_order_and_flips() -> None:
     conf = config(data__horizontal_flip=True)
-    assert torch.equal(take(1, conf)[0], take(1, conf, seed=0)[0]), "config.seed is the default"
+    assert torch.equal(take(1, conf)[0], take(1, conf, seed=0)[0])
     assert not torch.equal(take(1, conf)[0], take(1, conf, seed=1)[0])
 
 
@@ -113,16 +123,16 @@ def test_half_of_the_images_are_mirrored() -> None:
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_the_training_generator_and_the_set_stay_as_they_are(resident: bool) -> None:
-    images = numbered()
-    before, state = images.pixels.clone(), torch.get_rng_state()
-    take(3, config(data__horizontal_flip=True, loader__resident=resident), images)
+    pixels = numbered()
+    before, state = pixels.clone(), torch.get_rng_state()
+    take(3, config(data__horizontal_flip=True, loader__resident=resident), pixels)
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(images.pixels, before)
+    assert torch.equal(pixels, before)
 
 
 def test_indivisible_batch_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"loader\.batch_size: 8 .*3 processes × loader\.accumulation = 3"):
-        loader.build(numbered(), config(), world=3)
+    with pytest.raises(ConfigError, match=r"loader\.batch_size: 8 .*parallel\.workers × loader\.accumulation = 3"):
+        config(parallel__workers=3)
 
 
 def test_seeds_differ() -> None:
@@ -136,13 +146,13 @@ def test_seeds_differ() -> None:
 def test_workers_that_do_not_persist_are_new_in_each_pass_and_give_the_same_batches(workers: int) -> None:
     conf = config(loader__workers=workers, loader__persistent_workers=False)  # 23 images in batches of 8
     plain, seen = take(7, config()), []
-    with loader.build(numbered(), conf) as batches:
+    with build(conf) as batches:
         for expected in plain:
-            assert torch.equal(next(batches), expected)
+            assert torch.equal(following(batches), expected)
             seen.append(tuple(worker.pid for worker in getattr(batches._source._batches, "_workers", ())))  # type: ignore[union-attr]
     assert len(set(seen)) == (4 if workers else 1)  # a pass of two batches each
-    resumed = loader.build(numbered(), conf, start=3)
-    assert torch.equal(next(resumed), plain[3])
+    resumed = build(conf, start=3)
+    assert torch.equal(following(resumed), plain[3])
     resumed.close()
 
 
@@ -150,7 +160,7 @@ def test_workers_that_do_not_persist_are_new_in_each_pass_and_give_the_same_batc
 def test_what_is_copied_to_the_device(workers: int) -> None:
     found = {}
     for transfer in ("uint8", "float32"):
-        with loader.build(numbered(), config(loader__workers=workers, loader__transfer=transfer)) as batches:
+        with build(config(loader__workers=workers, loader__transfer=transfer)) as batches:
             found[transfer] = next(batches._source)
     assert (found["uint8"].dtype, found["float32"].dtype) == (torch.uint8, torch.float32)
     assert found["float32"].nbytes == 4 * found["uint8"].nbytes
@@ -158,8 +168,8 @@ def test_what_is_copied_to_the_device(workers: int) -> None:
 
 
 def test_close_stops_the_workers_and_may_be_repeated() -> None:
-    batches = loader.build(numbered(), config(loader__workers=1))
-    next(batches)
+    batches = build(config(loader__workers=1))
+    batches.fetch()
     workers = batches._source._batches._workers  # type: ignore[union-attr]
     started = time.perf_counter()
     batches.close()
@@ -169,12 +179,13 @@ def test_close_stops_the_workers_and_may_be_repeated() -> None:
 
 
 def test_a_killed_worker_is_an_error_not_a_hang() -> None:
-    with loader.build(numbered(), config(loader__workers=1, loader__prefetch_factor=1)) as batches:
-        next(batches)
+    with build(config(loader__workers=1, loader__prefetch_factor=1)) as batches:
+        batches.fetch()
         (worker,) = batches._source._batches._workers  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
-            list(itertools.islice(batches, 5))
+            for _ in range(5):
+                batches.fetch()
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(), EOFError(), FileNotFoundError()], ids=repr)
@@ -185,12 +196,84 @@ def test_a_worker_killed_while_it_hands_over_a_batch_is_the_same_error(error) ->
         raise error
         yield
 
-    with loader.build(numbered(), config(loader__workers=1)) as batches:
-        next(batches)
+    with build(config(loader__workers=1)) as batches:
+        batches.fetch()
         batches._source.close()  # type: ignore[union-attr]
         batches._source._batches = broken()  # type: ignore[union-attr]
         with pytest.raises(RuntimeError, match="DataLoader worker exited unexpectedly"):
-            next(batches)
+            batches.fetch()
+
+
+# ----------------------------------------------------------------------------------------------- any source of items
+ROWS = torch.arange(23)
+PAIR = (ROWS.float()[:, None] * torch.ones(23, 4), ROWS)
+
+
+class Squares(Dataset[Any]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": index, "square": torch.full((2,), float(index * index))}
+
+
+def untouched(batch: Any, uniform: loader.Uniform) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize("how", [{"loader__workers": 0}, {"loader__workers": 1}, {"loader__resident": True}], ids=str)
+def test_rows_of_several_tensors_stay_together(how: dict[str, Any]) -> None:
+    expected = [numbers(batch) for batch in take(6, config())]  # the same items as of one tensor
+    for batch, items in zip(take(6, config(**how), PAIR, prepare=untouched), expected, strict=True):
+        assert isinstance(batch, tuple)
+        inputs, labels = batch
+        assert labels.tolist() == items
+        assert torch.equal(inputs, labels.float()[:, None].expand(8, 4))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_of_a_dataset_are_put_together(workers: int) -> None:
+    expected = [numbers(batch) for batch in take(4, config())]
+    for batch, items in zip(
+        take(4, config(loader__workers=workers), Squares(), prepare=untouched), expected, strict=True
+    ):
+        assert batch["number"].tolist() == items
+        assert batch["square"].tolist() == [[float(i * i)] * 2 for i in items]
+
+
+def test_only_tensors_can_lie_on_the_device() -> None:
+    with pytest.raises(ConfigError, match=r"loader\.resident: True is not allowed: only tensors.*allowed: false"):
+        build(config(loader__resident=True), Squares())
+
+
+def test_too_little_shared_memory_is_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Tensor) -> None:
+        raise RuntimeError("No space left on device")
+
+    monkeypatch.setattr(Tensor, "share_memory_", full)
+    with pytest.raises(ConfigError, match=r"loader\.workers: 2 is not allowed: .*No space left.*allowed: a larger"):
+        build(config(loader__workers=2))
+    take(1, config())  # without loader processes nothing is shared
+
+
+def test_numbers_that_are_drawn_for_items_do_not_depend_on_how_a_step_is_divided() -> None:
+    def drawn(batch: Any, uniform: loader.Uniform) -> Tensor:
+        return torch.stack((uniform("a"), uniform("b")))
+
+    whole = take(2, config(), prepare=drawn)
+    assert whole[0].shape == (2, 8)
+    assert 0 <= float(whole[0].min()) <= float(whole[0].max()) < 1
+    assert len(torch.stack(whole).flatten().unique()) == 32, "other numbers for each step and purpose"
+    halves = [take(4, config(loader__accumulation=2), rank=rank, world=2, prepare=drawn) for rank in (0, 1)]
+    parts = [halves[rank][turn] for turn in (0, 1) for rank in (0, 1)]
+    assert torch.equal(torch.cat(parts, dim=1), whole[0])
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_all_tensors_of_a_batch_are_moved(kind: Any) -> None:
+    moved = loader.to_device({"x": kind([torch.ones(1), "name"]), "n": 3}, torch.device("meta"))
+    assert isinstance(moved["x"], kind)
+    assert (moved["x"][0].device.type, moved["x"][1], moved["n"]) == ("meta", "name", 3)
 
 
 @pytest.mark.gpu

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from tunediff.config import Config, override, workload
+from tunediff.config import baseline
 from tunediff.data import images
 from tunediff.data.images import Images
-from tunediff.workloads.diffusion.process import Diffusion
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,25 +31,4 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def digits() -> Images:
-    return images.load(workload("digits").data)
-
-
-@pytest.fixture
-def config() -> Config:
-    return override(workload("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
-
-
-class Identity(Diffusion):
-    """A diffusion whose images are its noise: one network call, one added noise."""
-
-    def __init__(self) -> None:
-        super().__init__(workload("digits").process)
-
-    def sample(self, predict, noise: Tensor, *, step_noise, **how) -> Tensor:  # type: ignore[no-untyped-def]
-        t = torch.zeros(len(noise), dtype=torch.int64, device=noise.device)
-        return predict(0.3 * noise, t) + 0.1 * step_noise(0) + 0.1 * step_noise(1)
-
-
-@pytest.fixture
-def identity() -> Identity:
-    return Identity()
+    return images.load(baseline("digits").data)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 
+from tunediff.distributed import alone
 from tunediff.evaluation import distance
 from tunediff.evaluation.distance import (
     FeatureStatistics,
@@ -128,7 +129,7 @@ def test_statistics_of_parts_are_those_of_the_whole() -> None:
     assert torch.allclose(collected.cov, statistics(values).cov, rtol=1e-12)
 
 
-def test_merge_without_a_process_group_changes_nothing() -> None:
+def test_merge_of_one_process_changes_nothing() -> None:
     collected = statistics(features(20, 4, 1))
-    collected.merge()
+    collected.merge(alone("cpu"))
     assert collected.count == 20

@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff.config import Config, ConfigError, override, workload
+from tunediff.config import ConfigError, baseline
 from tunediff.data.images import Images
+from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
+from tunediff.evaluation.knobs import Evaluation
 
 
 # --------------------------------------------------------------------------------------------------------- classifier
@@ -150,15 +152,10 @@ def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
         features.Classifier(dataclasses.replace(digits, labels=None), "cpu")
     for index in range(2):
         (tmp_path / f"{index}.png").write_bytes(b"")
-    flat = {
-        "data.name": "images",
-        "data.path": str(tmp_path),
-        "data.split": "all",
-        "evaluation.extractor": "classifier",
-    }
+    unlabelled = Data(name="images", path=str(tmp_path), split="all")
     with pytest.raises(ConfigError, match=r"evaluation\.extractor"):
-        features.check(override(Config(), flat))
-    features.check(workload("digits"))
+        weights.check(unlabelled, Evaluation(extractor="classifier"))
+    weights.check(baseline("digits").data, baseline("digits").evaluation)
 
 
 # ---------------------------------------------------------------------------------------------------------- Inception
@@ -174,8 +171,8 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "torch" / "hub" / "checkpoints" / weights.FILE_NAME
 
 
-def inception(path: Path | None = None) -> Config:
-    return override(Config(), {"evaluation.weights_path": None if path is None else str(path)})
+def inception(path: Path | None = None) -> Evaluation:
+    return Evaluation(weights_path=None if path is None else str(path))
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +199,7 @@ def test_the_url_is_that_of_torch_fidelity() -> None:
 
 def test_offline_names_both_ways(offline: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        features.check(inception())
+        weights.check(Data(), inception())
     for word in ("evaluation.weights_path", "network", weights.FILE_NAME, str(offline), "no route", "classifier"):
         assert word in str(error.value)
 
@@ -210,17 +207,17 @@ def test_offline_names_both_ways(offline: Path) -> None:
 def test_missing_weights_path(tmp_path: Path) -> None:
     for path in (tmp_path / "none.pth", tmp_path):
         with pytest.raises(ConfigError, match=r"evaluation\.weights_path: .* cannot be read: .*; allowed: a file of"):
-            features.check(inception(path))
+            weights.check(Data(), inception(path))
 
 
 def test_download_is_verified_and_put_in_place(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"weights"
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
     with pytest.raises(ConfigError, match="what arrived has sha256"):
-        features.check(inception())
+        weights.check(Data(), inception())
     assert not offline.exists()
     monkeypatch.setattr(weights, "DIGEST_PREFIX", hashlib.sha256(content).hexdigest()[:8])
-    features.check(inception())
+    weights.check(Data(), inception())
     assert offline.read_bytes() == content
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("downloaded again"))
     assert weights.find(inception()).label == "FID"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch_fidelity.metric_isc import isc_features_to_metric
 
-from tunediff.config import Config
 from tunediff.data.images import Images
+from tunediff.distributed import alone
 from tunediff.evaluation import features, quality
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
 from tunediff.evaluation.names import KINDS, name_of
@@ -55,7 +55,7 @@ def judged(images: Tensor, real: Real, sizes: list[int], kinds: Any = tuple(KIND
     random.Random(seed).shuffle(batches)
     for start, batch in batches:
         collected.update(start, batch)
-    collected.merge()  # without a process group: nothing
+    collected.merge(alone("cpu"))  # without a process group: nothing
     return collected.values(real)
 
 
@@ -193,11 +193,11 @@ def test_non_finite_features_are_refused() -> None:
         Quality(Broken(), 80, "cpu").update(0, pictures(80, 3))
 
 
-def test_real_images_are_perfect(digits: Images, config: Config) -> None:
+def test_real_images_are_perfect(digits: Images) -> None:
     """With the real extractor: the very images that are compared with."""
     extractor = features.Classifier(digits, "cpu")
     kinds = tuple(KINDS)
-    real = Real.of(config, digits, extractor, "cpu", kinds)
+    real = Real.of(digits, extractor, "cpu", 50, kinds)
     collected = Quality(extractor, len(digits), "cpu", kinds)
     collected.update(0, digits.pixels)
     found = {name: value.value for name, value in collected.values(real).items()}
@@ -205,7 +205,7 @@ def test_real_images_are_perfect(digits: Images, config: Config) -> None:
     assert (found["precision"], found["recall"]) == (1, 1)
     assert found["inception_score"] is not None
     assert 5 < found["inception_score"] <= 10, "ten classes, told apart by a network that learned to be 90 % sure"
-    nothing = Real.of(config, digits, extractor, "cpu", {"is"})
+    nothing = Real.of(digits, extractor, "cpu", 50, {"is"})
     assert (nothing.reference, nothing.features) == (None, None)
 
 

@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from tunediff import config as cfg
+from tests.helpers import TINY, tiny
 from tunediff.data import images as data
 
-TINY = {
-    "model.channels": 8, "model.norm_groups": 4, "model.multipliers": [1, 2], "model.attention": [],
-    "loader.batch_size": 16, "data.max_images": 64, "optimizer.warmup": 0.2, "evaluation.points": 2,
-    "process.steps": 50, "evaluation.steps": 5,
-}  # fmt: skip
-
-
-def tiny(**values):
-    return cfg.override(cfg.workload("digits"), TINY | {name.replace("__", "."): v for name, v in values.items()})
+__all__ = ["TINY", "tiny"]
 
 
 @pytest.fixture(autouse=True)

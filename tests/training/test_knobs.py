@@ -1,4 +1,4 @@
-"""Every systems knob really changes what it says. That what is learned stays is tested in test_loop.py."""
+"""Every systems knob really changes what it says. That what is learned stays is tested with the trainings."""
 
 import contextlib
 
@@ -6,15 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.conftest import tiny
+from tests.helpers import CPU as ALONE
+from tests.helpers import Told, tiny, train
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.config.systems import Compile
 from tunediff.data import loader
-from tunediff.workloads.diffusion.unet import UNet
-from tunediff.training import loop
-from tunediff.training.loop import build_optimizer, compiled, learning_rate, train
+from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
+from tunediff.training import strategies
+from tunediff.training.compilation import compiled
 from tunediff.training.precision import Amp, set_backends
+from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion.unet import Block, UNet
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -35,17 +38,27 @@ class Recorder:
 
 
 def network(**knobs):
-    return UNet(tiny(**knobs).model, 1, 8)
+    return unet.network(tiny(**knobs).knobs)
 
 
-def trained(tmp_path, images, watch=lambda loop: None, **knobs):
-    """The points of two steps; `watch` is called after each."""
-    points = []
-    train(
-        tiny(**knobs), Budget(images=32), images, None, World(0, 1, CPU), tmp_path,
-        lambda point: points.append(point) or True, after_step=lambda: watch(loop),
-    )  # fmt: skip
-    return points
+def trained(watch=lambda: None, **knobs):
+    """Two steps; `watch` is called after each."""
+
+    class Watching(Told):
+        def stepped(self):
+            watch()
+
+    train(tiny(**knobs), images=32, observer=Watching())
+
+
+def batches_of(source, config, device=CPU):
+    order = loader.Order(len(source), config.loader.batch_size, config.loader.accumulation, 0, 1, 0)
+    return loader.build(source, config.loader, order, device, 0, in_unit_range(flip=False))
+
+
+@pytest.fixture
+def pixels(images):
+    return images.pixels
 
 
 # ------------------------------------------------------------------------------------------------------------- loader
@@ -64,48 +77,48 @@ def data_loader(monkeypatch):
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 @pytest.mark.parametrize("pinned", [True, False])
-def test_pin_memory(data_loader, images, pinned, device):
-    loader.build(images, tiny(loader__pin_memory=pinned), device=device)
+def test_pin_memory(data_loader, pixels, pinned, device):
+    batches_of(pixels, tiny(loader__pin_memory=pinned), device)
     assert data_loader.last["pin_memory"] == (pinned and device is CUDA)
 
 
-def test_loader_processes_prefetch_and_persistence(data_loader, images):
-    loader.build(images, tiny(loader__workers=3, loader__prefetch_factor=5, loader__persistent_workers=False))
+def test_loader_processes_prefetch_and_persistence(data_loader, pixels):
+    batches_of(pixels, tiny(loader__workers=3, loader__prefetch_factor=5, loader__persistent_workers=False))
     found = data_loader.last
     assert (found["num_workers"], found["prefetch_factor"], found["persistent_workers"]) == (3, 5, False)
-    loader.build(images, tiny(loader__workers=0))
+    batches_of(pixels, tiny(loader__workers=0))
     assert data_loader.last["num_workers"] == 0
     assert "prefetch_factor" not in data_loader.last
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
-def test_non_blocking(images, non_blocking):
-    class Fetched:
+def test_non_blocking(pixels, non_blocking):
+    class Fetched(torch.Tensor):
         def to(self, device, non_blocking):
             asked.append(non_blocking)
             return torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
 
     asked = []
-    with loader.build(images, tiny(loader__workers=0, loader__non_blocking=non_blocking)) as batches:
-        batches.move(Fetched())
+    with batches_of(pixels, tiny(loader__workers=0, loader__non_blocking=non_blocking)) as batches:
+        batches.move((0, torch.zeros(1).as_subclass(Fetched)))
     assert asked == [non_blocking]
 
 
 @pytest.mark.parametrize(("transfer", "dtype"), [("uint8", torch.uint8), ("float32", torch.float32)])
-def test_transfer(images, transfer, dtype):
-    with loader.build(images, tiny(loader__workers=0, loader__transfer=transfer)) as batches:
+def test_transfer(pixels, transfer, dtype):
+    with batches_of(pixels, tiny(loader__workers=0, loader__transfer=transfer)) as batches:
         fetched = batches.fetch()
-        assert fetched.dtype == dtype
+        assert fetched[1].dtype == dtype
         assert batches.move(fetched).dtype == torch.float32
 
 
-def test_resident(images):
-    with loader.build(images, tiny(loader__resident=True), device="meta") as batches:
-        assert batches._source._pixels.device.type == "meta"
-        assert batches.fetch().device.type == "meta"
+def test_resident(pixels):
+    with batches_of(pixels, tiny(loader__resident=True), torch.device("meta")) as batches:
+        assert batches._source._source.device.type == "meta"
+        assert batches.fetch()[1].device.type == "meta"
 
 
-def test_batch_size_and_accumulation(tmp_path, images):
+def test_batch_size_and_accumulation():
     """How many forward passes of how many images a step takes."""
     sizes = []
 
@@ -118,7 +131,7 @@ def test_batch_size_and_accumulation(tmp_path, images):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UNet, "forward", forward)
-        trained(tmp_path, images, loader__batch_size=16, loader__accumulation=4)
+        trained(loader__batch_size=16, loader__accumulation=4)
     assert sizes == [4] * 4 * 3  # warm-up and two steps
 
 
@@ -137,12 +150,10 @@ def test_amp(amp, dtype):
 
 
 @pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
-def test_matmul(tmp_path, images, matmul):
+def test_matmul(matmul):
     found = []
     try:
-        trained(
-            tmp_path, images, lambda _: found.append(torch.get_float32_matmul_precision()), precision__matmul=matmul
-        )
+        trained(lambda: found.append(torch.get_float32_matmul_precision()), precision__matmul=matmul)
         assert found == [matmul] * 2
         set_backends(tiny(precision__matmul=matmul).precision, "cuda")
         assert torch.backends.cudnn.allow_tf32 == (matmul != "highest")
@@ -185,19 +196,21 @@ def test_channels_last(channels_last):
 def test_compile_mode_and_dynamic(monkeypatch, options, expected):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert compiled(model, model, cfg.Compile(**options)) is model
+    assert compiled(model, model, Compile(**options), Block) is model
     assert recorder.last == expected
 
 
 def test_compile_none_and_by_block(monkeypatch):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert compiled(model, model, cfg.Compile()) is model
+    assert compiled(model, model, Compile(), Block) is model
     blocks = []
-    monkeypatch.setattr(loop.Block, "compile", lambda self, **how: blocks.append(how))
-    compiled(model, model, cfg.Compile(mode="default", scope="blocks"))
+    monkeypatch.setattr(Block, "compile", lambda self, **how: blocks.append(how))
+    compiled(model, model, Compile(mode="default", scope="blocks"), Block)
     assert recorder.calls == []
-    assert len(blocks) == sum(isinstance(module, loop.Block) for module in model.modules()) > 2
+    assert len(blocks) == sum(isinstance(module, Block) for module in model.modules()) > 2
+    compiled(model, model, Compile(mode="default", scope="blocks"), None)
+    assert len(recorder.calls) == 1, "without blocks it is the whole"
 
 
 @pytest.mark.parametrize("levels", [[], [0], [0, 1]])
@@ -205,7 +218,7 @@ def test_checkpoint_levels(levels):
     """Which blocks are computed again in the backward pass."""
     runs, model = {}, network(model__checkpoint_levels=levels)
     for name, module in model.named_modules():
-        if isinstance(module, loop.Block):
+        if isinstance(module, Block):
             convolution = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
             convolution.register_forward_hook(
                 lambda module, inputs, output, name=name: runs.update({name: runs.get(name, 0) + 1})
@@ -217,36 +230,33 @@ def test_checkpoint_levels(levels):
     assert (len(again) == len(runs)) == (levels == [0, 1])
 
 
-# --------------------------------------------------------------------------------------------------------- optimizer
-@pytest.mark.parametrize(
-    ("implementation", "foreach", "fused"),
-    [("foreach", True, False), ("fused", False, True), ("for_loop", False, False)],
-)
-def test_optimizer_implementation(implementation, foreach, fused):
-    parameters = [nn.Parameter(torch.zeros(2))]
-    optimizer = build_optimizer(tiny(optimizer__implementation=implementation), parameters, [])
-    assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (foreach, fused)
-
-
-def test_lr_scaling():
-    rates = [
-        learning_rate(tiny(loader__batch_size=512, optimizer__lr_scaling=kind, optimizer__lr=1e-3), 0.9)
-        for kind in ("none", "sqrt", "linear")
-    ]
-    assert rates == pytest.approx([1e-3, 2e-3, 4e-3])
-
-
 # ---------------------------------------------------------------------------------------------------------- parallel
 def test_gradient_buckets_and_static_graph(monkeypatch):
     recorder = Recorder()
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", recorder)
     config = tiny(parallel__workers=2, parallel__bucket_mib=3.5, parallel__static_graph=True)
-    World(0, 2, CPU).wrap(network(), config.parallel)
+    strategies.build(config, World(0, 2, CPU)).wrap(network())
     assert (recorder.last["bucket_cap_mb"], recorder.last["static_graph"]) == (3.5, True)
     assert recorder.last["device_ids"] is None
     with contextlib.suppress(RuntimeError):
-        World(1, 2, torch.device("cuda", 1)).wrap(network(), config.parallel)
+        strategies.build(config, World(1, 2, torch.device("cuda", 1))).wrap(network())
     assert recorder.last["device_ids"] == [1]
+
+
+def test_gradients_are_averaged_in_the_last_pass_only(monkeypatch):
+    class Wrapped(nn.Module):
+        def __init__(self, model, **_):
+            super().__init__()
+            self.inner = model
+
+        def no_sync(self):
+            return "no sync"
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Wrapped)
+    strategy = strategies.build(tiny(parallel__workers=2), World(0, 2, CPU))
+    strategy.wrap(network())
+    assert strategy.unsynchronized() == "no sync"
+    assert isinstance(strategies.build(tiny(), ALONE).unsynchronized(), contextlib.nullcontext)
 
 
 # ------------------------------------------------------------------------------------------------------- none is missed
@@ -254,7 +264,7 @@ def test_every_systems_knob_is_named_in_a_test():
     from pathlib import Path
 
     prefixes = ("loader.", "precision.", "compile.", "parallel.")
-    systems = [name for name in cfg.knobs() if name.startswith(prefixes)]
+    systems = [name for name in cfg.find("diffusion").schema.knobs if name.startswith(prefixes)]
     systems += ["model.channels_last", "model.checkpoint_levels", "optimizer.implementation", "optimizer.lr_scaling"]
     own = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     missing = [name for name in systems if name.replace(".", "__") not in own and name.partition(".")[0] != "compile"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import toy, train
 from tunediff.training import memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc
 FAULTS = """
 import json, resource, sys, threading
 import torch
+from tests.helpers import toy, train
 from tunediff.training import memory
 
 def faults(mib):
@@ -80,14 +82,37 @@ def test_in_another_thread_the_environment_does_it(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_training_gives_the_order(monkeypatch, tmp_path, images, keep):
-    from tests.training.conftest import tiny
-    from tunediff.clock import Budget
-    from tunediff.training.loop import train
-    from tunediff.distributed import World
-
+def test_a_training_gives_the_order(monkeypatch, keep):
     given = []
     monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))
-    config, world = tiny(memory__keep_freed=keep), World(0, 1, torch.device("cpu"))
-    train(config, Budget(images=16), images, None, world, None, lambda point: True)
+    train(toy(memory__keep_freed=keep), images=8)
     assert given == [(keep, "cpu")]
+
+
+# ------------------------------------------------------------------------------------------------------- it ran out
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA: no words that are known"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000 bytes"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("ray.exceptions.OutOfMemoryError: Task was killed"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: str(error)[:40] or type(error).__name__,
+)
+def test_every_sign_of_too_little_memory(error):
+    assert memory.is_oom(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: illegal memory access"), ValueError("memory"), OSError(28, "No space left on device")],
+    ids=str,
+)
+def test_other_errors_are_no_lack_of_memory(error):
+    assert not memory.is_oom(error)

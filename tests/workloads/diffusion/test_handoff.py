@@ -15,7 +15,7 @@ from tunediff.workloads.diffusion import handoff
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.unet import UNet
 
-DIGITS = cfg.workload("digits")
+DIGITS = cfg.baseline("digits")
 SMALL = {"model.channels": 8, "model.norm_groups": 4, "process.steps": 50, "evaluation.steps": 5}
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 
@@ -35,11 +35,11 @@ GOOGLE_SCHEDULER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def small(**values: Any) -> cfg.Config:
+def small(**values: Any) -> Any:
     return cfg.override(DIGITS, SMALL | {name.replace("__", "."): value for name, value in values.items()})
 
 
-def network(config: cfg.Config) -> UNet:
+def network(config: Any) -> UNet:
     """A network without zeros, so that every part of it matters."""
     net = UNet(config.model, config.data.channels, config.data.image_size).eval()
     with torch.no_grad():
@@ -48,12 +48,12 @@ def network(config: cfg.Config) -> UNet:
     return net.requires_grad_(False)
 
 
-def inputs(config: cfg.Config) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
     size = config.data.image_size
     return torch.randn(3, config.data.channels, size, size), torch.tensor([0, 7, config.process.steps - 1])
 
 
-def loaded(config: cfg.Config, state: dict[str, torch.Tensor]) -> UNet:
+def loaded(config: Any, state: dict[str, torch.Tensor]) -> UNet:
     net = UNet(config.model, config.data.channels, config.data.image_size).eval().requires_grad_(False)
     net.load_state_dict(state)
     return net
@@ -87,8 +87,8 @@ def test_the_weights_of_the_ddpm_authors_layout_compute_the_same(tmp_path: Path)
     (tmp_path / "scheduler_config.json").write_text(json.dumps(GOOGLE_SCHEDULER))
 
     values, ours = handoff.read_pipeline(tmp_path)
-    config = cfg.override(cfg.Config(), values)
-    assert cfg.differences(config, cfg.Config()) == {"model.dropout": 0.0}
+    config = cfg.override(cfg.baseline("cifar10"), values)
+    assert cfg.differences(config, cfg.baseline("cifar10")) == {"model.dropout": 0.0}
     net = loaded(config, ours)
     assert sum(parameter.numel() for parameter in net.parameters()) == 35_746_307
     x, t = torch.randn(2, 3, 32, 32), torch.tensor([1, 999])
@@ -297,11 +297,11 @@ def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_pa
     assert all(torch.equal(tensor, net.state_dict()[n]) for n, tensor in handoff.initial_weights(file, config).items())
     loaded(config, handoff.initial_weights(pipeline, config))
     for path in (file, pipeline):
-        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the U-Net .* has 64×16"):
+        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the model .* has 64×16"):
             handoff.initial_weights(path, small(model__channels=16))
         with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
             handoff.initial_weights(path, small(model__attention=[8, 4]))
-        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the U-Net"):
+        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the model"):
             handoff.initial_weights(path, small(model__attention=[]))
     with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
         handoff.initial_weights(pipeline, small(model__norm_groups=8))

@@ -5,19 +5,20 @@ from typing import Any
 import pytest
 import torch
 
-from tunediff import config
-from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.distributed import alone
+from tunediff.workloads.diffusion import knobs, timesteps, weighting
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive
+from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 SAMPLERS = [kind() for kind in timesteps.KINDS]
 WEIGHTINGS = [kind() for kind in weighting.KINDS]
 
 
-def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[Objective, timesteps.TimestepSampler]:
-    diffusion = Diffusion(config.Process(prediction=prediction))
-    drawn = timesteps.build(sampler, diffusion)
+def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[Objective, TimestepSampler]:
+    diffusion = Diffusion(knobs.Process(prediction=prediction))
+    drawn = timesteps.build(sampler, diffusion, 3, alone("cpu"))
     return Objective(drawn, weighting.build(weights, diffusion), diffusion), drawn
 
 
@@ -35,7 +36,7 @@ def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any, prediction
 
 
 def test_the_scale_follows_a_sampler_that_adapts() -> None:
-    objective, sampler = build(config.LossSecondMoment(history=1, importance_correction=0.0), config.P2())
+    objective, sampler = build(knobs.LossSecondMoment(history=1, importance_correction=0.0), knobs.P2())
     t = torch.arange(1000)
     for _ in range(adaptive.REFRESH_EVERY):
         sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
@@ -47,8 +48,8 @@ def test_the_scale_follows_a_sampler_that_adapts() -> None:
 
 def test_p_and_w_are_the_same_thing_in_the_effective_weight() -> None:
     """SpeeD's probabilities alone, and uniform draws; min-SNR in every unit."""
-    speed = build(config.Speed(), config.Constant())[0].effective_weight()
+    speed = build(knobs.Speed(), knobs.Constant())[0].effective_weight()
     assert (speed[0] / speed[-1]).item() == pytest.approx(5.0)
-    found = [build(config.Uniform(), config.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
+    found = [build(knobs.Uniform(), knobs.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])

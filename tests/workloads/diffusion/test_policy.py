@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tunediff import config
-from tunediff.workloads.diffusion import timesteps
+from tunediff.distributed import World, alone
+from tunediff.workloads.diffusion import knobs, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.policy import BetaPolicy
 
 STEPS = 100
 
 
-def policy(steps: int = STEPS, **knobs: Any) -> BetaPolicy:
+def policy(steps: int = STEPS, world: World | None = None, **values: Any) -> BetaPolicy:
     torch.manual_seed(0)
-    member = config.BetaPolicy(**({"interval": 1, "scan": 20, "queue": 5} | knobs))
-    sampler = timesteps.build(member, Diffusion(config.Process(steps=steps)), channels=1)
+    member = knobs.BetaPolicy(**({"interval": 1, "scan": 20, "queue": 5} | values))
+    sampler = timesteps.build(member, Diffusion(knobs.Process(steps=steps)), 1, world or alone("cpu"))
     assert isinstance(sampler, BetaPolicy)
     return sampler
 
@@ -161,7 +161,7 @@ def test_selection_orders_as_the_f_test_of_scikit_learn() -> None:
 
 def test_the_reward_is_the_change_of_the_kl_term_of_ddpm() -> None:
     """½·(x0 coefficient)²·‖x0 − x̂0‖²/σ² of the posterior, from Diffusion's own tables, for t ≥ 1."""
-    diffusion, sampler = Diffusion(config.Process(steps=STEPS)), policy()
+    diffusion, sampler = Diffusion(knobs.Process(steps=STEPS)), policy()
     ab = diffusion.alphas_cumprod
     by_x0 = diffusion.posterior_coef_x0**2 / (2 * diffusion.posterior_variance) * (1 - ab) / ab
     torch.testing.assert_close(sampler._kl[1:].double(), by_x0[1:], rtol=1e-5, atol=0)
@@ -189,7 +189,7 @@ def test_it_continues_exactly_from_its_state() -> None:
     torch.save(state, buffer)
     buffer.seek(0)
     torch.manual_seed(99)
-    again = timesteps.build(sampler.member, Diffusion(config.Process(steps=STEPS)), channels=1)
+    again = timesteps.build(sampler.member, Diffusion(knobs.Process(steps=STEPS)), 1, alone("cpu"))
     assert isinstance(again, BetaPolicy)
     again.load_state_dict(torch.load(buffer, weights_only=True))
     model.errors = errors
@@ -224,7 +224,7 @@ def steps_of_a_rank(sampler: BetaPolicy, rank: int, world: int) -> None:
 def rank_main(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    sampler = policy()
+    sampler = policy(world=World(rank, 2, torch.device("cpu")))
     steps_of_a_rank(sampler, rank, 2)
     torch.save({"p": sampler.probabilities(), "selected": sampler._selected}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff import config
+from tunediff.workloads.diffusion import knobs
 from tunediff.workloads.diffusion.process import Diffusion
 
 Prediction = Literal["epsilon", "x0", "v"]
 PREDICTIONS: list[Prediction] = ["epsilon", "x0", "v"]
-LINEAR, COSINE = Diffusion(config.Process()), Diffusion(config.Process(schedule="cosine"))
+LINEAR, COSINE = Diffusion(knobs.Process()), Diffusion(knobs.Process(schedule="cosine"))
 AT = [0, 1, 250, 500, 999]
 
 
@@ -48,17 +48,17 @@ def test_posterior() -> None:
 
 
 def test_variances_of_an_ancestral_step() -> None:
-    small = Diffusion(config.Process(variance="fixed_small")).log_variance
+    small = Diffusion(knobs.Process(variance="fixed_small")).log_variance
     close(small[[0, 1, 250]].exp(), [5.453188e-5, 5.453188e-5, 5.051720e-3])
     close(LINEAR.log_variance[[0, 1, 250]].exp(), [5.453188e-5, 1.199199e-4, 5.079980e-3])
     assert LINEAR.log_variance[0].item() == pytest.approx(-9.8167, abs=5e-5)
 
 
 def test_the_linear_schedule_ends_alike_for_every_length() -> None:
-    short = Diffusion(config.Process(steps=100))
+    short = Diffusion(knobs.Process(steps=100))
     close(short.betas[[0, 99]], [1e-3, 0.2])
     assert short.alphas_cumprod[-1] < 1e-4
-    shortest = Diffusion(config.Process(steps=2))  # 1000/T·0.02 = 10 is no variance
+    shortest = Diffusion(knobs.Process(steps=2))  # 1000/T·0.02 = 10 is no variance
     assert shortest.betas.max() == 0.999
     assert bool((shortest.alphas_cumprod > 0).all())
 
@@ -75,7 +75,7 @@ def test_tables_are_computed_in_double_precision() -> None:
 # ----------------------------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_add_noise(schedule: Literal["linear", "cosine"]) -> None:
-    diffusion = Diffusion(config.Process(schedule=schedule))
+    diffusion = Diffusion(knobs.Process(schedule=schedule))
     x0, noise, t = images(), torch.randn(4, 1, 4, 4), torch.tensor([0, 250, 500, 999])
     for i, step in enumerate(t.tolist()):
         ab = diffusion.alphas_cumprod[step].item()
@@ -85,15 +85,15 @@ def test_add_noise(schedule: Literal["linear", "cosine"]) -> None:
 
 def test_targets() -> None:
     x0, noise, t = images(2), torch.randn(2, 1, 4, 4), torch.tensor([250, 500])
-    assert torch.equal(Diffusion(config.Process(prediction="epsilon")).target(x0, noise, t), noise)
-    assert torch.equal(Diffusion(config.Process(prediction="x0")).target(x0, noise, t), x0)
-    v = Diffusion(config.Process(prediction="v")).target(x0, noise, t)
+    assert torch.equal(Diffusion(knobs.Process(prediction="epsilon")).target(x0, noise, t), noise)
+    assert torch.equal(Diffusion(knobs.Process(prediction="x0")).target(x0, noise, t), x0)
+    v = Diffusion(knobs.Process(prediction="v")).target(x0, noise, t)
     torch.testing.assert_close(v[0], 0.7220963 * noise[0] - 0.6917926 * x0[0])  # √.52142303, √(1−.52142303)
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_a_perfect_output_gives_back_image_and_noise(prediction: Prediction) -> None:
-    diffusion = Diffusion(config.Process(prediction=prediction))
+    diffusion = Diffusion(knobs.Process(prediction=prediction))
     x0, noise, t = images(), torch.randn(4, 1, 4, 4), torch.tensor([1, 250, 500, 990])
     x_t, output = diffusion.add_noise(x0, noise, t), diffusion.target(x0, noise, t)
     torch.testing.assert_close(diffusion.predict_x0(output, x_t, t), x0, atol=1e-4, rtol=1e-4)
@@ -102,7 +102,7 @@ def test_a_perfect_output_gives_back_image_and_noise(prediction: Prediction) -> 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_half_precision_outputs_are_computed_with_in_single(prediction: Prediction) -> None:
-    diffusion = Diffusion(config.Process(prediction=prediction))
+    diffusion = Diffusion(knobs.Process(prediction=prediction))
     output, x_t, t = torch.randn(1, 1, 4, 4).bfloat16(), torch.randn(1, 1, 4, 4), torch.tensor([7])
     for method in (diffusion.predict_x0, diffusion.predict_noise):
         found = method(output, x_t, t)
@@ -123,7 +123,7 @@ def test_ddim_timesteps() -> None:
 def test_ddim_timesteps_are_as_many_as_asked_for_and_distinct(
     skip: Literal["linear", "quadratic"], length: int
 ) -> None:
-    diffusion = Diffusion(config.Process(steps=length))
+    diffusion = Diffusion(knobs.Process(steps=length))
     for steps in range(2, length + 1):
         chosen = diffusion.ddim_timesteps(steps, skip)
         assert len(chosen) == steps
@@ -142,7 +142,7 @@ def test_ddim_timesteps_out_of_range(steps: int) -> None:
 def test_ancestral_step() -> None:
     x_t, noise = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 2.0)
     mean = 7.684422e-3 * 0.5 / math.sqrt(0.52142303) + 0.9919079 * 0.5
-    large, small = config.Process(variance="fixed_large"), config.Process(variance="fixed_small")
+    large, small = knobs.Process(variance="fixed_large"), knobs.Process(variance="fixed_small")
     for process, beta in ((large, 5.079980e-3), (small, 5.051720e-3)):
         diffusion = Diffusion(process)
         step = diffusion.ancestral_step(torch.zeros(1, 1, 1, 1), x_t, 250, noise)
@@ -157,7 +157,7 @@ def test_ancestral_step_clamps_the_image() -> None:
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_ddim_with_eta_1_and_no_skipping_is_the_ancestral_step(prediction: Prediction) -> None:
-    diffusion = Diffusion(config.Process(prediction=prediction, variance="fixed_small"))
+    diffusion = Diffusion(knobs.Process(prediction=prediction, variance="fixed_small"))
     output, x_t, noise = torch.randn(3, 2, 1, 4, 4).unbind()
     for t in (1, 2, 250, 999):
         ancestral = diffusion.ancestral_step(output, x_t, t, noise)
@@ -179,7 +179,7 @@ def test_ddim_sigma_is_proportional_to_eta_and_zero_at_the_end() -> None:
 def test_ddim_with_a_perfect_network_returns_the_image(
     prediction: Prediction, skip: Literal["linear", "quadratic"], steps: int
 ) -> None:
-    diffusion = Diffusion(config.Process(prediction=prediction))
+    diffusion = Diffusion(knobs.Process(prediction=prediction))
     x0 = images(2)
     asked: list[int] = []
 
@@ -204,7 +204,7 @@ def test_sampling_reproduces_a_gaussian(
 ) -> None:
     """For data from N(m, s²) the best network is known: E[ε | x_t] = √(1−ᾱ)(x_t − √ᾱ·m)/(ᾱs² + 1 − ᾱ)."""
     mean, deviation = 0.2, 0.25
-    diffusion = Diffusion(config.Process(variance=variance))
+    diffusion = Diffusion(knobs.Process(variance=variance))
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
@@ -243,7 +243,7 @@ def test_output_stays_in_range_and_progress_is_told() -> None:
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
 def test_sampling_never_waits_for_the_device(sampler: Literal["ddpm", "ddim"]) -> None:
     """Tensors on the meta device have no values: reading one would raise."""
-    diffusion = Diffusion(config.Process(steps=20), device="meta")
+    diffusion = Diffusion(knobs.Process(steps=20), device="meta")
     noise = torch.empty(2, 1, 4, 4, device="meta")
     x = diffusion.sample(
         lambda x, t: x, noise, sampler=sampler, steps=10, eta=1.0, step_noise=lambda k: torch.empty_like(noise)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff.config import Config, Process, override, workload
-from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.config import baseline, override
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.workloads.diffusion.knobs import Process
+from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
 SHAPE = (1, 4, 4)
@@ -20,7 +21,7 @@ def network(x: Tensor, t: Tensor) -> Tensor:
 
 def images(diffusion: Any, n: int, batch: int, world: int = 1, predict: Any = network, **how: Any) -> Tensor:
     """All ranks' images, put together."""
-    evaluation = override(workload("digits"), {"evaluation.batch_size": batch}).evaluation
+    evaluation = override(baseline("digits"), {"evaluation.batch_size": batch}).evaluation
     whole = torch.full((n, *SHAPE), 77, dtype=torch.uint8)
     seen = torch.zeros(n, dtype=torch.int64)
     for rank in range(world):
@@ -102,7 +103,7 @@ def test_every_step_of_every_batch_is_told() -> None:
 
 @pytest.mark.parametrize(("n", "world", "batch"), [(1, 1, 8), (21, 1, 8), (21, 2, 8), (17, 3, 2), (5, 8, 100)])
 def test_shares_are_those_of_the_busiest_rank(identity: Any, n: int, world: int, batch: int) -> None:
-    evaluation = override(workload("digits"), {"evaluation.batch_size": batch}).evaluation
+    evaluation = override(baseline("digits"), {"evaluation.batch_size": batch}).evaluation
     turns, size = shares(n, world, batch)
     starts = [start for start, _ in generate(network, identity, evaluation, SHAPE, n, "cpu", world=world)]
     assert starts == [turn * world * size for turn in range(turns)]
@@ -127,7 +128,7 @@ def test_autocast_covers_the_network_only() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_stops_when_asked(identity: Any, config: Config) -> None:
+def test_stops_when_asked(identity: Any, config: Any) -> None:
     answers = iter([False, False, True])
     found = generate(network, identity, config.evaluation, SHAPE, 130, "cpu", should_stop=lambda: next(answers))
     assert [start for start, _ in found] == [0, 44]

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tunediff import config
-from tunediff.config import ConfigError
-from tunediff.workloads.diffusion import timesteps
+from tunediff import config as cfg
+from tunediff.config import ConfigError, schema
+from tunediff.distributed import World, alone
+from tunediff.workloads.diffusion import knobs, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import TimestepSampler, adaptive
+from tunediff.workloads.diffusion.timesteps import adaptive
+from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 EVERY = [kind() for kind in timesteps.KINDS]
 PACE = adaptive.REFRESH_EVERY
@@ -27,8 +29,11 @@ def refreshed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", 1)
 
 
-def build(member: Any, steps: int = 1000, schedule: str = "linear", device: str = "cpu") -> TimestepSampler:
-    return timesteps.build(member, Diffusion(config.Process(schedule=schedule, steps=steps), device), channels=1)  # type: ignore[arg-type]
+def build(
+    member: Any, steps: int = 1000, schedule: str = "linear", device: str = "cpu", world: World | None = None
+) -> TimestepSampler:
+    diffusion = Diffusion(knobs.Process(schedule=schedule, steps=steps), device)
+    return timesteps.build(member, diffusion, 1, world or alone(device))  # type: ignore[arg-type]
 
 
 def images(count: int) -> Tensor:
@@ -47,9 +52,9 @@ def learn(sampler: TimestepSampler, t: Tensor, losses: Tensor) -> None:
     sampler.update(t, losses, torch.ones(len(t)))
 
 
-def learned(member: config.LossSecondMoment | None = None) -> TimestepSampler:
+def learned(member: knobs.LossSecondMoment | None = None) -> TimestepSampler:
     """T = 4, after the losses 0.1·(t+1)·(1+0.05·i), i = 0 … 9."""
-    sampler = build(member or config.LossSecondMoment(), 4)
+    sampler = build(member or knobs.LossSecondMoment(), 4)
     for i in range(10):
         t = torch.arange(4)
         learn(sampler, t, 0.1 * (t + 1) * (1 + 0.05 * i))
@@ -81,7 +86,7 @@ def expect(found: Tensor, values: list[float], atol: float) -> None:
 # ---------------------------------------------------------------------------------------------------------- every one
 def test_every_member_of_the_configuration_has_a_class() -> None:
     names = {member.name for member in EVERY}
-    assert names == set(config.knobs()["timesteps.name"].choices or ())
+    assert names == set(cfg.find("diffusion").schema.knobs["timesteps.name"].choices or ())
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -106,14 +111,14 @@ def test_draws(member: Any, schedule: str) -> None:
     "sampler",
     [build(member, 7) for member in EVERY]
     + [
-        build(config.Speed(dual=True), 40),
-        build(config.Speed(stratified=True), 40),
-        build(config.LogitNormal(mean=1.0, std=0.5, uniform_share=0.1, stratified=True), 40),
-        build(config.LogSnrLaplace(log_snr=-2.0, scale=1.0), 40, "cosine"),
-        trained(config.JointError(stratified=False)),
-        trained(config.GradientNorm()),
+        build(knobs.Speed(dual=True), 40),
+        build(knobs.Speed(stratified=True), 40),
+        build(knobs.LogitNormal(mean=1.0, std=0.5, uniform_share=0.1, stratified=True), 40),
+        build(knobs.LogSnrLaplace(log_snr=-2.0, scale=1.0), 40, "cosine"),
+        trained(knobs.JointError(stratified=False)),
+        trained(knobs.GradientNorm()),
         learned(),
-        learned(config.LossSecondMoment(uniform_share=0.5)),
+        learned(knobs.LossSecondMoment(uniform_share=0.5)),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -162,7 +167,7 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
 
 @pytest.mark.parametrize(
     ("member", "steps"),
-    [(config.LossSecondMoment(history=2), 4), (config.GradientNorm(), 30), (config.JointError(), 30)],
+    [(knobs.LossSecondMoment(history=2), 4), (knobs.GradientNorm(), 30), (knobs.JointError(), 30)],
     ids=["loss_second_moment", "gradient_norm", "joint_error"],
 )
 @pytest.mark.parametrize("every", [1, 3])
@@ -196,37 +201,37 @@ def test_it_continues_exactly_from_its_state(
 def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """p(t) stands still between two refreshes, and what came in between is not lost."""
     batches = [(torch.randint(30, (64,), generator=generator(i)), torch.rand(64)) for i in range(2 * PACE)]
-    at_once = build(config.LossSecondMoment(history=2), 30)
+    at_once = build(knobs.LossSecondMoment(history=2), 30)
     for batch in batches:
         learn(at_once, *batch)
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member in (config.LossSecondMoment(history=2), config.GradientNorm(), config.JointError()):
+    for member in (knobs.LossSecondMoment(history=2), knobs.GradientNorm(), knobs.JointError()):
         sampler, seen = build(member, 30), []
         for batch in batches:
             learn(sampler, *batch)
             seen.append(sampler.probabilities())
         changes = [i + 1 for i in range(1, len(seen)) if not torch.equal(seen[i], seen[i - 1])]
         assert changes == [PACE, 2 * PACE]
-        if isinstance(member, config.LossSecondMoment):
+        if isinstance(member, knobs.LossSecondMoment):
             assert torch.equal(seen[-1], at_once.probabilities())
 
 
 def test_state_of_another_configuration_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(4, 10\).*\(4, 5\)"):
-        build(config.LossSecondMoment(history=5), 4).load_state_dict(learned().state_dict())
+        build(knobs.LossSecondMoment(history=5), 4).load_state_dict(learned().state_dict())
     with pytest.raises(ValueError, match="history, counts"):
-        build(config.Uniform(), 4).load_state_dict(learned().state_dict())
+        build(knobs.Uniform(), 4).load_state_dict(learned().state_dict())
     with pytest.raises(ValueError, match="bins"):
-        build(config.GradientNorm(bins=5)).load_state_dict(build(config.GradientNorm()).state_dict())
+        build(knobs.GradientNorm(bins=5)).load_state_dict(build(knobs.GradientNorm()).state_dict())
     with pytest.raises(ValueError, match="scan"):
-        build(config.BetaPolicy(scan=5)).load_state_dict(build(config.BetaPolicy()).state_dict())
-    of_two = build(config.GradientNorm()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
+        build(knobs.BetaPolicy(scan=5)).load_state_dict(build(knobs.BetaPolicy()).state_dict())
+    of_two = build(knobs.GradientNorm()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
     with pytest.raises(ValueError, match="2 workers in the checkpoint, 1 here"):
-        build(config.GradientNorm()).load_state_dict(of_two)
+        build(knobs.GradientNorm()).load_state_dict(of_two)
 
 
 @pytest.mark.parametrize(
-    ("knobs", "reason"),
+    ("values", "reason"),
     [
         ({"timesteps.name": "logit_normal", "timesteps.importance_correction": 0.5}, "uniform_share"),
         ({"timesteps.name": "loss_second_moment", "timesteps.uniform_share": 0.0}, "uniform_share"),
@@ -240,36 +245,36 @@ def test_state_of_another_configuration_is_refused() -> None:
         ({"timesteps.name": "loss_second_moment", "weighting.name": "uncertainty"}, "nothing to go by"),
     ],
 )
-def test_nonsense_is_refused_with_its_reason(knobs: dict[str, Any], reason: str) -> None:
+def test_nonsense_is_refused_with_its_reason(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        config.override(config.Config(), knobs)
+        cfg.override(cfg.baseline("cifar10"), values)
 
 
 def test_a_knob_that_several_samplers_share_allows_the_same_everywhere() -> None:
     seen: dict[str, tuple[Any, ...]] = {}
     for kind in timesteps.KINDS:
-        for knob in config._knobs_of(kind, "timesteps.", None):
+        for knob in schema._knobs_of(kind, "timesteps."):
             if knob.name != "timesteps.name":
                 assert seen.setdefault(knob.name, (knob.kind, knob.allowed)) == (knob.kind, knob.allowed)
 
 
 # --------------------------------------------------------------------------------------------------------- stratified
 def test_a_stratified_batch_is_evenly_spread() -> None:
-    t = draw(build(config.Stratified()), 8)[0].sort().values
+    t = draw(build(knobs.Stratified()), 8)[0].sort().values
     assert t.diff().tolist() == [125] * 7
-    few = draw(build(config.Stratified(), 10), 64)[0]
+    few = draw(build(knobs.Stratified(), 10), 64)[0]
     assert set(torch.bincount(few, minlength=10).tolist()) <= {6, 7}
 
 
 def test_each_place_of_a_stratified_batch_is_uniform() -> None:
-    sampler, source, x0 = build(config.Stratified(), 5), generator(), images(3)
+    sampler, source, x0 = build(knobs.Stratified(), 5), generator(), images(3)
     first = torch.stack([sampler.sample(x0, source)[0][0] for _ in range(4000)])
     assert bool((torch.bincount(first, minlength=5) / 4000 - 0.2).abs().max() < 0.03)
 
 
 def test_stratified_draws_of_other_probabilities_vary_less() -> None:
     def spread(stratified: bool) -> float:
-        sampler, source, x0 = build(config.LogitNormal(stratified=stratified)), generator(), images(64)
+        sampler, source, x0 = build(knobs.LogitNormal(stratified=stratified)), generator(), images(64)
         return torch.stack([sampler.sample(x0, source)[0].double().mean() for _ in range(200)]).std().item()
 
     assert spread(True) < 0.2 * spread(False)
@@ -277,26 +282,26 @@ def test_stratified_draws_of_other_probabilities_vary_less() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- fixed
 def test_speed() -> None:
-    p = build(config.Speed()).probabilities()
+    p = build(knobs.Speed()).probabilities()
     expect(p[[0, 699, 700, 999]], [0.00131579, 0.00131579, 0.000263158, 0.000263158], atol=5e-9)
     assert p[700:].sum().item() == pytest.approx(0.0789, abs=5e-5)
 
 
 def test_speed_with_mirrored_half_batches() -> None:
     """Shares of the public code's draws: [0, 100), [100, 300), [300, 700), [700, 1000); it drew them at random."""
-    p = build(config.Speed(dual=True)).probabilities()
+    p = build(knobs.Speed(dual=True)).probabilities()
     shares = torch.stack([p[a:b].sum() for a, b in ((0, 100), (100, 300), (300, 700), (700, 1000))])
     expect(shares, [0.1739, 0.2891, 0.4969, 0.0401], atol=1e-3)
-    assert build(config.Speed(dual=True), schedule="cosine").probabilities()[700:].sum().item() == pytest.approx(
+    assert build(knobs.Speed(dual=True), schedule="cosine").probabilities()[700:].sum().item() == pytest.approx(
         0.208, abs=4e-3
     )
 
 
 def test_logit_normal_directions() -> None:
-    p = build(config.LogitNormal()).probabilities()
+    p = build(knobs.LogitNormal()).probabilities()
     torch.testing.assert_close(p, p.flip(0))
     assert p.argmax().item() in (499, 500)
-    noisier = build(config.LogitNormal(mean=1.0)).probabilities()
+    noisier = build(knobs.LogitNormal(mean=1.0)).probabilities()
     assert noisier[500:].sum() > 0.8
     # P(t < 500) = Φ(−m/s)
     assert noisier[:500].sum().item() == pytest.approx(0.158655, abs=1e-5)
@@ -304,19 +309,19 @@ def test_logit_normal_directions() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_laplace_puts_half_of_the_draws_above_its_median(schedule: str) -> None:
-    diffusion = Diffusion(config.Process(schedule=schedule))  # type: ignore[arg-type]
+    diffusion = Diffusion(knobs.Process(schedule=schedule))  # type: ignore[arg-type]
     log_snr = diffusion.snr_table.log()
     for centre in (-1.0, 0.0, 2.0):
-        p = build(config.LogSnrLaplace(log_snr=centre), schedule=schedule).probabilities()
+        p = build(knobs.LogSnrLaplace(log_snr=centre), schedule=schedule).probabilities()
         assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.01)
         # e^(−1/b) of the mass lies further away than 1
         assert p[(log_snr - centre).abs() > 1].sum().item() == pytest.approx(torch.tensor(-2.0).exp().item(), abs=0.01)
 
 
 def test_log_snr_of_the_cosine_schedule_is_uniform_on_that_schedule() -> None:
-    p = build(config.LogSnrCosine(), schedule="cosine").probabilities()
+    p = build(knobs.LogSnrCosine(), schedule="cosine").probabilities()
     torch.testing.assert_close(p[50:950], torch.full((900,), 1e-3, dtype=torch.float64), rtol=0.1, atol=0)
-    shifted = build(config.LogSnrCosine(log_snr=-2.0), schedule="cosine").probabilities()
+    shifted = build(knobs.LogSnrCosine(log_snr=-2.0), schedule="cosine").probabilities()
     assert shifted[500:].sum() > 0.7
 
 
@@ -329,7 +334,7 @@ def test_loss_second_moment() -> None:
 
 
 def test_weighted_losses_are_remembered() -> None:
-    sampler, t = build(config.LossSecondMoment(history=1, uniform_share=0.1), 2), torch.arange(2)
+    sampler, t = build(knobs.LossSecondMoment(history=1, uniform_share=0.1), 2), torch.arange(2)
     sampler.update(t, torch.ones(2), torch.tensor([1.0, 3.0]))
     expect(sampler.probabilities(), [0.275, 0.725], atol=1e-12)
 
@@ -342,12 +347,12 @@ def test_several_losses_of_one_timestep_in_one_batch() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 0.5])
 def test_importance_correction(power: float) -> None:
-    found = factors(learned(config.LossSecondMoment(importance_correction=power)))
+    found = factors(learned(knobs.LossSecondMoment(importance_correction=power)))
     expect(found, [f**power for f in (2.49626, 1.24969, 0.833472, 0.625234)], atol=5e-6)
 
 
 def test_uniform_until_the_history_is_full() -> None:
-    sampler = build(config.LossSecondMoment(history=2), 3)
+    sampler = build(knobs.LossSecondMoment(history=2), 3)
     learn(sampler, torch.tensor([0, 0, 1, 1, 2, 0]), torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0, 1.0]))
     expect(sampler.probabilities(), [1 / 3] * 3, atol=1e-12)
     learn(sampler, torch.tensor([2]), torch.tensor([3.0]))
@@ -357,7 +362,7 @@ def test_uniform_until_the_history_is_full() -> None:
 def test_loss_second_moment_equals_a_plain_history() -> None:
     """Batches so large that some timesteps occur more often than the history is long."""
     steps, history = 6, 3
-    sampler = build(config.LossSecondMoment(history=history, uniform_share=0.1), steps)
+    sampler = build(knobs.LossSecondMoment(history=history, uniform_share=0.1), steps)
     plain: list[deque[float]] = [deque(maxlen=history) for _ in range(steps)]
     source = generator()
     for _ in range(20):
@@ -381,7 +386,7 @@ def test_a_loss_that_is_not_finite_does_not_poison_the_sampler(bad: float) -> No
 
 
 def test_losses_that_are_all_zero() -> None:
-    sampler = build(config.LossSecondMoment(history=1), 2)
+    sampler = build(knobs.LossSecondMoment(history=1), 2)
     learn(sampler, torch.tensor([0, 1]), torch.zeros(2))
     expect(sampler.probabilities(), [0.5, 0.5], atol=0)
 
@@ -389,7 +394,7 @@ def test_losses_that_are_all_zero() -> None:
 # --------------------------------------------------------------------------------------------- gradient norm and slope
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("steps", [2, 20, 1000])
-@pytest.mark.parametrize("member", [config.GradientNorm(uniform_share=0.2), config.JointError(uniform_share=0.2)])
+@pytest.mark.parametrize("member", [knobs.GradientNorm(uniform_share=0.2), knobs.JointError(uniform_share=0.2)])
 def test_every_timestep_keeps_its_uniform_share(member: Any, schedule: str, steps: int) -> None:
     sampler = trained(member, steps, schedule)
     assert sampler.probabilities().min().item() >= 0.2 / steps - 1e-12
@@ -398,18 +403,18 @@ def test_every_timestep_keeps_its_uniform_share(member: Any, schedule: str, step
 
 def test_gradient_norm_draws_by_the_weighted_root_of_the_error() -> None:
     """√0.04 : √0.16 with equal weights; weights of 4 : 1 reverse that."""
-    sampler = build(config.GradientNorm(bins=2, uniform_share=0.001), 2)
+    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001), 2)
     t = torch.arange(2)
     sampler.update(t, torch.tensor([0.04, 0.16]), torch.ones(2))
     expect(sampler.probabilities(), [1 / 3, 2 / 3], atol=1e-3)
-    sampler = build(config.GradientNorm(bins=2, uniform_share=0.001), 2)
+    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001), 2)
     sampler.update(t, torch.tensor([0.04, 0.16]), torch.tensor([4.0, 1.0]))
     expect(sampler.probabilities(), [2 / 3, 1 / 3], atol=1e-3)
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.0, 0.5), (2.0, 0.8), (0.5, 0.5858)])
 def test_temperature(temperature: float, expected: float) -> None:
-    sampler = build(config.GradientNorm(bins=2, uniform_share=0.001, temperature=temperature), 2)
+    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001, temperature=temperature), 2)
     sampler.update(torch.arange(2), torch.tensor([0.04, 0.16]), torch.ones(2))
     assert sampler.probabilities()[1].item() == pytest.approx(expected, abs=1e-3)
 
@@ -417,7 +422,7 @@ def test_temperature(temperature: float, expected: float) -> None:
 def test_sampling_by_the_gradient_norm_has_less_variance() -> None:
     """The estimate of the mean gradient stays the same and varies less: what the sampler is for."""
     errors = torch.cat((torch.full((100,), 1.0), torch.full((900,), 1e-4)))
-    sampler = build(config.GradientNorm(stratified=False))
+    sampler = build(knobs.GradientNorm(stratified=False))
     sampler.update(torch.arange(1000), errors, torch.ones(1000))
 
     def estimates(of: TimestepSampler) -> Tensor:
@@ -425,7 +430,7 @@ def test_sampling_by_the_gradient_norm_has_less_variance() -> None:
         t, factor = draw(of, 32_000)
         return (factor * errors[t].sqrt()).view(2000, 16).mean(1)
 
-    uniform, ours = estimates(build(config.Uniform())), estimates(sampler)
+    uniform, ours = estimates(build(knobs.Uniform())), estimates(sampler)
     assert ours.mean().item() == pytest.approx(errors.sqrt().mean().item(), rel=0.03)
     assert ours.std() < 0.5 * uniform.std()
 
@@ -437,12 +442,12 @@ def test_joint_error_finds_where_gaussian_data_take_shape(schedule: Any, predict
 
     The error is given in the units of the prediction: MSE_x0 = MSE_ε/SNR = (1−ᾱ)·MSE_v.
     """
-    diffusion = Diffusion(config.Process(schedule=schedule, prediction=prediction))
+    diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
     log_snr = diffusion.snr_table.log()
     unit = {"epsilon": diffusion.snr_table, "x0": 1.0, "v": 1 / (1 - diffusion.alphas_cumprod)}[prediction]
     for s in (1.0, 0.2):
-        member = config.JointError(concentration=2.0, uniform_share=0.0)
-        sampler, centre = timesteps.build(member, diffusion), -math.log(s)
+        member = knobs.JointError(concentration=2.0, uniform_share=0.0)
+        sampler, centre = timesteps.build(member, diffusion, 3, alone("cpu")), -math.log(s)
         sampler.update(torch.arange(1000), s / (1 + s * log_snr.exp()) * unit, torch.ones(1000))
         p = sampler.probabilities()
         assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.05)
@@ -453,16 +458,16 @@ def test_joint_error_finds_where_gaussian_data_take_shape(schedule: Any, predict
 
 def test_joint_error_of_an_untrained_model_does_not_run_away() -> None:
     """An ε-error of 1 everywhere is an x0-error of 1/SNR, which knows no bound: it is cut at 1."""
-    sampler = build(config.JointError(uniform_share=0.0, concentration=1.0))
+    sampler = build(knobs.JointError(uniform_share=0.0, concentration=1.0))
     sampler.update(torch.arange(1000), torch.ones(1000), torch.ones(1000))
-    p, log_snr = sampler.probabilities(), Diffusion(config.Process()).snr_table.log()
+    p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).snr_table.log()
     density = p / torch.gradient(log_snr)[0].abs()
     high = density[log_snr < -1]
     assert (high.max() / high.min()).item() == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("member", [config.GradientNorm(), config.JointError()])
+@pytest.mark.parametrize("member", [knobs.GradientNorm(), knobs.JointError()])
 def test_an_error_that_is_not_finite_is_not_remembered(member: Any, bad: float) -> None:
     sampler = trained(member)
     before = sampler.probabilities()
@@ -474,14 +479,14 @@ def test_an_error_that_is_not_finite_is_not_remembered(member: Any, bad: float) 
 @pytest.mark.parametrize("steps", [15, 20, 24, 30])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_short_chains(schedule: str, steps: int) -> None:
-    for member in (config.Speed(dual=True), config.LogSnrLaplace(log_snr=10.0, scale=0.001), config.LogSnrCosine()):
+    for member in (knobs.Speed(dual=True), knobs.LogSnrLaplace(log_snr=10.0, scale=0.001), knobs.LogSnrCosine()):
         p = build(member, steps, schedule).probabilities()
         assert p.isfinite().all()
         assert p.sum().item() == pytest.approx(1)
 
 
 def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
-    sampler = trained(config.GradientNorm())
+    sampler = trained(knobs.GradientNorm())
     assert sampler.probabilities().max() > 0.011
     torch.testing.assert_close(sampler.mass(), torch.full((100,), 0.01, dtype=torch.float64))
     t, factor = draw(sampler, 1000)
@@ -489,7 +494,7 @@ def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- distributed
-DISTRIBUTED: list[Any] = [config.LossSecondMoment(history=3), config.GradientNorm(), config.JointError(bins=4)]
+DISTRIBUTED: list[Any] = [knobs.LossSecondMoment(history=3), knobs.GradientNorm(), knobs.JointError(bins=4)]
 
 
 def global_batch(i: int) -> tuple[Tensor, Tensor]:
@@ -499,11 +504,12 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
 def train_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    world = World(rank, 2, torch.device("cpu"))
     for number, member in enumerate(DISTRIBUTED):
-        sampler = build(member, 5)
+        sampler = build(member, 5, world=world)
         for i in range(2 * PACE):
             if i == PACE + 3:  # three batches wait to be learned from
-                state, sampler = sampler.state_dict(), build(member, 5)
+                state, sampler = sampler.state_dict(), build(member, 5, world=world)
                 sampler.load_state_dict(state)
             t, losses = global_batch(i)
             learn(sampler, t[6 * rank : 6 * rank + 6], losses[6 * rank : 6 * rank + 6])

@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from tunediff import config
+from tunediff import config as cfg
+from tunediff.workloads.diffusion import knobs
 from tunediff.workloads.diffusion.unet import Attention, Block, Downsample, TimeEmbedding, UNet
 
-DIGITS = config.workload("digits").model
+DIGITS = cfg.baseline("digits").model
 
 
-def disturbed(model: config.Model, channels: int = 1, size: int = 8) -> UNet:
+def disturbed(model: knobs.Model, channels: int = 1, size: int = 8) -> UNet:
     """A network without zeros, so that every part of it matters."""
     net = UNet(model, channels, size)
     with torch.no_grad():
@@ -25,7 +26,7 @@ def count(net: nn.Module) -> int:
 
 
 def test_the_default_is_the_ddpm_network() -> None:
-    assert count(UNet(config.Model(), 3, 32)) == 35_746_307
+    assert count(UNet(knobs.Model(), 3, 32)) == 35_746_307
 
 
 def test_digits_network() -> None:
@@ -40,28 +41,28 @@ def test_digits_network() -> None:
 @pytest.mark.parametrize(
     ("model", "channels", "size"),
     [
-        (config.Model(8, (1, 2, 2), 2, (8, 4), 0.1, 4), 3, 16),
-        (config.Model(9, (1,), 1, (), 0.0, 3), 1, 5),
-        (config.Model(8, (2, 1, 3), 1, (16,), 0.0, 8, channels_last=True), 3, 16),
+        (knobs.Model(8, (1, 2, 2), 2, (8, 4), 0.1, 4), 3, 16),
+        (knobs.Model(9, (1,), 1, (), 0.0, 3), 1, 5),
+        (knobs.Model(8, (2, 1, 3), 1, (16,), 0.0, 8, channels_last=True), 3, 16),
     ],
 )
-def test_shapes_of_other_networks(model: config.Model, channels: int, size: int) -> None:
+def test_shapes_of_other_networks(model: knobs.Model, channels: int, size: int) -> None:
     x = torch.randn(2, channels, size, size)
     assert disturbed(model, channels, size)(x, torch.tensor([3, 7])).shape == x.shape
 
 
 def test_a_side_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
-        UNet(config.Model(), 3, 12)
+        UNet(knobs.Model(), 3, 12)
 
 
 def test_attention_is_where_it_was_asked_for() -> None:
-    def attentions(model: config.Model, size: int) -> int:
+    def attentions(model: knobs.Model, size: int) -> int:
         return sum(isinstance(module, Attention) for module in UNet(model, 3, size).modules())
 
-    assert attentions(config.Model(8, (1, 2, 2, 2), 2, (16,), 0.0, 8), 32) == 2 + 1 + 3  # down, middle, up
-    assert attentions(config.Model(8, (1, 2, 2, 2), 2, (8, 4), 0.0, 8), 32) == 4 + 1 + 6
-    assert attentions(config.Model(8, (1, 2, 2, 2), 2, (), 0.0, 8), 32) == 1
+    assert attentions(knobs.Model(8, (1, 2, 2, 2), 2, (16,), 0.0, 8), 32) == 2 + 1 + 3  # down, middle, up
+    assert attentions(knobs.Model(8, (1, 2, 2, 2), 2, (8, 4), 0.0, 8), 32) == 4 + 1 + 6
+    assert attentions(knobs.Model(8, (1, 2, 2, 2), 2, (), 0.0, 8), 32) == 1
 
 
 def test_a_new_network_returns_zero_and_its_residual_branches_are_silent() -> None:
@@ -129,7 +130,7 @@ def test_images_of_a_batch_do_not_see_each_other_and_time_matters() -> None:
 
 
 def test_dropout_acts_in_training_only() -> None:
-    net = disturbed(config.Model(16, (1, 2), 1, (4,), 0.5, 8))
+    net = disturbed(knobs.Model(16, (1, 2), 1, (4,), 0.5, 8))
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 900])
     assert torch.equal(net(x, t), net(x, t))
     net.train()
@@ -138,7 +139,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 def test_channels_last_computes_the_same() -> None:
     plain = disturbed(DIGITS)
-    last = UNet(config.Model(16, (1, 2), 1, (4,), 0.0, 8, channels_last=True), 1, 8).eval()
+    last = UNet(knobs.Model(16, (1, 2), 1, (4,), 0.0, 8, channels_last=True), 1, 8).eval()
     last.load_state_dict(plain.state_dict())
     assert copy.deepcopy(last).get_parameter("middle.0.conv1.weight").is_contiguous(memory_format=torch.channels_last)
     seen: list[torch.Tensor] = []
@@ -161,7 +162,7 @@ def test_autocast(kind: torch.dtype, tolerance: float) -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_one_graph_without_breaks(channels_last: bool) -> None:
-    net = disturbed(config.Model(8, (1, 2), 1, (4,), 0.0, 4, channels_last))
+    net = disturbed(knobs.Model(8, (1, 2), 1, (4,), 0.0, 4, channels_last))
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 900])
     torch.testing.assert_close(compiled(x, t), net(x, t))

@@ -10,45 +10,54 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tunediff.config import Config, Process, override, workload
+from tunediff.config import baseline, override
 from tunediff.data import images as data
 from tunediff.data.images import Images
-from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.workloads.diffusion.validation import BINS, LogSnrBins, Losses, Validation
+from tunediff.workloads.diffusion.knobs import Process
+from tunediff.workloads.diffusion.process import Diffusion, equal_bins
+from tunediff.workloads.diffusion.validation import BINS, Losses, Validation
 
 
 def process(prediction: str = "epsilon", schedule: str = "linear", steps: int = 1000) -> Diffusion:
     return Diffusion(Process(prediction=prediction, schedule=schedule, steps=steps))  # type: ignore[arg-type]
 
 
+def validation(config: Any, images: Images) -> Validation:
+    return Validation(config.data, config.evaluation, images, alone("cpu"))
+
+
 def measured(images: Images, predict: Any, diffusion: Diffusion, **knobs: Any) -> Losses:
-    config = override(workload("digits"), {"evaluation.validation_images": 64} | knobs)
-    return Validation(config, images, "cpu")(predict, diffusion)
+    config = override(baseline("digits"), {"evaluation.validation_images": 64} | knobs)
+    return validation(config, images)(predict, diffusion)
 
 
 # --------------------------------------------------------------------------------------------------------------- bins
+def in_bins(diffusion: Diffusion) -> tuple[list[list[int]], list[float]]:
+    """The timesteps of each bin; the edges."""
+    bins, edges = equal_bins(diffusion.log_snr, BINS)
+    return [(bins == b).nonzero().squeeze(1).tolist() for b in range(BINS)], edges
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("steps", [2, 7, 50, 1000])
 def test_every_timestep_lies_in_one_bin(schedule: str, steps: int) -> None:
-    snr = process(schedule=schedule, steps=steps).snr_table
-    bins = LogSnrBins(snr)
-    members = torch.cat([bins.members(b) for b in range(BINS)])
-    assert sorted(members.tolist()) == list(range(steps))
-    assert [len(bins.members(b)) for b in range(BINS)] == bins.counts
-    assert len(bins.edges) == 11
-    assert np.diff(bins.edges) == pytest.approx([(bins.edges[-1] - bins.edges[0]) / 10] * 10)
-    log_snr = snr.log().clamp(-12, 12)
+    diffusion = process(schedule=schedule, steps=steps)
+    members, edges = in_bins(diffusion)
+    assert sorted(t for of in members for t in of) == list(range(steps))
+    assert len(edges) == 11
+    assert np.diff(edges) == pytest.approx([(edges[-1] - edges[0]) / 10] * 10)
+    log_snr = diffusion.snr_table.log().clamp(-12, 12)
     for b in range(BINS):
-        for value in log_snr[bins.members(b)].tolist():
-            assert bins.edges[b] - 1e-9 <= value <= bins.edges[b + 1] + 1e-9
+        for value in log_snr[members[b]].tolist():
+            assert edges[b] - 1e-9 <= value <= edges[b + 1] + 1e-9
 
 
 def test_edges_end_where_the_chain_does_but_never_beyond_12() -> None:
-    linear = LogSnrBins(process().snr_table)
-    assert (linear.edges[0], linear.edges[-1]) == pytest.approx((math.log(4.03583e-5), math.log(9999)), rel=1e-4)
-    cosine = LogSnrBins(process(schedule="cosine").snr_table)
-    assert cosine.edges[0] == -12
+    _, linear = in_bins(process())
+    assert (linear[0], linear[-1]) == pytest.approx((math.log(4.03583e-5), math.log(9999)), rel=1e-4)
+    assert in_bins(process(schedule="cosine"))[1][0] == -12
 
 
 # ------------------------------------------------------------------------------------------------------------- losses
@@ -62,12 +71,13 @@ def test_each_image_is_seen_once_per_bin_at_evenly_spread_timesteps(digits: Imag
     diffusion = process(steps=50)
     config = {"evaluation.validation_images": 64, "evaluation.batch_size": 64}
     losses = measured(digits, predict, diffusion, **config)
-    bins = LogSnrBins(diffusion.snr_table)
-    filled = [b for b in range(BINS) if bins.counts[b]]
+    members, edges = in_bins(diffusion)
+    filled = [b for b in range(BINS) if members[b]]
     assert len(seen) == 64 * len(filled)
-    assert [mse is None for mse in losses["validation_mse"]] == [not count for count in bins.counts]
+    assert [mse is None for mse in losses["validation_mse"]] == [not of for of in members]
+    assert losses["validation_log_snr"] == edges
     for b in filled:
-        visits = [seen.count(t) for t in bins.members(b).tolist()]
+        visits = [seen.count(t) for t in members[b]]
         assert sum(visits) == 64
         assert max(visits) - min(visits) <= 1
 
@@ -147,19 +157,19 @@ def test_a_diverged_model_is_refused(digits: Images) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- images
 def test_without_a_held_out_split_learned_images_are_taken(digits: Images) -> None:
-    config = override(workload("digits"), {"evaluation.validation_images": 60})
-    found = Validation(config, digits, "cpu")
+    config = override(baseline("digits"), {"evaluation.validation_images": 60})
+    found = validation(config, digits)
     assert found.split == "all"
     assert digits.labels is not None
     classes = [digits.labels[(digits.pixels == image).flatten(1).all(1)][0].item() for image in found.pixels]
     assert set(classes) == set(range(10)), "a mixture"
-    more = Validation(override(config, {"evaluation.validation_images": 100}), digits, "cpu")
+    more = validation(override(config, {"evaluation.validation_images": 100}), digits)
     assert torch.equal(more.pixels[:60], found.pixels)
-    every = Validation(override(config, {"evaluation.validation_images": 5000}), digits, "cpu")
+    every = validation(override(config, {"evaluation.validation_images": 5000}), digits)
     assert len(every.pixels) == 1797
 
 
-def folder(root: Path, **shades: int) -> Config:
+def folder(root: Path, **shades: int) -> Any:
     """Ten grey images of one shade in each split."""
     for split, shade in shades.items():
         (root / split).mkdir()
@@ -167,23 +177,23 @@ def folder(root: Path, **shades: int) -> Config:
             Image.fromarray(np.full((8, 8), shade + number, np.uint8)).save(root / split / f"{number}.png")
     changes = {"data.name": "images", "data.path": str(root), "data.image_size": 8, "data.channels": 1}
     changes |= {"data.split": "train", "evaluation.extractor": "classifier", "data.max_images": 4}
-    return override(workload("digits"), changes | {"evaluation.validation_images": 6})
+    return override(baseline("digits"), changes | {"evaluation.validation_images": 6})
 
 
 def test_the_test_split_is_taken_where_it_is_not_learned(tmp_path: Path) -> None:
     config = folder(tmp_path, train=10, test=200)
-    found = Validation(config, data.load(config.data), "cpu")
+    found = validation(config, data.load(config.data))
     assert (found.split, len(found.pixels)) == ("test", 6)
     assert found.pixels.min() >= 200
     learned = override(config, {"data.split": "test"})
-    assert Validation(learned, data.load(learned.data), "cpu").split == "test"
+    assert validation(learned, data.load(learned.data)).split == "test"
     single = override(config, {"evaluation.validation_images": 1})
-    assert len(Validation(single, data.load(config.data), "cpu").pixels) == 1
+    assert len(validation(single, data.load(config.data)).pixels) == 1
 
 
 def test_a_folder_with_train_only_is_no_failure(tmp_path: Path) -> None:
     config = folder(tmp_path, train=10)
-    found = Validation(config, data.load(config.data), "cpu")
+    found = validation(config, data.load(config.data))
     assert (found.split, len(found.pixels)) == ("train", 4)
 
 
@@ -195,6 +205,6 @@ def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
         cleanest.extend(x[t < 5].mean((1, 2, 3)).tolist())
         return x
 
-    Validation(config, data.load(config.data), "cpu")(watching, process())
+    validation(config, data.load(config.data))(watching, process())
     assert len(cleanest) >= 4
     assert all(0.9 < value < 1.01 for value in cleanest)

@@ -1,0 +1,91 @@
+"""The real images as they are compared with: computed once, kept, checked when they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tunediff.data.images import Images
+from tunediff.evaluation import features, reference
+
+
+@pytest.fixture
+def extractor(digits: Images) -> features.Extractor:
+    return features.Classifier(digits, "cpu")
+
+
+def test_reference_is_that_of_all_images(digits: Images, extractor: features.Extractor) -> None:
+    found = reference.reference(digits, extractor, "cpu", 50)
+    values = extractor(digits.pixels).double().numpy()
+    assert found.count == 1797
+    assert found.mean.numpy() == pytest.approx(values.mean(0), rel=1e-5)
+    assert found.cov.numpy() == pytest.approx(np.cov(values, rowvar=False), rel=1e-4, abs=1e-6)
+    assert found.features.shape == (1797, 64)
+    assert torch.allclose(found.root @ found.root, found.cov, atol=1e-10)
+
+
+def test_reference_is_computed_once(
+    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reference.reference(digits, extractor, "cpu", 50)
+    monkeypatch.setattr(reference, "_compute", lambda *_: pytest.fail("computed again"))
+    second = reference.reference(digits, extractor, "cpu", 50)
+    for field in ("mean", "cov", "root", "features"):
+        assert torch.equal(getattr(first, field), getattr(second, field))
+
+
+def test_reference_file_depends_on_all_that_matters(digits: Images, extractor: features.Extractor) -> None:
+    class Other:
+        name, digest, dim, label = extractor.name, "0" * 64, 64, "x"
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return images.float()
+
+    fewer = dataclasses.replace(digits, pixels=digits.pixels[:100])
+    changed = dataclasses.replace(digits, digest="f" * 64)
+    paths = {reference.cache_path(images, extractor) for images in (digits, fewer, changed)}
+    assert len(paths | {reference.cache_path(digits, Other())}) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"PK rubbish", "cut"])
+def test_damaged_reference_is_computed_again(
+    digits: Images, extractor: features.Extractor, content: bytes | str
+) -> None:
+    first = reference.reference(digits, extractor, "cpu", 50)
+    path = reference.cache_path(digits, extractor)
+    path.write_bytes(path.read_bytes()[:-40] if isinstance(content, str) else content)
+    assert torch.equal(reference.reference(digits, extractor, "cpu", 50).cov, first.cov)
+    assert reference._read(path, 64) is not None
+    assert reference._read(path, 65) is None
+
+
+def test_kept_features_are_a_fixed_mixture(
+    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "KID_FEATURES", 100)
+    kept = [reference._compute(digits, extractor, "cpu", 50).features for _ in range(2)]
+    assert kept[0].shape == (100, 64)
+    assert torch.equal(kept[0], kept[1])
+
+
+def test_real_features_are_those_of_a_fixed_mixture(
+    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reference.real_features(digits, extractor, "cpu", 50, 120)
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(first, extractor(digits.pixels[order[:120]]), atol=1e-5)
+    assert reference.real_features(digits, extractor, "cpu", 50, 5000).shape == (1797, 64)
+
+    # From the cache; a damaged one is computed again.
+    path = reference.cache_path(digits, extractor, "features120")
+    whole = path.read_bytes()
+    monkeypatch.setattr(features.Classifier, "__call__", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(reference.real_features(digits, extractor, "cpu", 50, 120), first)
+    monkeypatch.undo()
+    path.write_bytes(whole[:-40])
+    assert torch.equal(reference.real_features(digits, extractor, "cpu", 50, 120), first)
+    assert path.read_bytes() == whole

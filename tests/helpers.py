@@ -1,0 +1,153 @@
+"""What tests that train share: two tiny trainings, an observer that remembers, several processes as one training."""
+
+import dataclasses
+import gc
+import socket
+from unittest import mock
+
+import torch
+
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.config import workload
+from tunediff.distributed import World
+from tunediff.record import Point
+from tunediff.training import trial
+from tunediff.training.observer import Observer
+
+CPU = World(0, 1, torch.device("cpu"))
+TINY = {
+    "model.channels": 8, "model.norm_groups": 4, "model.multipliers": [1, 2], "model.attention": [],
+    "loader.batch_size": 16, "data.max_images": 64, "optimizer.warmup": 0.2, "evaluation.points": 2,
+    "process.steps": 50, "evaluation.steps": 5,
+}  # fmt: skip
+
+
+def _dotted(values):
+    return {name.replace("__", "."): value for name, value in values.items()}
+
+
+def digits(**values):
+    """The digits baseline; knobs with two underscores for a dot."""
+    return cfg.override(cfg.baseline("digits"), _dotted(values))
+
+
+def tiny(**values):
+    """Few digits, a tiny network: a training of a second."""
+    return cfg.override(cfg.baseline("digits"), TINY | _dotted(values))
+
+
+def toy(**values):
+    """`tests.toy`: a training of milliseconds."""
+    with shipped_toy():
+        return cfg.override(cfg.baseline("toy"), _dotted(values))
+
+
+def shipped_toy():
+    """`tests.toy` is among our own workloads, for a while."""
+    return mock.patch.dict(workload.SHIPPED, toy="tests.toy")
+
+
+class Told(Observer):
+    """Remembers all it is told; asks to stop when `stop(self)` holds."""
+
+    def __init__(self, stop=lambda told: False):
+        self.points, self.values, self.facts, self.shown, self.steps, self._stop = [], [], {}, {}, 0, stop
+
+    def point(self, point):
+        self.points.append(point)
+        return True
+
+    def scalars(self, values):
+        self.values.append(dict(values))
+
+    def about(self, facts):
+        self.facts |= facts
+
+    def show(self, name, what):
+        self.shown[name] = what
+
+    def stepped(self):
+        self.steps += 1
+
+    def asks_to_stop(self):
+        return self._stop(self)
+
+
+class KilledError(Exception):
+    """A training that ends in the middle."""
+
+
+class Dies(Observer):
+    """Is killed when it hears of its first point, which is saved by then."""
+
+    def point(self, point):
+        raise KilledError
+
+
+def train(
+    config=None, *, images=None, seconds=None, open_ended=False, compile_charged=True, folder=None, world=CPU,
+    observer=None, evaluates=False, body=None, **how,
+):  # fmt: skip
+    """The outcome of a training, of 20 steps of `tiny` without a budget. `body` takes the place of its `train`."""
+    if images is None and seconds is None:
+        images = 16 * 20
+    config = config or tiny()
+    budget = Budget(seconds, images, compile_charged=compile_charged, open_ended=open_ended)
+    one = trial.Trial(config, budget, world, observer or Observer(), folder=folder, evaluates=evaluates, **how)
+    with shipped_toy():
+        code = cfg.of(config).code
+        with mock.patch.object(code, "train", body or code.train):
+            return trial.run(one)
+
+
+def weights(outcome):
+    """A copy of what was learned."""
+    return {name: tensor.clone() for name, tensor in outcome.model.state_dict().items()}
+
+
+def assert_equal(a, b, **tolerance):
+    """Equal states, bit for bit unless told otherwise; nested."""
+    assert type(a) is type(b) or isinstance(a, dict) == isinstance(b, dict)
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, equal_nan=True, **(tolerance or {"rtol": 0, "atol": 0}))
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert_equal(a[name], b[name], **tolerance)
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other, **tolerance)
+    else:
+        assert a == b
+
+
+# ------------------------------------------------------------------------------------------------------------- ranks
+def ranks(work, folder, *args):
+    """What `work(world, *args)` returns in each of two processes that train together; a function of a module."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (port, folder, work, args), nprocs=2)
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+def _rank(rank, port, folder, work, args):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.save(work(World(rank, 2, torch.device("cpu")), *args), folder / f"rank-{rank}.pt")
+    gc.collect()  # wrapped models are freed before their process group
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------------------ records
+def point(index=1, train_s=1.0, **values):
+    """A point of a curve; what is not a field of it was found by an evaluation."""
+    names = {field.name for field in dataclasses.fields(Point)}
+    fields = {field.name: 0.0 for field in dataclasses.fields(Point) if field.default is field.default_factory}
+    fields |= {"loss": 0.5, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
+    fields |= {"index": index, "fraction": index / 4, "train_s": train_s, "images": 16 * index, "steps": index}
+    own = {name: value for name, value in values.items() if name in names}
+    return Point(**fields | own, found={name: value for name, value in values.items() if name not in names})

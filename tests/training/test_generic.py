@@ -1,0 +1,65 @@
+"""The room trains anything: it knows nothing of a workload, and one file alone speaks to other processes."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import tunediff
+
+PACKAGE = Path(tunediff.__file__).parent
+WORDS = ("noise", "noisy", "timestep", "u-net", "unet", "fid", "frechet", "fréchet", "diffusion", "denois")
+
+
+def sources(*rooms):
+    return [path for room in rooms for path in sorted((PACKAGE / room).rglob("*.py"))]
+
+
+def relative(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def parts(word):
+    """`step_noise`, `UNet` and `test-FID` in the parts they are made of, and whole."""
+    pieces = re.findall(r"[A-ZÀ-Ý]?[a-zà-ÿ]+|[A-ZÀ-Ý]+", word)
+    return {word.lower(), *(piece.lower() for piece in pieces)}
+
+
+@pytest.mark.parametrize("path", sources("training"), ids=relative)
+def test_training_has_no_word_of_a_workload(path):
+    text = path.read_text()
+    found = {word for found in re.findall(r"[\w-]+", text) for word in parts(found) if word.startswith(WORDS)}
+    assert found <= {"fidelity"}, f"{relative(path)} speaks of {', '.join(sorted(found))}"
+
+
+def collectives(tree):
+    """Names of torch.distributed that a file uses, but those that say who is there or begin and end the group."""
+    allowed = {"init_process_group", "destroy_process_group", "is_available", "is_initialized", "is_nccl_available"}
+    names = {"torch.distributed"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "torch.distributed"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "distributed"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            yield from (alias.name for alias in node.names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in names and node.attr not in allowed:
+            yield node.attr
+
+
+@pytest.mark.parametrize("path", [p for p in sources(".") if p != PACKAGE / "distributed.py"], ids=relative)
+def test_only_world_speaks_to_other_processes(path):
+    assert list(collectives(ast.parse(path.read_text()))) == []
+
+
+def test_these_tests_would_notice():
+    assert {"barrier", "all_reduce"} <= set(collectives(ast.parse((PACKAGE / "distributed.py").read_text())))
+    for source in (
+        "import torch\ntorch.distributed.barrier()", "import torch.distributed as dist\ndist.all_reduce(x)",
+        "from torch.distributed import broadcast", "from torch import distributed\ndistributed.gather(x)",
+    ):  # fmt: skip
+        assert list(collectives(ast.parse(source)))
+    for word in ("step_noise", "UNet", "unet", "timesteps", "FID", "frechet", "Fréchet", "DiffusionTrial", "U-Net"):
+        assert any(part.startswith(WORDS) for part in parts(word)), word

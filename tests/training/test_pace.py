@@ -1,0 +1,110 @@
+"""How much of the budget is spent, and when the clock is read."""
+
+import pytest
+
+from tests.helpers import CPU
+from tunediff.clock import Budget, Clock
+from tunediff.training.pace import Pace
+
+
+def paced(budget, now, reads=None):
+    """A pace on a clock moved by hand, `now[0]` seconds; `reads[0]` counts how often the device is waited for."""
+
+    def synchronize():
+        if reads is not None:
+            reads[0] += 1
+
+    clock = Clock(budget, synchronize, lambda: now[0])
+    return clock, Pace(budget, clock, CPU)
+
+
+def test_it_reads_the_clock_rarely_and_stops_on_a_reading():
+    now, reads = [0.0], [0]
+    clock, pace = paced(Budget(seconds=100.0), now, reads)
+    with clock.part("train"):
+        for stop in (0.5, 1.0):
+            pace.aim(stop)
+            while not pace.reached:
+                now[0] += 0.01
+                before = pace.progress
+                pace.step(8)
+                assert pace.progress >= before
+    assert pace.steps == pytest.approx(10_000, abs=5)
+    assert 100.0 <= clock.train_s < 100.1
+    assert reads[0] < 400
+
+
+def test_between_two_readings_progress_is_extrapolated_but_never_beyond_the_stop():
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=100.0), now)
+    with clock.part("train"):
+        pace.aim(0.5)
+        while pace.steps < 20 or pace.checked:
+            now[0] += 0.1
+            pace.step(8)
+        assert pace.progress == pytest.approx(now[0] / 100, abs=1e-9)
+        assert not pace.reached
+        pace._stop = pace.progress
+        pace.step(8)
+        assert pace.progress == pace._stop
+
+
+def test_images_are_counted_and_not_extrapolated():
+    now = [0.0]
+    clock, pace = paced(Budget(images=100), now)
+    with clock.part("train"):
+        pace.aim(1.0)
+        for done in range(1, 10):
+            now[0] += 1e-4
+            pace.step(10)
+            assert pace.progress == pace.schedule == pytest.approx(done / 10)
+    assert not pace.reached
+    pace.step(10)
+    assert pace.reached
+
+
+@pytest.mark.parametrize(("charged", "start"), [(True, 0.4), (False, 0.0)])
+def test_the_schedule_leaves_out_charged_compile_seconds(charged, start):
+    """They shorten the training; they must not skip its warm-up."""
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=10.0, compile_charged=charged), now)
+    with clock.part("compile"):
+        now[0] += 4.0
+    seen = []
+    with clock.part("train"):
+        for stop in (0.7, 1.0):  # the second segment begins where the first ended, not anew
+            pace.aim(stop)
+            while not pace.reached:
+                seen.append(pace.schedule)
+                now[0] += 0.5
+                pace.step(8)
+    steps = round((1 - start) / 0.05)
+    assert seen == pytest.approx([k / steps for k in range(steps)])
+    assert (pace.schedule, pace.progress, pace.train_s) == pytest.approx((1.0, 1.0, 10.0))
+    again = paced(Budget(seconds=10.0, compile_charged=charged), [0.0])[1]
+    again.load_state_dict(pace.state_dict())
+    again.progress = 0.85
+    assert again.schedule == pytest.approx((0.85 - start) / (1 - start))
+    assert (again.steps, again.images) == (pace.steps, pace.images)
+
+
+def test_a_budget_that_compiling_used_up_is_a_schedule_at_its_end():
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=10.0), now)
+    with clock.part("compile"):
+        now[0] += 12.0
+    with clock.part("train"):
+        pace.aim(0.5)
+    assert (pace.schedule, pace.reached) == (1.0, True)
+
+
+def test_rates_are_those_between_readings():
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=10.0), now)
+    with clock.part("train"):
+        pace.aim(1.0)
+        for seconds in (1.0, 2.0, 1.0):
+            now[0] += seconds
+            pace.step(8)
+    assert pace.rates == [8.0, 4.0, 8.0]
+    assert pace.position() == {"train_s": 4.0, "images": 24, "steps": 3}

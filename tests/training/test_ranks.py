@@ -1,0 +1,164 @@
+"""Two processes that train as one: what is learned, what differs between them, who decides."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, begin
+from tests.training.test_trial import IMAGES
+from tunediff.training import state
+from tunediff.training.precision import NotFiniteError
+
+PLAIN = {"norm": False, "parallel__workers": 2}
+SAME = [
+    {}, {"loader__accumulation": 2}, {"parallel__static_graph": True, "parallel__bucket_mib": 0.01},
+    {"loader__resident": True},
+]  # fmt: skip
+
+
+def told_and_learned(world, **how):
+    told = Told()
+    outcome = train(world=world, observer=told, **how)
+    return {"weights": weights(outcome), "points": told.points, "steps": outcome.steps, "finished": outcome.finished}
+
+
+def draws(trial):
+    """Each rank's initial weights, what it draws for itself and what all draw together; gradients beside the model."""
+    torch.rand(trial.world.rank)  # ranks may have drawn differently before: the model must not follow from that
+    beside = torch.nn.Parameter(torch.zeros(1))
+    net, optimizer = begin(trial)
+    optimizer.add_param_group({"params": [beside]})
+    found["first"] = net.module[0].weight.detach().clone() if trial.world.size > 1 else net[0].weight.detach().clone()
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        found.setdefault("own", torch.rand(4))
+        found.setdefault("shared", torch.rand(4, generator=trial.rng))
+        trial.backward(F.mse_loss(net(inputs), targets))
+        trial.backward_beside((trial.world.rank + 1.0) * beside.sum())
+        trial.update(optimizer, beside=[beside])
+    found["beside"] = beside.detach().clone()
+
+
+def sgd(trial):
+    """Plain gradient steps on what lies beside the model: their size is the gradient's."""
+    own = torch.nn.ParameterList([torch.zeros(1)])
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD([*net.parameters(), *own], 1.0)
+    trial.keep(own=own)
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        trial.backward(0.0 * F.mse_loss(net(inputs), targets))
+        trial.backward_beside((trial.world.rank + 1.0) * own[0].sum())
+        trial.update(optimizer, beside=own)
+    found["beside"] = own[0].item()
+
+
+found: dict = {}
+
+
+def diverges_on_one(trial):
+    net, optimizer = begin(trial)
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        bad = trial.world.rank == 1 and trial._pace.steps == 3
+        loss = F.mse_loss(net(inputs), targets)
+        trial.backward(torch.where(torch.tensor(bad), math.nan * loss.detach(), loss))
+        trial.update(optimizer)
+
+
+def everything(world, folder):
+    """One start of two processes for all that is asked of them."""
+    answers = {"same": [told_and_learned(world, config=toy(**PLAIN, **knobs), images=IMAGES) for knobs in SAME]}
+    answers["seconds"] = told_and_learned(world, config=toy(**PLAIN), seconds=0.5)
+
+    # ---- what differs between ranks
+    found.clear()
+    train(toy(**PLAIN), images=8, world=world, body=draws)
+    answers["draws"] = dict(found)
+    train(toy(**PLAIN), images=8 * 3, world=world, body=sgd)
+    answers["beside"] = found["beside"]
+
+    # ---- an end on one rank is one on all
+    try:
+        train(toy(**PLAIN), images=IMAGES, world=world, body=diverges_on_one)
+    except NotFiniteError as error:
+        answers["diverged"] = str(error)
+    asked = Told(stop=lambda told: world.rank == 1 and told.steps >= 3)  # the others were not asked
+    stopped = train(toy(**PLAIN), images=IMAGES, world=world, folder=folder / "asked", observer=asked)
+    answers["asked"] = {"steps": stopped.steps, "finished": stopped.finished}
+
+    # ---- resumed, also where only rank 0 can read the checkpoint
+    config, own = toy(**PLAIN, dropout=0.3), folder / f"own-{world.rank}"
+    answers["whole"] = weights(train(config, images=IMAGES, world=world, folder=folder / "whole"))
+    for place in (folder / "shared", own):
+        stop = Told(stop=lambda told: told.steps >= 5)
+        train(config, images=IMAGES, world=world, folder=place, observer=stop)
+        answers[place.name.partition("-")[0] + " stopped"] = stop.steps
+    if world.rank == 1:
+        own.mkdir(exist_ok=True)
+        (own / state.CHECKPOINT).write_bytes(b"damaged")
+    for place in (folder / "shared", own, folder / "none" if world.rank else folder / "shared"):
+        goes_on = Told()
+        again = train(config, images=IMAGES, world=world, folder=place, observer=goes_on)
+        answers.setdefault("resumed", []).append({"weights": weights(again), "steps": goes_on.steps})
+    return answers
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return ranks(everything, folder, folder)
+
+
+@pytest.mark.parametrize("number", range(len(SAME)), ids=[str(knobs) for knobs in SAME])
+def test_two_ranks_learn_what_one_learns(two, number):
+    one = told_and_learned(CPU, config=toy(norm=False, **SAME[number]), images=IMAGES)
+    first, second = (answers["same"][number] for answers in two)
+    assert_equal(first["weights"], second["weights"])
+    assert_equal(one["weights"], first["weights"], rtol=1e-4, atol=1e-5)
+    assert [len(rank["points"]) for rank in (first, second)] == [2, 0], "rank 0 is told"
+    for point, alone in zip(first["points"], one["points"], strict=True):
+        assert (point.steps, point.images, point.worker_s) == (alone.steps, alone.images, 2 * point.train_s)
+        assert point.loss == pytest.approx(alone.loss, rel=1e-4), "the mean over ranks"
+
+
+def test_all_ranks_stop_at_the_same_step(two):
+    first, second = (answers["seconds"] for answers in two)
+    assert first["steps"] == second["steps"] > 0
+    assert first["finished"]
+    point = first["points"][-1]
+    assert point.images == 8 * point.steps
+    assert point.step_s * point.images_per_s == pytest.approx(8)
+
+
+def test_ranks_begin_alike_and_drop_units_of_their_own(two):
+    first, second = (answers["draws"] for answers in two)
+    assert torch.equal(first["first"], second["first"])
+    assert torch.equal(first["shared"], second["shared"])
+    assert not torch.equal(first["own"], second["own"]), "dropout of one rank is not that of another"
+    for rank, one in enumerate((first, second)):
+        assert torch.equal(one["own"], torch.rand(4, generator=torch.Generator().manual_seed(0 + 1 + rank)))
+
+
+def test_gradients_beside_the_model_are_averaged(two):
+    assert [answers["beside"] for answers in two] == [-1.5 * 3] * 2
+    assert torch.equal(two[0]["draws"]["beside"], two[1]["draws"]["beside"])
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_ends_all(two):
+    assert two[0]["diverged"].partition(" (")[0] == "the loss is not finite after 4 steps"
+    assert two[1]["diverged"].partition(" (")[0] == "the loss is not finite after 4 steps"
+
+
+def test_one_rank_that_is_asked_to_stop_stops_all(two):
+    assert [answers["asked"] for answers in two] == [{"steps": 3, "finished": False}] * 2
+
+
+def test_rank_0_decides_what_is_restored(two):
+    """The other one's file is damaged, or not there: both go on from rank 0's, dropout of each its own."""
+    for answers in two:
+        assert (answers["shared stopped"], answers["own stopped"]) == (5, 5)
+        shared, own, finished = answers["resumed"]
+        assert (shared["steps"], own["steps"], finished["steps"]) == (5, 5, 0)
+        for resumed in answers["resumed"]:
+            assert_equal(two[0]["whole"], resumed["weights"])

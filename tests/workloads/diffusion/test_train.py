@@ -1,0 +1,279 @@
+"""Our diffusion training on the seam: what it learns, whatever the knobs; how it is judged."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers import (
+    CPU,
+    Dies,
+    KilledError,
+    Told,
+    assert_equal,
+    digits,
+    ranks,
+    tiny,
+    train,
+    weights,
+)  # fmt: skip
+from tunediff import config as cfg
+from tunediff.training.observer import Recorder
+from tunediff.training.precision import NotFiniteError
+from tunediff.workloads.diffusion import train as workload
+from tunediff.workloads.diffusion import unet
+
+
+def test_same_seed_same_weights_other_seed_other_weights():
+    first = weights(train())
+    assert_equal(first, weights(train()))
+    other = weights(train(tiny(seed=1)))
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"timesteps__name": "loss_second_moment", "timesteps__history": 1, "process__steps": 5, "evaluation__steps": 5},
+        {"model__dropout": 0.3, "loader__accumulation": 2, "precision__amp": "bf16"},
+        {"loader__resident": True, "optimizer__decay": "cosine", "ema__half_life": 0.3},
+        {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+        {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 7, "model__dropout": 0.2},
+        {"timesteps__name": "speed", "timesteps__dual": True, "weighting__name": "change_aware"},
+    ],
+    ids=[
+        "plain",
+        "adaptive sampler",
+        "dropout, accumulation, bf16",
+        "resident, cosine",
+        "bins, uncertainty",
+        "policy",
+        "speed",
+    ],
+)
+def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs):
+    config = tiny(**knobs)
+    whole = weights(train(config, folder=tmp_path / "whole"))
+    with pytest.raises(KilledError):
+        train(config, folder=tmp_path / "killed", observer=Dies())
+    told = Told()
+    again = train(config, folder=tmp_path / "killed", observer=told)
+    assert_equal(whole, weights(again))
+    assert [point.index for point in told.points] == [1, 2]
+    assert told.steps == 10
+
+
+def test_the_warm_up_step_leaves_no_trace_in_the_average():
+    """A training of one step so small that it changes nothing returns the initial weights."""
+    config = tiny(evaluation__points=1, optimizer__lr=1e-12)
+    outcome = train(config, images=16)
+    torch.manual_seed(config.seed)
+    assert_equal(dict(unet.network(config.knobs).state_dict()), weights(outcome), rtol=0, atol=1e-6)
+
+
+def test_accumulation_counts_the_same_steps_and_images():
+    # Noise is drawn per pass, so two passes see other noise; the shapes and counts must still agree.
+    whole = weights(train(tiny(timesteps__name="uniform"), images=16 * 6))
+    parts = train(tiny(loader__accumulation=4), images=16 * 6)
+    assert (parts.steps, parts.images) == (6, 96)
+    assert weights(parts).keys() == whole.keys()
+
+
+def test_the_effective_weight_is_recorded(tmp_path):
+    config = tiny(timesteps__name="speed", weighting__name="min_snr", process__steps=1000)
+    point = train(config, folder=tmp_path, observer=Recorder(tmp_path)).points[-1]
+    weight = torch.tensor(point["effective_weight"])
+    assert len(weight) == 20
+    assert weight.mean().item() == pytest.approx(1.0, abs=1e-4)
+    assert (weight[13] / weight[14]).item() == pytest.approx(5.0, rel=1e-3)  # k = 5 at τ = 0.7
+    lines = (tmp_path / "timesteps.csv").read_text().splitlines()
+    assert lines[0] == "t,log_snr,probability,weight,effective_weight"
+    row = [float(value) for value in lines[1].split(",")]
+    assert row[:4] == pytest.approx([0, 9.2102, 0.00131579, 0.0005], rel=1e-3)
+    assert len(lines) == 1001
+    assert weight[0] < 0.1 * weight[10]  # min-SNR where the noise is low
+
+
+def test_look_ahead_leaves_the_training_as_it_is():
+    """A policy that is rewarded with nothing stays uniform: only its draws and its noise are others."""
+    outcome = train(tiny(timesteps__name="beta_policy", timesteps__interval=1, timesteps__scan=4, model__dropout=0.5))
+    assert outcome.steps == 20
+    assert outcome.points[-1].loss < 1.2
+
+
+def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    config = tiny(evaluation__images=40, evaluation__validation_images=8, evaluation__points=1)
+    told = Told()
+    outcome = train(config, images=16 * 4, observer=told, evaluates=True)
+    (point,) = told.points
+    assert (point["label"], point["evaluation_images"]) == ("FD (classifier)", 40)
+    assert point["validation_split"] == "all"
+    assert (told.shown["samples"].shape, told.shown["samples"].dtype) == ((40, 1, 8, 8), torch.uint8)
+    assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
+    assert told.facts == {"images": 64, "skipped_files": 0, "skipped": ()}
+    again = workload.evaluator(config, CPU)(outcome.model)
+    assert again["frechet"] == point["frechet"]
+    assert again["validation_loss"] == point["validation_loss"]
+    assert point.peak_share == pytest.approx(point.images_per_s * point.flops_per_image / point.peak_flops_per_s)
+    assert 0 < point.peak_share < 1.5
+
+
+def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    config = tiny(evaluation__images=40, evaluation__validation_images=0, evaluation__batch_size=10)
+    stopped = train(config, folder=tmp_path, evaluates=True, observer=Told(stop=lambda told: told.steps >= 10))
+    assert (stopped.finished, stopped.steps, stopped.points) == (False, 10, [])
+    assert train(config, folder=tmp_path, evaluates=True).finished
+
+
+def test_divergence_is_noticed():
+    config = tiny(optimizer__lr=1.0, optimizer__clip_norm=1000.0, optimizer__warmup=0.0)
+    weights_out_of_range = {name: torch.full_like(tensor, 1e30) for name, tensor in weights(train()).items()}
+    with pytest.raises(NotFiniteError, match="not finite after"):
+        train(config, initial=weights_out_of_range)
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_half_precision_trains(amp):
+    losses = [
+        point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), images=16 * 120).points
+    ]  # fmt: skip
+    assert losses[-1] < losses[0] < 1.5
+
+
+def test_it_learns():
+    losses = [point.loss for point in train(tiny(optimizer__lr=3e-3), images=16 * 200).points]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- ranks
+SHARED = [
+    {"timesteps__name": "stratified"},
+    {"timesteps__name": "loss_second_moment", "timesteps__history": 2},
+    {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+    {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
+    {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
+]
+SHORT = {"process__steps": 10, "evaluation__steps": 5}
+
+
+def shared(world):
+    found = []
+    for knobs in SHARED:
+        told = Told()
+        outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), world=world, observer=told)
+        found.append({"weights": weights(outcome), "told": told.points})
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two processes make of each of `SHARED`; one start for all."""
+    return list(zip(*ranks(shared, tmp_path_factory.mktemp("ranks")), strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda number: SHARED[number]["timesteps__name"])
+def test_two_ranks_learn_what_one_rank_learns(two_ranks, number):
+    one, both = weights(train(tiny(**SHARED[number], **SHORT))), two_ranks[number]
+    assert [len(rank["told"]) for rank in both] == [2, 0]
+    assert_equal(both[0]["weights"], both[1]["weights"])
+    assert_equal(one, both[0]["weights"], rtol=1e-3, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------------------------- knobs that change speed
+def test_channels_last_learns_the_same():
+    assert_equal(weights(train()), weights(train(tiny(model__channels_last=True))), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("levels", [[0], [1], [0, 1]])
+def test_checkpointed_activations_learn_exactly_the_same(levels):
+    knobs = {"model__dropout": 0.3}  # the same units are dropped when activations are computed again
+    plain = weights(train(tiny(**knobs)))
+    assert_equal(plain, weights(train(tiny(**knobs, model__checkpoint_levels=levels))))
+
+
+def test_checkpointed_levels_keep_less():
+    """Bytes that the backward pass holds on to, beyond parameters and buffers."""
+
+    def kept(levels):
+        network = unet.network(tiny(model__checkpoint_levels=levels).knobs).train()
+        own = {parameter.data_ptr() for parameter in [*network.parameters(), *network.buffers()]}
+        held = {}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in own:
+                held[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = network(torch.zeros(64, 1, 8, 8), torch.zeros(64, dtype=torch.int64))
+            kept_now = sum(held.values())
+            output.sum().backward()
+        return kept_now
+
+    none, first, second, every = kept([]), kept([0]), kept([1]), kept([0, 1])
+    assert every < first < none
+    assert every < second < none
+    assert first < second  # full resolution holds most
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"loader__workers": 1, "loader__persistent_workers": False, "loader__transfer": "float32"},
+        {"loader__pin_memory": False, "loader__non_blocking": False, "precision__cudnn_benchmark": True},
+        {"memory__keep_freed": False},
+    ],
+    ids=["loader processes", "copies", "memory given back"],
+)
+def test_systems_knobs_change_no_weight(knobs):
+    assert_equal(weights(train()), weights(train(tiny(**knobs))))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.slow)])
+def test_compiled_training_learns_the_same_and_its_seconds_are_apart(scope):
+    plain = train()
+    compiled = train(tiny(compile__mode="default", compile__scope=scope))
+    assert 1 <= compiled.points[-1]["compiled_graphs"] <= 20
+    assert compiled.points[0]["compiled_graphs"] == compiled.points[-1]["compiled_graphs"]  # none after the warm-up
+    assert_equal(weights(plain), weights(compiled), rtol=1e-3, atol=1e-4)
+    assert plain.seconds["compile"] == 0.0
+    assert compiled.seconds["compile"] > 1.0
+    assert compiled.seconds["train"] < compiled.seconds["compile"]
+
+
+# --------------------------------------------------------------------------------------------------------- arithmetic
+def test_flops_are_counted_as_by_hand():
+    """One level, one block, no attention: every product and convolution is known."""
+    knobs = digits(model__channels=8, model__norm_groups=4, model__multipliers=[1], model__attention=[]).knobs
+    network, pixels, by_hand = unet.network(knobs), 8 * 8, 0
+
+    def count(module, inputs, output):
+        nonlocal by_hand
+        if isinstance(module, nn.Conv2d):
+            by_hand += 2 * module.in_channels * module.kernel_size[0] ** 2 * output.numel()
+        elif isinstance(module, nn.Linear):
+            by_hand += 2 * module.in_features * output.numel()
+
+    hooks = [module.register_forward_hook(count) for module in network.modules()]
+    # On a CPU attention's last layer is not called as a layer.
+    network.to("meta")(torch.zeros(1, 1, 8, 8, device="meta"), torch.zeros(1, dtype=torch.int64, device="meta"))
+    attention = unet.flops_per_image(knobs.model, knobs.data) / 3 - by_hand  # two products in the block in the middle
+    assert hooks
+    assert attention == pytest.approx(2 * 2 * pixels * pixels * 8)
+
+
+def test_checkpointing_and_dropout_change_no_model_flops():
+    plain, other = tiny().knobs, tiny(model__checkpoint_levels=[0, 1], model__dropout=0.3).knobs
+    assert unet.flops_per_image(plain.model, plain.data) == unet.flops_per_image(other.model, other.data)
+
+
+def test_the_default_model_has_the_published_cost():
+    """DDPM's CIFAR-10 U-Net: 6.1 G multiply-adds per image and pass (Fang et al. 2023, arXiv 2305.10924, table 1)."""
+    knobs = cfg.baseline("cifar10").knobs
+    passes = unet.flops_per_image(knobs.model, knobs.data) / 3
+    assert passes / 2 == pytest.approx(6.1e9, rel=0.02)
