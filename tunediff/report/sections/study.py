@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tunediff.report import style
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
-from tunediff.report.outputs import measured_on
+from tunediff.report.outputs import draw_study
 from tunediff.report.subject import Subject, lead, note
-from tunediff.reporting import studies, study_figures
+from tunediff.reporting import studies
 from tunediff.study import quantity
 
 
@@ -35,8 +34,7 @@ def study(subject: Subject, files: Files) -> Html | None:
             rows.append([f"{cells[0]} {told.marks(row)}".rstrip(), *cells[1:]])
     if told.study.figure is not None:
         path = files.folder / "study.png"
-        with style.drawing():
-            study_figures.draw(told, measured_on(found), path)
+        draw_study(found, told, path)
         files.written.append(path.name)
         image = picture("png", path.read_bytes(), "the figure of the study")
         figure = files.figure("study", image, "The study's own figure.")
