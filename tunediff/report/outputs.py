@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from tunediff.cli import seconds
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves, seeds
-from tunediff.report.style import Stars, draw
+from tunediff.report.style import Stars, draw, drawing
+from tunediff.report.subject import sampled
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import markdown_table, plain_table
 from tunediff.results import Results
@@ -25,8 +28,9 @@ def write_all(found: Results) -> dict[str, Path]:
     written = _paths(found, "trials.csv", "curves.csv", "curves.png")
     found.table().to_csv(written["trials.csv"], index=False)
     found.curves().to_csv(written["curves.csv"], index=False)
-    if (chart := draw(lambda: curves.drawn(found, Stars.of(found, found.best)))) is not None:
-        written["curves.png"].write_bytes(chart.png)
+    about = f"{found.space.baseline.evaluation.images:,} images, {sampled(found, ' ')}"
+    grey = "grey: other trials" if found.by_rate else f"{about}; grey: other trials"
+    _draw(found, grey, lambda: curves.drawn(found, Stars.of(found, found.best)), written["curves.png"])
     if found.space.cost is not None:
         written |= _paths(found, "pareto.csv")
         found.pareto_table().to_csv(written["pareto.csv"], index=False)
@@ -36,8 +40,8 @@ def write_all(found: Results) -> dict[str, Path]:
         compared.table().to_csv(written["comparison.csv"], index=False)
         lines = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
         _write(written["comparison.md"], [f"# {found.folder.name}", "", *lines])
-        if (chart := draw(lambda: seeds.drawn(compared))) is not None:
-            written["comparison.png"].write_bytes(chart.png)
+        means = f"{about}, {compared.seeds} seeds: mean ± sd"
+        _draw(found, means, lambda: seeds.drawn(compared), written["comparison.png"])
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 
 
@@ -50,8 +54,14 @@ def study(found: Results, table: study_table.Table) -> dict[str, Path]:
     title = f"# {table.study.title or found.folder.name}"
     _write(written["study.md"], [title, "", *([about + ".", ""] if about else []), table.markdown()])
     if table.study.has_figure:
-        study_figure.draw(table, about, written["study.png"])
+        draw_study(found, table, written["study.png"])
     return written
+
+
+def draw_study(found: Results, table: study_table.Table, path: Path) -> None:
+    """Draw the figure of a study as all figures look. Writes a PNG."""
+    with drawing():
+        study_figure.draw(table, measured_on(found), path)
 
 
 def confirmation(told: Confirmation) -> dict[str, Path]:
@@ -78,6 +88,17 @@ def measured_on(found: Results) -> str:
     torch = known.get("versions", {}).get("torch", "?")
     budget = seconds(found.space.budget.per_trial_s)
     return f"{where}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
+
+
+def _draw(found: Results, about: str, build: Callable[[], Figure], path: Path) -> None:
+    """A figure of the report, with a title, for it will stand alone."""
+
+    def titled() -> Figure:
+        (figure := build()).suptitle(f"{found.folder.name}: {about}", fontsize=10)
+        return figure
+
+    if (chart := draw(titled)) is not None:
+        path.write_bytes(chart.png)
 
 
 def _paths(found: Results, *names: str) -> dict[str, Path]:

@@ -26,6 +26,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import cut
 from tunediff.results import Results
+from tunediff.study import quantity
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", "#b4b0a5", "#e2dfd6"
 WIDTH_IN = 9.1
@@ -39,7 +40,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
     "xtick.major.width": 0.8, "ytick.major.width": 0.8, "axes.grid": False, "grid.color": RULE, "grid.linewidth": 0.7,
     "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none", "svg.hashsalt": "tunediff", "axes.titlelocation": "left",
+    "savefig.facecolor": "white", "svg.hashsalt": "tunediff", "axes.titlelocation": "left",
     "text.parse_math": False,  # a $ in a file's text is a $
 }  # fmt: skip
 
@@ -93,8 +94,8 @@ def draw(build: Callable[[], Figure | None]) -> Chart | None:
         if (figure := build()) is None:
             return None
         svg, png = io.BytesIO(), io.BytesIO()
-        figure.savefig(svg, format="svg", dpi=150, metadata={"Date": None})
-        figure.savefig(png, format="png", dpi=150, facecolor="white")
+        figure.savefig(svg, format="svg", dpi=150, facecolor="none", metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=150)
     return Chart(svg.getvalue(), png.getvalue())
 
 
@@ -129,7 +130,7 @@ def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]])
 
 def objective_axis(axes: Axes, found: Results, positive: bool, axis: str = "y") -> None:
     """Name and scale of the objective: logarithmic for one that falls and is positive."""
-    words = f"{'images/s' if found.by_rate else found.label}, {'lower' if found.falls else 'higher'} is better"
+    words = f"{quantity(found.label).label}, {'lower' if found.falls else 'higher'} is better"
     (axes.set_ylabel if axis == "y" else axes.set_xlabel)(words)
     if positive and found.falls:
         (axes.set_yscale if axis == "y" else axes.set_xscale)("log")

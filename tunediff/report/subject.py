@@ -101,10 +101,11 @@ class Subject:
         color = next((what for known, _, what in self.stars.pairs() if trial and known.name == trial.name), "")
         return color and ("baseline" if color == "baseline" else "winner")
 
-    def sampled(self) -> str:
-        """How images are drawn for the objective: `DDIM, 20 steps`."""
-        protocol = self.found.space.baseline.evaluation
-        return f"{protocol.sampler.upper()}{f', {protocol.steps} steps' if protocol.sampler == 'ddim' else ''}"
+
+def sampled(found: Results, steps: str = ", ") -> str:
+    """How images are drawn for the objective: `DDIM, 20 steps`, with other words before the steps."""
+    protocol = found.space.baseline.evaluation
+    return protocol.sampler.upper() + (f"{steps}{protocol.steps} steps" if protocol.sampler == "ddim" else "")
 
 
 def lead(*words: object) -> Html:

@@ -97,7 +97,8 @@ class Results:
         Only configurations with as many successful runs as any are looked at.
         """
         runs = _grouped(self.ranked)
-        full = [trials for trials in runs if len(trials) == max(map(len, runs))]
+        most = max(map(len, runs), default=0)
+        full = [trials for trials in runs if len(trials) == most]
         return min(full, key=lambda trials: sum(map(self._ended, trials)))[0] if full else None
 
     def _ended(self, trial: TrialRecord) -> float:

@@ -15,7 +15,7 @@ from tunediff.results.statistics import BASELINE, Difference, differences
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class CurveMean:
     """The mean curve of a configuration at one evaluation."""
 
     train_s: float
@@ -46,16 +46,16 @@ class Group:
         """The value at the budget of every run that ended ok and has one, in the order of the seeds."""
         return [value for trial in self.done if (value := trial.value(metric)) is not None]
 
-    def curve(self, metric: str) -> list[Level]:
+    def curve(self, metric: str) -> list[CurveMean]:
         """Mean over the runs that ended ok at every evaluation they all have."""
-        levels = []
+        means = []
         for index in sorted({point["index"] for trial in self.done for point in trial.points}):
             same = [point for trial in self.done for point in trial.points if point["index"] == index]
             values = [point[metric] for point in same if point.get(metric) is not None]
             if len(values) == len(self.done):
                 seconds = float(np.mean([point["train_s"] for point in same]))
-                levels.append(Level(seconds, float(np.mean(values)), _sd(values) or 0.0))
-        return levels
+                means.append(CurveMean(seconds, float(np.mean(values)), _sd(values) or 0.0))
+        return means
 
 
 @dataclasses.dataclass(frozen=True)

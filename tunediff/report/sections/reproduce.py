@@ -11,7 +11,7 @@ from tunediff import config as cfg
 from tunediff.cli import STORAGE
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
-from tunediff.report.subject import Subject, lead, note
+from tunediff.report.subject import Subject, lead, note, sampled
 from tunediff.report.words import duration, percent
 
 _SPENT = {
@@ -90,8 +90,9 @@ def _protocol(subject: Subject) -> list[str]:
     if not subject.by_rate:
         lines[0] = (
             f"{subject.label}: {subject.found.quantity(subject.found.metric).label} between {protocol.images:,} generated "
-            f"images and the real ones, in the features of {protocol.extractor}; averaged weights, {subject.sampled()}, the same "
-            "noise in all trials. It depends on the number of images: compare within this search only."
+            f"images and the real ones, in the features of {protocol.extractor}; averaged weights, "
+            f"{sampled(subject.found)}, the same noise in all trials. It depends on the number of images: compare within "
+            "this search only."
         )
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of training in the worker, evaluation and checkpoints "

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture
-from tunediff.report.subject import Subject, lead, note
+from tunediff.report.subject import Subject, lead, note, sampled
 from tunediff.report.words import secs
 from tunediff.results import last
 
@@ -36,7 +36,7 @@ def samples(subject: Subject, files: Files) -> Html | None:
         return lead(none)
     ends = [last(trial, "train_s") for trial, _, _ in subject.stars.pairs() if trial.points]
     equal = ", after equal training seconds" if len(grids) == 2 and max(ends) < 1.05 * min(ends) else ""
-    how = f"{subject.sampled().replace(',', ' with')}, averaged weights, the same noise in all trials. {none}"
+    how = f"{sampled(subject.found, ' with ')}, averaged weights, the same noise in all trials. {none}"
     said = f"The first images of the last evaluation{equal}."
     return join(lead(said), el("div", *grids, class_="pair"), note(how))
 

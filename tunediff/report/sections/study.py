@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tunediff.report import study_figure, study_table, style
+from tunediff.report import study_table
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
-from tunediff.report.outputs import measured_on
+from tunediff.report.outputs import draw_study
 from tunediff.report.subject import Subject, lead, note
 
 
@@ -33,8 +33,7 @@ def study(subject: Subject, files: Files) -> Html | None:
             rows.append([f"{cells[0]} {told.marks(row)}".rstrip(), *cells[1:]])
     if told.study.has_figure:
         path = files.folder / "study.png"
-        with style.drawing():
-            study_figure.draw(told, measured_on(found), path)
+        draw_study(found, told, path)
         files.written.append(path.name)
         image = picture("png", path.read_bytes(), "the figure of the study")
         figure = files.figure("study", image, "The study's own figure.")
