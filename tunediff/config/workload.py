@@ -3,7 +3,8 @@
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
 and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
 baselines; `check_files(config, evaluates)`, which refuses missing files before anything starts; `network(knobs)`, the
-bare model; and `evaluator(config, world)`, which judges a finished one.
+bare model; `evaluator(config, world)`, which judges a finished one; and `MEMORY_FREE` and `MEMORY_SAVING`, names of
+knobs that change next to nothing about device memory, and of lists that save the more of it the longer they are.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from tunediff.reporting import confirmation
 from tunediff.reporting.results import Results
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment
+from tunediff.tuning.folder import space_of
 
 
 def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
@@ -25,12 +26,11 @@ def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
         return None
     number = 1
     while (folder := found.folder / confirmation.folder_name(number)).exists():
-        space = spaces.load(spaces.of_search(folder))
+        space = space_of(folder)
         if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
             return folder, space
         number += 1
-    seed = {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}
-    source = f"{found.folder.name}: {folder.name}"
-    space = spaces.parse({**content, "base": "baseline.yaml"}, source, found.folder, overrides=seed)
+    content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
+    space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
     experiment.create(folder, space, content)
     return folder, space
