@@ -142,7 +142,7 @@ class Slot:
                 return "unknown"
             return "go" if index in self._decisions else None
 
-        answer = await self._wait(decided)
+        answer: Decision | None = await self._wait(decided)
         if answer is not None and serial == self._serial:
             self._waiting_for = None
         return answer

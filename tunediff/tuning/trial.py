@@ -66,12 +66,10 @@ def points(params: dict[str, Any], plan: Plan) -> Iterator[Reported]:
         journal.start(config, values, plan.budget.seconds, int(name[1:]))
         serial = ray.get(slot.submit.remote(job_of(name, attempt, folder, config, plan)))
         ended = yield from _until_ended(slot, serial, deadline, plan)
-        if isinstance(ended, Lost):
-            ended = _after_loss(ended, attempt)
-        if ended is None:
+        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
-            journal.end(ended)
+            journal.end(end)
         return
 
 
