@@ -6,7 +6,6 @@ import optuna
 import pytest
 
 from tests.helpers import point
-from tunediff import config as cfg
 from tunediff import environment, record, space
 from tunediff.config import ConfigError
 from tunediff.record import End

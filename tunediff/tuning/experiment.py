@@ -62,13 +62,10 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> None
 
 def _limits(space: SearchSpace) -> dict[str, Any]:
     """`budget:` as a search file has it."""
-    limits, budget = dict[str, Any](), space.budget
-    limits |= {"per_trial": f"{budget.per_trial_s:.10g}s", "trials": budget.trials}
-    limits["compile"] = "charged" if budget.compile_charged else "free"
-    for name, seconds in (("total", budget.total_s), ("deadline", budget.deadline_s)):
-        if seconds is not None:
-            limits[name] = f"{seconds:.10g}s"
-    return limits
+    budget = space.budget
+    seconds = {"per_trial": budget.per_trial_s, "total": budget.total_s, "deadline": budget.deadline_s}
+    durations = {name: f"{value:.10g}s" for name, value in seconds.items() if value is not None}
+    return {**durations, "trials": budget.trials, "compile": "charged" if budget.compile_charged else "free"}
 
 
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None) -> SearchSpace:
@@ -113,13 +110,8 @@ def cluster(address: str | None) -> Iterator[Any]:
     local: dict[str, Any] = {"include_dashboard": True, "dashboard_host": "127.0.0.1"} if address is None else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        context = ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-            **local,
-        )
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+        context = ray.init(address=address or "local", **quiet, **local)
     try:
         yield context
     finally:
@@ -168,9 +160,8 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(
-                f"--resume: {folder.name} is running in another process; wait for it, or stop it"
-            ) from None
+            busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
+            raise ConfigError(busy) from None
         yield
 
 

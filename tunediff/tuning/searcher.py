@@ -62,14 +62,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        space: SearchSpace,
-        experiment: Path,
-        slots: int,
-        spent_s: float = 0.0,
+        self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         storage: optuna.storages.BaseStorage | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("objective", space.mode)
         self.space, self.experiment = space, experiment
         self.broken: Exception | None = None

@@ -66,24 +66,16 @@ def _tuner(
         tune.with_resources(tune.with_parameters(Driver, plan=plan), {"CPU": 0.01}),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits
-            max_concurrent_trials=len(plan.slots),
-            search_alg=searcher,
-            scheduler=scheduler(space),
-            metric="objective",
-            mode=space.mode,
-            trial_name_creator=_readable,
-            trial_dirname_creator=_readable,
+            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space),
+            metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
         run_config=tune.RunConfig(
-            name=f"session-{session}",
-            storage_path=str(folder / "tune"),
-            verbose=0,
-            callbacks=[_Events(*listeners)],
+            name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(*listeners)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
-    )
+    )  # fmt: skip
 
 
 def scheduler(space: SearchSpace) -> ASHAScheduler | MedianStoppingRule | None:
