@@ -178,6 +178,26 @@ def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, cap
     assert second.suggest("x")["trial"] == "t0003"
 
 
+def test_a_study_of_an_older_run_is_brought_up_to_the_journals(make, tmp_path):
+    """Its queue still holds what was run since; every result belongs to its own knobs."""
+    first, file = make(), tmp_path / "study.db"
+    older = file.read_bytes()
+    ran = {}
+    for i in range(3):
+        suggestion = first.suggest(f"a{i}")
+        end(first, suggestion, f"a{i}", value=float(i))
+        ran[suggestion["trial"]] = (suggestion["loader.batch_size"], suggestion["loader.resident"], float(i))
+    file.unlink()
+    file.write_bytes(older)
+    second = make()
+    named = {t.user_attrs["trial"]: t for t in study(second) if "trial" in t.user_attrs}
+    told = {n: (t.params["loader.batch_size"], t.params["loader.resident"], t.value) for n, t in named.items()}
+    assert told == ran
+    again = second.suggest("x")
+    assert again["trial"] == "t0003"
+    assert (again["loader.batch_size"], again["loader.resident"]) not in [one[:2] for one in ran.values()]
+
+
 def test_no_trial_starts_that_would_not_end_in_time(make):
     budget = {"per_trial": "3s", "trials": 6, "total": "1m"}
     assert make(budget=budget, spent_s=56.0).suggest("a")["trial"] == "t0000"

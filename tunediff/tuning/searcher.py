@@ -18,7 +18,8 @@ from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
-from tunediff.tuning import knowledge, study_file, warm_start
+from tunediff.tuning import knowledge, warm_start
+from tunediff.tuning.study_file import FAULTS, STUDY, open_file
 
 REDRAWS = 20
 """Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
@@ -80,9 +81,9 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._next = 1 + max((known.number for known in self._records), default=-1)
 
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
-        self._draws, self._storage = Draw(space.dimensions), storage or study_file.open_file(experiment / "study.db")
+        self._draws, self._storage = Draw(space.dimensions), storage or open_file(experiment / "study.db")
         self.study = optuna.create_study(
-            storage=self._storage, study_name=study_file.STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
+            storage=self._storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes],
             # The seed moves on: a resumed search must not draw its first points again.
             sampler=(sampler or default_sampler)(space.seed + self._next),
@@ -120,26 +121,35 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         """
         first, best = cfg.fingerprint(self.space.baseline), 0
         for lesson in warm_start.lessons(self.space, folder):
-            known, params = lesson.trial, to_params(lesson.point)
+            known = lesson.trial
             if cfg.fingerprint(self.space.config(lesson.point)) in (first, *self._known):
                 continue
             if lesson.counts:
-                self._draws(asked := FixedTrial(params))
-                told = optuna.trial.create_trial(
-                    params=params, distributions=asked.distributions, values=self._values(known) or self._penalty(),
-                    user_attrs={"from": lesson.origin, "status": known.status},
-                )  # fmt: skip
-                self.study.add_trial(told)
+                told, attrs = self._values(known) or self._penalty(), {"from": lesson.origin, "status": known.status}
+                self._add(lesson.point, TrialState.COMPLETE, attrs, told)
                 self._known[known.fingerprint] = lesson.origin
                 self._records.append(known)
             elif known.status == "ok" and best < WARM_POINTS:
                 best += 1
-                self.study.enqueue_trial(params, user_attrs={"from": lesson.origin})
+                self.study.enqueue_trial(to_params(lesson.point), user_attrs={"from": lesson.origin})
+
+    def _add(
+        self, point: Mapping[str, Any], state: TrialState, attrs: dict[str, Any], values: list[float] | None = None
+    ) -> None:
+        """A trial that Optuna was not asked for; the queue stays as it is."""
+        self._draws(asked := FixedTrial(to_params(point)))
+        trial = optuna.trial.create_trial(
+            state=state, params=asked.params, distributions=asked.distributions, user_attrs=attrs, values=values
+        )
+        self.study.add_trial(trial)
 
     def _replay(self) -> None:
         """Bring the study to what the journals say, and find the trials that are to be continued."""
-        untold = {known.name: known for known in self._records}
-        study = self._storage.get_study_id_from_name(study_file.STUDY)
+        records, study = {known.name: known for known in self._records}, self._storage.get_study_id_from_name(STUDY)
+        told = {frozen.user_attrs.get("trial") for frozen in self.study.get_trials(deepcopy=False)}
+        for known in self._records:
+            if known.name not in told:  # the study file was lost, or is of an older run
+                self._add(known.drawn, TrialState.RUNNING, {"trial": known.name})
         for frozen in self.study.get_trials(deepcopy=False):
             name = frozen.user_attrs.get("trial")
             if name is None:
@@ -150,16 +160,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
                     self.study.tell(frozen.number, state=TrialState.FAIL)
                 continue
             # It may have been killed before its journal began: the journals do not know all names.
-            known, self._next = untold.pop(name, None), max(self._next, int(name[1:]) + 1)
+            self._next = max(self._next, int(name[1:]) + 1)
             if frozen.state == TrialState.RUNNING:
                 trial = Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study, frozen.number))
-                self._take_up(name, trial, known)
-        for name, known in untold.items():  # the study file was lost, or is of an older run
-            self.study.enqueue_trial(to_params(known.drawn))
-            trial = self.study.ask()
-            self._draws(trial)
-            trial.set_user_attr("trial", name)
-            self._take_up(name, trial, known)
+                self._take_up(name, trial, records.get(name))
 
     def _take_up(self, name: str, trial: Trial, known: TrialRecord | None) -> None:
         """A trial that Optuna takes for running has ended, or is to be continued."""
@@ -179,7 +183,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             return None
         try:
             drawn = self._draw()
-        except study_file.FAULTS as error:
+        except FAULTS as error:
             self.broken, drawn = error, None
         if drawn is None:
             return str(RaySearcher.FINISHED)
@@ -265,7 +269,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._durations.append(time.monotonic() - live.began)
         try:
             self._settle(live, error)
-        except study_file.FAULTS as fault:  # the journals know; the study is brought up to them on resume
+        except FAULTS as fault:  # the journals know; the study is brought up to them on resume
             self.broken = fault
 
     def _settle(self, live: Live, error: bool) -> None:
