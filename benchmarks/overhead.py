@@ -9,6 +9,7 @@ trial, between one trial's end and the next one's first second in the workers, a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -19,9 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tunediff.reporting.console import Console
+
 from tunediff import cli, record, space
-from tunediff.report.console import Console
 from tunediff.tuning import experiment, searcher, trial
+from tunediff.tuning.messages import Plan
 
 CONTENT = {
     "workload": "digits",
@@ -43,35 +46,32 @@ class Trivial(trial.Driver):
         return True
 
 
-def trivial(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
     """What `tunediff.tuning.trial.points` does, but for the training."""
     import math
     import os
-    import time
-    from pathlib import Path
 
-    from tunediff import config as cfg
     from tunediff import record
     from tunediff.tuning import trial
+    from tunediff.tuning.messages import drawn
 
     name, value = params["trial"], 1.0 + abs(math.log10(params["optimizer.lr"]) + 3) + params["model.dropout"]
-    config = trial.configuration({k: v for k, v in params.items() if k in cfg.knobs()}, plan)
-    journal = record.Journal(Path(plan["experiment"]) / "trials" / name)
-    journal.write(
-        "start", name=name, number=int(name[1:]), config=cfg.flat(config),
-        drawn={k: v for k, v in params.items() if k in cfg.knobs()}, fingerprint=cfg.fingerprint(config),
-        budget_s=plan["budget"]["seconds"], environment=environment.describe(), pid=os.getpid(),
-    )  # fmt: skip
-    journal.write("worker", pid=os.getpid(), threads=1, device="cpu", images=1)
+    values = drawn(params)
+    config, seconds = plan.configuration(values), plan.budget.seconds or 0.0
+    journal = record.Journal(plan.experiment / "trials" / name)
+    journal.start(config, values, seconds, int(name[1:]))
+    journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
+    needed = (field for field in dataclasses.fields(record.Point)[2:] if field.default is field.default_factory)
+    nothing = {field.name: 0.0 for field in needed}  # a field without either default
     for index in range(1, config.evaluation.points + 1):
-        point = {
-            "index": index, "train_s": plan["budget"]["seconds"] * index / config.evaluation.points,
-            "frechet": value * (2 - index / config.evaluation.points), "images": 1000 * index, "images_per_s": 1000.0,
-            "label": "made up", "seconds": {"train": 0.0}, "clock": time.time(),
-        }  # fmt: skip
-        journal.write("point", **point)
-        yield trial._for_tune(point, plan["metric"])
-    journal.write("end", status="ok", reason="", seconds={"train": 0.0})
+        fraction = index / config.evaluation.points
+        measured = {"train_s": seconds * fraction, "images": 1000 * index, "steps": index, "images_per_s": 1000.0}
+        memory = {"loss": 1.0, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
+        found = {plan.metric: value * (2 - fraction), "label": "made up"}
+        point = record.Point(index, fraction, **(nothing | measured | memory), found=found)
+        journal.point(point)
+        yield trial.reported(point, plan)
+    journal.end(record.End("ok", seconds={"train": 0.0}))
 
 
 def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     searcher.Searcher.suggest = timed  # type: ignore[method-assign]
     trial.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
-    wanted = space.parse(content, "overhead", overrides={"evaluation.points": 2})
+    wanted = space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
     with tempfile.TemporaryDirectory() as storage:
         folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
         experiment.create(folder, wanted, content)
@@ -156,7 +156,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
     if wanted.json:
-        print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
+        print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
         return 0
     for key, value in found.items():
         if key != "windows":

@@ -47,18 +47,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import cli, record, space
+from tunediff import cli, space
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import Config
 from tunediff.data.images import Images
+from tunediff.distributed import World, alone
+from tunediff.training import loop, memory
+from tunediff.training.precision import Amp
 from tunediff.workloads.diffusion import handoff
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.unet import UNet
 from tunediff.workloads.diffusion.sampling import generate, to_uint8
-from tunediff.training import loop, memory
-from tunediff.distributed import World, alone
-from tunediff.training.precision import Amp
+from tunediff.workloads.diffusion.unet import UNet
 
 BATCHES = 8  # distinct batches, taken in turn
 PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed

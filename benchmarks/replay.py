@@ -386,7 +386,7 @@ class _InMemory(Searcher):
 
     def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:
         if self.tells_last and known.status == "pruned":
-            self._study.tell(trial, known.points[-1]["frechet"])
+            self.study.tell(trial, known.points[-1]["frechet"])
         else:
             super()._tell(trial, known)
 

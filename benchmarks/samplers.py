@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from tunediff import cli, record
+from tunediff import cli
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import images as data
+from tunediff.distributed import World, alone
+from tunediff.training import loop
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.objective import Objective
-from tunediff.training import loop
-from tunediff.distributed import World, alone
 
 TIMED = {
     timesteps.TimestepSampler: ("sample", "update", "before_step", "after_step"),

@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff import evaluate, record
+from tunediff import evaluate
 from tunediff.data import images as data
-from tunediff.workloads.diffusion import handoff
-from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.unet import UNet
 from tunediff.evaluation import features, progress
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
+from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
+from tunediff.workloads.diffusion.unet import UNet
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 NAMES = [name for names in KINDS.values() for name in names]

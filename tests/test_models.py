@@ -14,10 +14,10 @@ from tunediff import config as cfg
 from tunediff import models, record
 from tunediff.clock import Budget
 from tunediff.data import images as data
+from tunediff.distributed import World
+from tunediff.training import loop
 from tunediff.workloads.diffusion import handoff
 from tunediff.workloads.diffusion.unet import UNet
-from tunediff.training import loop
-from tunediff.distributed import World
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},

@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from tunediff.reporting.export import provenance
 
 from tests.training.conftest import TINY, tiny
 from tunediff import config as cfg
 from tunediff import profile, record
+from tunediff.distributed import World
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.measure import Bench
-from tunediff.reporting.export import provenance
-from tunediff.distributed import World
 from tunediff.training.phases import PHASES
 from tunediff.training.precision import NotFiniteError
 

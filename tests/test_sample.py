@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from tests.test_models import network, run_folder
 from tests.training.conftest import tiny
 from tunediff import sample
+from tunediff.evaluation import progress
 from tunediff.workloads.diffusion import handoff
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.evaluation import progress
 from tunediff.workloads.diffusion.sampling import Noise
 
 CONFIG = tiny()  # T = 50, 8×8 grey

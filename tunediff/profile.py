@@ -100,8 +100,8 @@ def _tidy(folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- measurement
 def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     from tunediff.profiling import run, tables
+    from tunediff.record import NotFiniteError
     from tunediff.training import memory
-    from tunediff.training.precision import NotFiniteError
 
     began = time.monotonic()
 

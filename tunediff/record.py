@@ -30,6 +30,10 @@ weights not finite; `timeout`: past its deadline; `error`: anything else, with i
 JOURNAL = "journal.jsonl"
 
 
+class NotFiniteError(ValueError):
+    """A training that diverged: its loss, or what it has learned, is NaN or infinite. The status `nan`."""
+
+
 # ------------------------------------------------------------------------------------------------------------- points
 def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
     return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)

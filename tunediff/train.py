@@ -103,10 +103,10 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> int:
     from tunediff.distributed import from_environment
+    from tunediff.record import NotFiniteError
     from tunediff.training import weights
     from tunediff.training.console import Console
     from tunediff.training.observer import Observer
-    from tunediff.training.precision import NotFiniteError
     from tunediff.training.trial import Trial, run
 
     with from_environment() as world, _asked_to_stop() as asked:

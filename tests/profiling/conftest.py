@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.training.conftest import images, one_thread  # noqa: F401
-from tunediff.profiling.measure import Bench
 from tunediff.distributed import World
+from tunediff.profiling.measure import Bench
 
 CPU = World(0, 1, torch.device("cpu"))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.training.conftest import tiny
-from tunediff.workloads.diffusion.unet import UNet
+from tunediff.distributed import alone
 from tunediff.profiling import measure, trace
 from tunediff.profiling.measure import Bench
 from tunediff.profiling.sweep import sweep
-from tunediff.distributed import alone
 from tunediff.training.phases import PHASES
+from tunediff.workloads.diffusion.unet import UNet
 
 MIB = 2**20
 

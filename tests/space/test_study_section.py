@@ -4,8 +4,8 @@ import pytest
 
 from tests.space.files import changed, parse, rungs, studied
 from tunediff import space
-from tunediff.space import study
 from tunediff.config import ConfigError
+from tunediff.space import study
 
 
 def test_a_study_names_knobs_and_quantities():

@@ -5,8 +5,9 @@ import typing
 
 import pytest
 
-from tunediff import config as cfg
+from tests.helpers import point as point_of
 from tunediff import record, space
+from tunediff.record import End
 from tunediff.tuning import dashboard
 
 CONTENT = {
@@ -50,11 +51,11 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     config = told._space.config(drawn)
     told.tell("start", "t0003", {"trial": "t0003", "slot": 1, **drawn})
     journal = record.Journal(tmp_path / "trials" / "t0003")
-    journal.write("start", name="t0003", number=3, config=cfg.flat(config), drawn=drawn, fingerprint="", budget_s=9.0)
-    point = {"index": 1, "train_s": 4.5, "frechet": 23.44, "images_per_s": 4012.7, "label": "FD (classifier)"}
-    journal.write("point", **point)
-    told.tell("point", "t0003", {**point, "objective": 23.44, "slot": 1})
-    journal.write("end", status="oom", reason="16 GiB wanted")
+    journal.start(config, drawn, 9.0, 3)
+    point = point_of(1, 4.5, frechet=23.44, images_per_s=4012.7, label="FD (classifier)")
+    journal.point(point)
+    told.tell("point", "t0003", {**point.flat, "objective": 23.44, "slot": 1})
+    journal.end(End("oom", "16 GiB wanted"))
     told.tell("end", "t0003", {"slot": 1})
     assert slots[0].notes == []
     assert [line for _, line in slots[1].notes] == [
@@ -72,9 +73,8 @@ def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):
     told.tell("start", "t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
     assert slots[0].notes[0][1] == "t0000  start  baseline"
     journal = record.Journal(tmp_path / "trials" / "t0000")
-    config = told._space.baseline
-    journal.write("start", name="t0000", number=0, config=cfg.flat(config), drawn={}, fingerprint="", budget_s=9.0)
-    journal.write("end", status="error", reason="no, " * 200 + "room")
+    journal.start(told._space.baseline, {}, 9.0)
+    journal.end(End("error", "no, " * 200 + "room"))
     told.tell("end", "t0000", {"slot": 0})
     name, line = slots[0].notes[1]
     assert len(name) == dashboard.WIDTH

@@ -6,7 +6,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from tunediff import space
 from tunediff.config import ConfigError
-from tunediff.tuning import experiment
+from tunediff.tuning import experiment, tuner
 
 CONTENT = {
     "workload": "digits",
@@ -73,7 +73,7 @@ def at(*values):
 @pytest.mark.parametrize("rule", ["asha", "median"])
 def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
     """Compilation, warm-up and the EMA cost at first: behind all others after a quarter, ahead from the half on."""
-    scheduler = experiment.scheduler(loaded(early_stopping=rule))
+    scheduler = tuner.scheduler(loaded(early_stopping=rule))
     assert scheduler.set_search_properties("objective", "min")
     steady = [at(20.0, 10.0 + i / 10, 8.0, 7.0) for i in range(4)]
     crossing = at(300.0, 9.0, 5.0, 3.0)
@@ -85,4 +85,4 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
 
 
 def test_nothing_is_stopped_unless_asked_for():
-    assert experiment.scheduler(loaded()) is None
+    assert tuner.scheduler(loaded()) is None

@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.helpers import point
 from tunediff import config as cfg
-from tunediff.record import TrialRecord
+from tunediff.record import End, TrialRecord
+from tunediff.tuning import knowledge
 from tunediff.tuning.knowledge import needs_at_least, predicted_mib, ruled_out
 
 BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
@@ -11,12 +13,12 @@ BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1
 
 def knobs(**changes):
     changed = {name.replace("__", "."): value for name, value in changes.items()}
-    return cfg.flat(cfg.override(cfg.workload("cifar10"), BASE | changed))
+    return cfg.flat(cfg.override(cfg.baseline("cifar10"), BASE | changed))
 
 
 def trial(config, status="ok", mib=None, name="t0001"):
-    points = [{"peak_memory_mib": mib}] if mib is not None else []
-    return TrialRecord(name, 1, config, {}, "x", status=status, points=points)
+    points = [point(peak_memory_mib=mib)] if mib is not None else []
+    return TrialRecord(name, 1, config, {}, "x", points=points, end=End(status))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,18 @@ def test_a_checkpointed_network_that_ran_out_rules_out_one_that_keeps_all():
 def test_fewer_workers_are_not_ruled_out_by_more():
     two = knobs(parallel__workers=2, loader__batch_size=512)
     assert not needs_at_least(knobs(), two)
+
+
+def test_names_that_a_workload_says_memory_does_not_depend_on_are_knobs_of_it():
+    schema = cfg.baseline("cifar10").schema
+    own = cfg.find(schema.workload).declared
+    named = [*own.MEMORY_FREE, *own.MEMORY_SAVING, *knowledge._MEMORY_FREE]
+    sections = {name.partition(".")[0] + "." for name in schema.knobs}
+    assert [name for name in named if name not in schema.knobs and name not in sections] == []
+
+
+def test_another_workload_teaches_nothing():
+    assert not needs_at_least(knobs() | {"workload": "another"}, knobs())
 
 
 def test_memory_is_a_straight_line_over_images_and_bytes():

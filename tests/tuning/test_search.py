@@ -65,7 +65,7 @@ def test_failing_trials_become_statuses_and_the_search_goes_on(search):
 
     # What a user browses.
     assert (one.folder / "trials" / best.name / "samples.png").stat().st_size > 500
-    assert (one.folder / "trials" / best.name / "ema.safetensors").exists()
+    assert (one.folder / "trials" / best.name / "weights.safetensors").exists()
     assert not list(one.folder.glob("trials/*/checkpoint.pt"))
     assert any(path.name.startswith("t0003_batch_size=64") for path in one.folder.glob("tune/*/*"))
 
@@ -194,7 +194,7 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
         assert len(set(processes)) == 4
     else:  # how a process manages its memory cannot be changed back: the last two share another
         assert processes[0] == processes[1] != processes[2] == processes[3]
-    assert all("frechet" not in trial.points[0] and trial.end["seconds"]["evaluation"] == 0 for trial in trials)
+    assert all("frechet" not in trial.points[0] and trial.end.seconds["evaluation"] == 0 for trial in trials)
     assert "half the batch alone" in one.log
     assert (one.folder / "study.md").read_text().count("half the batch") == 2
     assert (one.folder / "study.png").stat().st_size > 5000

@@ -1,10 +1,14 @@
 """What Optuna is told and what it is asked, without a cluster."""
 
+import pickle
+
 import optuna
 import pytest
 
-from tunediff import config as cfg
-from tunediff import record, space
+from tests.helpers import point
+from tunediff import environment, record, space
+from tunediff.config import ConfigError
+from tunediff.record import End
 
 FILE = {
     "workload": "digits",
@@ -33,21 +37,18 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
     config = searcher.space.config(drawn)
     journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
     if begin:
-        journal.write(
-            "start", name=suggestion["trial"], number=int(suggestion["trial"][1:]), config=cfg.flat(config),
-            drawn=drawn, fingerprint=cfg.fingerprint(config), budget_s=3.0,
-        )  # fmt: skip
+        journal.start(config, drawn, 3.0, int(suggestion["trial"][1:]))
     if status == "ok":
         for index in range(1, 5):
-            journal.write("point", index=index, train_s=index * 1.0, frechet=value)
+            journal.point(point(index, index * 1.0, frechet=value))
     if status is not None:
-        journal.write("end", status=status, reason="why")
+        journal.end(End(status, "why"))
     if trial_id is not None:
         searcher.on_trial_complete(trial_id, {})
 
 
 def study(searcher):
-    return searcher._study.trials
+    return searcher.study.trials
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -74,7 +75,7 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
     """The points of a grid come in their order, before and after `--trials` was raised, and none that is not in it."""
     grid = {"grid": {"loader.batch_size": [32, 64, 128], "optimizer.lr": [1e-3, 2e-3]}, "search": None, "first": None}
     content = {key: value for key, value in (FILE | grid).items() if value is not None}
-    expected = [dict(point) for point in space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").points]
+    expected = [dict(point) for point in space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").candidates]
     seen = []
     for trials in (2, 5, 6):
         searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
@@ -177,6 +178,26 @@ def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, cap
     assert second.suggest("x")["trial"] == "t0003"
 
 
+def test_a_study_of_an_older_run_is_brought_up_to_the_journals(make, tmp_path):
+    """Its queue still holds what was run since; every result belongs to its own knobs."""
+    first, file = make(), tmp_path / "study.db"
+    older = file.read_bytes()
+    ran = {}
+    for i in range(3):
+        suggestion = first.suggest(f"a{i}")
+        end(first, suggestion, f"a{i}", value=float(i))
+        ran[suggestion["trial"]] = (suggestion["loader.batch_size"], suggestion["loader.resident"], float(i))
+    file.unlink()
+    file.write_bytes(older)
+    second = make()
+    named = {t.user_attrs["trial"]: t for t in study(second) if "trial" in t.user_attrs}
+    told = {n: (t.params["loader.batch_size"], t.params["loader.resident"], t.value) for n, t in named.items()}
+    assert told == ran
+    again = second.suggest("x")
+    assert again["trial"] == "t0003"
+    assert (again["loader.batch_size"], again["loader.resident"]) not in [one[:2] for one in ran.values()]
+
+
 def test_no_trial_starts_that_would_not_end_in_time(make):
     budget = {"per_trial": "3s", "trials": 6, "total": "1m"}
     assert make(budget=budget, spent_s=56.0).suggest("a")["trial"] == "t0000"
@@ -196,6 +217,24 @@ def test_contradicting_knobs_are_drawn_again(make):
     assert sizes == {(96, 1), (128, 1)}  # 5 workers divide neither
     assert searcher.suggest("c") == "FINISHED"
     assert optuna.trial.TrialState.RUNNING not in {t.state for t in study(searcher)}
+
+
+def test_the_curve_is_in_the_study(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    for index, value in ((1, 9.0), (2, 7.0), (2, 7.0)):  # a restarted driver tells a point again
+        searcher.on_trial_result("a", {"index": index, "objective": value})
+    end(searcher, suggestion, "a")
+    searcher.on_trial_result("a", {"index": 3, "objective": 1.0})  # of a trial that ended: of no use
+    assert study(searcher)[0].intermediate_values == {1: 9.0, 2: 7.0}
+
+
+def test_tune_may_keep_a_copy_of_the_searcher(make, tmp_path):
+    """It pickles all it was given; a configuration's class is made at run time and cannot be."""
+    searcher = make()
+    assert pickle.dumps(searcher)
+    searcher.save_to_dir(str(tmp_path), "now")
+    assert not list(tmp_path.glob("searcher-state*"))
 
 
 # ---------------------------------------------------------------------------------------------- what failures teach
@@ -245,7 +284,7 @@ def test_a_stopped_trial_says_when_and_from_when_on(make):
     searcher = make(early_stopping="asha")
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    record.Journal(searcher.experiment / "trials" / "t0000").write("point", index=2, train_s=1.5, frechet=9.0)
+    record.Journal(searcher.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
     searcher.on_trial_complete("a", {})
     stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
     assert stopped.status == "pruned"
@@ -302,6 +341,17 @@ def test_with_another_budget_the_best_are_tried_first(make, earlier):
     assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
 
 
+def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier):
+    """Its knobs meant something else: not misread, whoever opens it."""
+    from tunediff.tuning import experiment
+
+    baseline = earlier / "baseline.yaml"
+    baseline.write_text("".join(line for line in baseline.open() if not line.startswith("workload:")))
+    for read in (experiment.reopen, lambda folder: make(**EARLIER, warm_start=str(folder))):
+        with pytest.raises(ConfigError, match="earlier: was made by an earlier version of tunediff and cannot be read"):
+            read(earlier)
+
+
 def test_what_lies_outside_the_space_is_left_out(make, earlier):
     searcher = make(
         search={"loader.batch_size": [128, 256], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}, first=None,
@@ -319,7 +369,7 @@ def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, 
         raise optuna.exceptions.StorageInternalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(searcher._study, "tell", full)
+        patch.setattr(searcher.study, "tell", full)
         end(searcher, suggestion, "a", value=4.5)
         searcher.on_trial_complete("a", {}, error=True)  # Tune tells it again
     assert "disk is full" in str(searcher.broken)
@@ -335,7 +385,7 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     with monkeypatch.context() as patch:
-        patch.setattr(record, "unwritable", lambda folder: "No space left on device")
+        patch.setattr(environment, "unwritable", lambda folder: "No space left on device")
         searcher.on_trial_complete("a", None, error=True)
     assert "No space left" in str(searcher.broken)
     assert not record.read_trial(searcher.experiment / "trials" / suggestion["trial"]).finished
@@ -348,8 +398,8 @@ def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""
     folder = searcher.experiment / "trials" / suggestion["trial"]
     end(searcher, suggestion, None, status=None)
-    record.Journal(folder).write("point", index=1, train_s=3.0, worker_s=3.0, frechet=frechet, peak_memory_mib=memory)
-    record.Journal(folder).write("end", status="ok", reason="")
+    record.Journal(folder).point(point(1, 3.0, worker_s=3.0, frechet=frechet, peak_memory_mib=memory))
+    record.Journal(folder).end(End("ok"))
     searcher.on_trial_complete(trial_id, {})
 
 

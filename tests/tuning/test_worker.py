@@ -1,24 +1,30 @@
 """What a worker does with a job, without a cluster."""
 
 import csv
-import json
-import os
+import dataclasses
+import pickle
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from tunediff import config as cfg
 from tunediff import record
-from tunediff.training import checkpoint
+from tunediff.clock import Budget
 from tunediff.distributed import alone
-from tunediff.tuning import worker
+from tunediff.evaluation.distance import NonFiniteError
+from tunediff.record import NotFiniteError, Point
+from tunediff.training import state
+from tunediff.tuning import group, worker
+from tunediff.tuning.messages import Job, Kind
+from tunediff.tuning.resources import Share
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
-    cfg.workload("digits"),
+    cfg.baseline("digits"),
     {
         "data.max_images": 64, "loader.batch_size": 16, "model.multipliers": [1], "model.attention": [],
         "model.channels": 8, "evaluation.points": 2,
@@ -30,28 +36,29 @@ class Slot:
     """Takes what the worker says, as the actor would."""
 
     def __init__(self, folder):
-        self.folder, self.heard = folder, []
+        self.folder, self.heard, self.answer = folder, [], "go"
         for name in ("post", "decision"):
             setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _post(self, serial, message):
-        self.heard.append((message["kind"], (self.folder / checkpoint.NAME).exists()))
+    def _post(self, serial, event):
+        self.heard.append((type(event).__name__, (self.folder / state.CHECKPOINT).exists()))
+        self.last = event
 
     def _decision(self, serial, index):
-        return "go"
+        return self.answer
+
+
+def job_of(folder, config=CONFIG, images=64, **changes):
+    """A job whose trial has begun."""
+    record.Journal(folder).start(config, {}, 1.0)
+    job = Job(folder.name, "a", folder, cfg.to_dict(config), Budget(images=images), Kind(1, True), evaluates=False)
+    return dataclasses.replace(job, **changes)
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
-    record.Journal(tmp_path).write(
-        "start", name="t0000", number=0, config=cfg.flat(CONFIG), drawn={}, budget_s=1.0,
-        fingerprint=cfg.fingerprint(CONFIG),
-    )  # fmt: skip
-    return {
-        "name": "t0000", "folder": str(tmp_path), "config": cfg.to_dict(CONFIG), "evaluate": False,
-        "budget": {"images": 64},
-    }  # fmt: skip
+    return job_of(tmp_path)
 
 
 def kinds(folder):
@@ -64,14 +71,14 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
     write = record.Journal.write
 
     def watched(journal, event, **values):
-        when.append((event, (tmp_path / checkpoint.NAME).exists()))
+        when.append((event, (tmp_path / state.CHECKPOINT).exists()))
         write(journal, event, **values)
 
     monkeypatch.setattr(record.Journal, "write", watched)
     worker.work(job, "s1", slot, alone())
-    assert when == [("worker", False), ("point", True), ("point", True), ("end", True)]
-    assert slot.heard == [("point", True), ("point", True), ("end", False)]
-    assert (tmp_path / checkpoint.WEIGHTS).exists()
+    assert when == [("worker", False), ("about", False), ("point", True), ("point", True), ("end", True)]
+    assert slot.heard == [("Point", True), ("Point", True), ("End", False)]
+    assert (tmp_path / state.WEIGHTS).exists()
 
 
 def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, monkeypatch):
@@ -84,9 +91,10 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(worker, "_end", die)
         worker.work(job, "s1", Slot(tmp_path), alone())
-    assert kinds(tmp_path) == ["start", "worker", "point", "point"]
+    before = ["start", "worker", "about", "point", "point"]
+    assert kinds(tmp_path) == before
     worker.work(job, "s2", Slot(tmp_path), alone())
-    assert kinds(tmp_path) == ["start", "worker", "point", "point", "worker", "end"]
+    assert kinds(tmp_path) == [*before, "worker", "about", "end"]
     assert record.read_trial(tmp_path).status == "ok"
 
 
@@ -96,17 +104,18 @@ def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):
     before, slot = kinds(tmp_path), Slot(tmp_path)
     worker.work(job, "s2", slot, alone())
     assert kinds(tmp_path) == before
-    assert [kind for kind, _ in slot.heard] == ["end"]
+    assert [kind for kind, _ in slot.heard] == ["End"]
+    assert slot.last.status == "ok"
 
 
 def test_a_probe_keeps_nothing(tmp_path, job):
-    worker.work(job | {"keep": False}, "s1", Slot(tmp_path), alone())
+    worker.work(dataclasses.replace(job, keeps=False), "s1", Slot(tmp_path), alone())
     assert sorted(path.name for path in tmp_path.iterdir()) == [record.JOURNAL]
     assert len(record.read_trial(tmp_path).points) == 2
 
 
 def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
-    worker.work(job | {"profile_steps": 3}, "s1", Slot(tmp_path), alone())
+    worker.work(dataclasses.replace(job, profile_steps=3), "s1", Slot(tmp_path), alone())
     with open(tmp_path / "operations.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["operation", "calls", "self_s", "total_s", "share"]
@@ -115,45 +124,118 @@ def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0, abs=1e-3)
     backward = next(row for row in rows if row["operation"] == "aten::convolution_backward")
     assert int(backward["calls"]) % 3 == 0  # as often in each of the three steps
-    assert kinds(tmp_path) == ["start", "worker", "point", "point", "end"]  # profiling measures no point
+    assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "end"]  # profiling measures no point
     assert record.read_trial(tmp_path).points[-1]["images"] == 64
-
-
-def test_compiled_trials_find_no_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
-    with worker.cold_compile_cache(CONFIG):
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"  # nothing is compiled
-    with worker.cold_compile_cache(cfg.override(CONFIG, {"compile.mode": "default"})):
-        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        assert list(folder.iterdir()) == []
-        assert os.environ["TRITON_CACHE_DIR"] == str(folder / "triton")
-    assert not folder.exists()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
-    assert "TRITON_CACHE_DIR" not in os.environ
 
 
 def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
     config = cfg.override(CONFIG, {"evaluation.images": 16, "evaluation.steps": 2, "evaluation.validation_images": 0})
-    wanted = job | {
-        "config": cfg.to_dict(config), "evaluate": True, "final": {"evaluation.images": 32, "evaluation.steps": 3},
-    }  # fmt: skip
+    final = {"evaluation.images": 32, "evaluation.steps": 3}
+    wanted = dataclasses.replace(job, config=cfg.to_dict(config), evaluates=True, final=final)
     worker.work(wanted, "s1", Slot(tmp_path), alone())
-    assert kinds(tmp_path) == ["start", "worker", "point", "point", "final", "end"]
+    assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "final", "end"]
     last = record.read_trial(tmp_path).points[-1]
     assert last["final_frechet"] != last["frechet"]
     assert last["final_label"] == last["label"] == "FD (classifier)"
 
 
+def test_a_finished_trial_is_judged_so_only_once(tmp_path, job):
+    """An attempt that was killed after it had come so far: identity is the model's steps."""
+    record.Journal(tmp_path).write("final", steps=7, frechet=1.0)
+    outcome = types.SimpleNamespace(steps=7)
+    worker.evaluate_finally(CONFIG, {"evaluation.images": 32}, outcome, alone(), tmp_path)
+    assert kinds(tmp_path) == ["start", "final"]
+
+
+def test_a_trial_that_its_scheduler_stops_is_pruned(tmp_path, job):
+    slot = Slot(tmp_path)
+    slot.answer = "stop"
+    worker.work(job, "s1", slot, alone())
+    known = record.read_trial(tmp_path)
+    assert (known.status, len(known.points), known.end.steps) == ("pruned", 1, 2)
+    assert not (tmp_path / state.WEIGHTS).exists()
+
+
+def test_a_worker_whose_slot_was_restarted_leaves_the_trial_open(tmp_path, job):
+    slot = Slot(tmp_path)
+    slot.answer = "unknown"
+    with pytest.raises(worker.SlotLostError, match="knows nothing of"):
+        worker.work(job, "s1", slot, alone())
+    assert not record.read_trial(tmp_path).finished
+
+
+@pytest.mark.parametrize("error", [NotFiniteError("the loss"), NonFiniteError("non-finite features")])
+def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job, monkeypatch, error):
+    def fail(trial):
+        raise error
+
+    monkeypatch.setattr(worker, "run", fail)
+    slot = Slot(tmp_path)
+    worker.work(job, "s1", slot, alone())
+    assert (slot.last.status, slot.last.reason) == ("nan", str(error))
+    assert slot.last.peak["peak_memory_mib"] > 0
+    assert record.read_trial(tmp_path).end == slot.last
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError("no"), "oom"), (RuntimeError("CUDA out of memory"), "oom"), (ZeroDivisionError("why"), "error"),
+        (RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."), None), (OSError(28, "full"), None),
+    ],
+)  # fmt: skip
+def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, error, status):
+    def fail(trial):
+        raise error
+
+    monkeypatch.setattr(worker, "run", fail)
+    slot = Slot(tmp_path)
+    with pytest.raises(type(error)):
+        worker.work(job, "s1", slot, alone())
+    assert record.read_trial(tmp_path).status == status
+    assert (tmp_path / "traceback-rank0.txt").exists() == (status is not None)
+    if status is not None:
+        assert slot.last.reason == f"{type(error).__name__}: {error}"
+
+
+def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, monkeypatch):
+    def fail(trial):
+        raise ValueError("could not be written")
+
+    monkeypatch.setattr(worker, "run", fail)
+    monkeypatch.setattr(worker.environment, "unwritable", lambda folder: "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        worker.work(job, "s1", Slot(tmp_path), alone())
+    assert not record.read_trial(tmp_path).finished
+
+
+def test_a_process_is_as_it_was_after_a_trial(tmp_path, job):
+    config = cfg.override(CONFIG, {"precision.matmul": "medium", "seed": 3})
+    worker.work(dataclasses.replace(job, config=cfg.to_dict(config)), "s1", Slot(tmp_path), alone())
+    drawn = torch.rand(3)
+    assert torch.get_float32_matmul_precision() == "highest"
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_point_travels_whole(tmp_path, job):
+    """Jobs and events go from process to process."""
+    worker.work(job, "s1", Slot(tmp_path), alone())
+    (point, _) = record.read_trial(tmp_path).points
+    assert pickle.loads(pickle.dumps(point)) == point
+    assert isinstance(point, Point)
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
 CURVE = """
-import json, sys, types
+import pickle, sys, types
 import torch
 torch.set_num_threads(1)
-from pathlib import Path
 from tests.tuning import test_worker
 from tunediff.tuning import worker
 worker.ray = types.SimpleNamespace(get=lambda answer: answer)
-for folder, job in json.load(sys.stdin):
-    worker.work(job, "serial", test_worker.Slot(Path(folder)), test_worker.alone())
+for job in pickle.load(sys.stdin.buffer):
+    worker.work(job, "serial", test_worker.Slot(job.folder), test_worker.alone())
 """
 
 
@@ -164,17 +246,12 @@ def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
         "precision.amp": "bf16", "precision.matmul": "medium", "model.channels_last": True, "seed": 7,
         "model.dropout": 0.3, "timesteps.name": "loss_second_moment", "loader.batch_size": 32,
     }  # fmt: skip
-    jobs = []
-    for name, config in (("fresh", mine), ("other", cfg.override(mine, changes)), ("warm", mine)):
-        folder = tmp_path / name
-        record.Journal(folder).write(
-            "start", name=name, number=0, config=cfg.flat(config), drawn={}, budget_s=1.0,
-            fingerprint=cfg.fingerprint(config),
-        )  # fmt: skip
-        job = {"name": name, "folder": str(folder), "config": cfg.to_dict(config), "evaluate": True}
-        jobs.append((str(folder), job | {"budget": {"images": 128}}))
+    jobs = [
+        job_of(tmp_path / name, config, images=128, evaluates=True)
+        for name, config in (("fresh", mine), ("other", cfg.override(mine, changes)), ("warm", mine))
+    ]
     for together in (jobs[:1], jobs[1:]):
-        subprocess.run([sys.executable, "-c", CURVE], input=json.dumps(together), text=True, check=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-c", CURVE], input=pickle.dumps(together), check=True, cwd=ROOT)
     fresh, other, warm = (record.read_trial(tmp_path / name) for name in ("fresh", "other", "warm"))
     kept = ("frechet", "loss", "validation_loss", "images", "steps")
     curves = [[{key: point[key] for key in kept if key in point} for point in t.points] for t in (fresh, warm, other)]
@@ -191,14 +268,14 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     import ray.train.torch
 
     from tunediff.training import memory
-    from tunediff.tuning.slot import Kind
 
     started = []
     trainer = types.SimpleNamespace(fit=lambda: None)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", lambda loop, **given: started.append(given) or trainer)
-    share = {"gpu": gpu, "threads": {"2": 1}, "per_worker": {"2": {"CPU": 0.9}}}
-    worker.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
+    share = Share(1, gpu, {2: {"CPU": 0.9}}, {2: 1})
+    group.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
     (given,) = started
     assert given["scaling_config"].num_workers == 2
+    assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})

@@ -3,8 +3,9 @@
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
 and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
 baselines; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
-missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; and
-`evaluator(config, world)`, which judges a finished model.
+missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`;
+`evaluator(config, world)`, which judges a finished model; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that
+change next to nothing about device memory, and of lists that save the more of it the longer they are.
 """
 
 from __future__ import annotations

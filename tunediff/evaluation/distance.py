@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from tunediff.distributed import World
+from tunediff.record import NotFiniteError
 
 _SMALLEST_SUBSET = 32  # a kernel distance of fewer images is noise
 _ROWS = 2000  # of a kernel matrix at once: 160 MB where it has 10,000 columns
 
 
-class NonFiniteError(ValueError):
+class NonFiniteError(NotFiniteError):
     """Images or features hold an infinity or a NaN: the model has diverged."""
 
 

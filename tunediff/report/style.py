@@ -26,7 +26,6 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import cut
 from tunediff.results import Results
-from tunediff.study import quantity
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", "#b4b0a5", "#e2dfd6"
 WIDTH_IN = 9.1
@@ -130,7 +129,7 @@ def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]])
 
 def objective_axis(axes: Axes, found: Results, positive: bool, axis: str = "y") -> None:
     """Name and scale of the objective: logarithmic for one that falls and is positive."""
-    words = f"{quantity(found.label).label}, {'lower' if found.falls else 'higher'} is better"
+    words = f"{found.label}, {'lower' if found.falls else 'higher'} is better"
     (axes.set_ylabel if axis == "y" else axes.set_xlabel)(words)
     if positive and found.falls:
         (axes.set_yscale if axis == "y" else axes.set_xscale)("log")

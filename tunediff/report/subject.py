@@ -105,7 +105,7 @@ class Subject:
 def sampled(found: Results, steps: str = ", ") -> str:
     """How images are drawn for the objective: `DDIM, 20 steps`, with other words before the steps."""
     protocol = found.space.baseline.evaluation
-    return protocol.sampler.upper() + (f"{steps}{protocol.steps} steps" if protocol.sampler == "ddim" else "")
+    return str(protocol.sampler).upper() + (f"{steps}{protocol.steps} steps" if protocol.sampler == "ddim" else "")
 
 
 def lead(*words: object) -> Html:

@@ -38,10 +38,17 @@ def find(name: str | None) -> Path:
 
 
 def of_search(folder: Path) -> Path:
-    """The search file kept in the folder of a search. Raises `ConfigError` if it is none, naming those there are."""
+    """The search file kept in the folder of a search.
+
+    Raises `ConfigError` if it is none, naming those there are, and for one that an earlier version has made.
+    """
     if not (folder / "search.yaml").is_file():
         found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
         raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
+    base = folder / "baseline.yaml"
+    why = "does not say of which workload its knobs are; use that version, or search anew"
+    earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
+    refuse(earlier, f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml {why}")
     return folder / "search.yaml"
 
 

@@ -1,4 +1,4 @@
-"""Number formats: autocast, loss scaling, and what a loss that is not finite means."""
+"""Number formats: autocast, loss scaling, and when a loss that is not finite is the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import contextlib
 import torch
 
 from tunediff.config.systems import Precision
-
-
-class NotFiniteError(RuntimeError):
-    """The training diverged: its loss is NaN or infinite."""
 
 
 def set_backends(precision: Precision, device: str) -> None:

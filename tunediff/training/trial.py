@@ -32,7 +32,7 @@ from tunediff.clock import Budget, Clock
 from tunediff.config import Systems, of, to_dict
 from tunediff.data import loader
 from tunediff.distributed import World
-from tunediff.record import Point
+from tunediff.record import NotFiniteError, Point
 from tunediff.training import hardware, memory, state, strategies
 from tunediff.training.compilation import compiled, graphs
 from tunediff.training.feed import Endless, Feed, Primed
@@ -40,7 +40,7 @@ from tunediff.training.meter import Meter
 from tunediff.training.observer import Observer, Shown
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
-from tunediff.training.precision import Amp, NotFiniteError
+from tunediff.training.precision import Amp
 
 Facts = Callable[[], Mapping[str, Any]]
 

@@ -28,8 +28,7 @@ def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
         if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
             return folder, space
         number += 1
-    seed = {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}
-    source = f"{found.folder.name}: {folder.name}"
-    space = spaces.parse({**content, "base": "baseline.yaml"}, source, found.folder, overrides=seed)
+    content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
+    space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
     experiment.create(folder, space, content)
     return folder, space

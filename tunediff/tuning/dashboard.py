@@ -7,13 +7,15 @@ those who have Prometheus and Grafana beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record
-from tunediff import config as cfg
 from tunediff.space import SearchSpace
 
+Listener = Callable[[str, str, Mapping[str, Any]], None]
+"""Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray Tune has them."""
 WIDTH = 200
 """Characters of a task's name."""
 
@@ -21,7 +23,8 @@ WIDTH = 200
 class Board:
     """Tells Ray's pages what happens."""
 
-    def __init__(self, folder: Path, space: SearchSpace, slots: list[Any]) -> None:
+    def __init__(self, folder: Path, space: SearchSpace, slots: Sequence[Any]) -> None:
+        """`slots`: their actors."""
         from ray.util.metrics import Gauge
 
         self._folder, self._space, self._slots = folder, space, slots
@@ -32,17 +35,17 @@ class Board:
             "train_s": Gauge("tunediff_train_s", "training seconds of a trial", keys),
         }
 
-    def tell(self, event: str, name: str, content: dict[str, Any]) -> None:
-        """Pass on an event of a trial: `start`, `point` or `end`; `content` as Ray Tune has it."""
-        trial = record.read_trial(self._folder / "trials" / name)
-        drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in cfg.knobs()}
-        changed = cfg.differences(self._space.config(drawn), self._space.baseline)
+    def tell(self, event: str, name: str, content: Mapping[str, Any]) -> None:
+        """A `Listener`."""
+        trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
+        drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in schema.knobs}
+        changed = self._space.changed(drawn)
         knobs = cli.knobs({knob: value for knob, value in changed.items() if knob in drawn})
         words = [name, event if event == "start" else ""]
         if trial is not None and event != "start" and trial.points:
             last = trial.points[-1]
-            if "frechet" in last:
-                words.append(f"{last.get('label', 'FD')} {cli.number(last['frechet'])}")
+            if self._space.evaluates and self._space.metric in last:
+                words.append(f"{last.get('label', self._space.label)} {cli.number(last[self._space.metric])}")
             words.append(f"at {last['train_s']:.1f} s, {last['images_per_s']:,.0f} images/s")
         if trial is not None and event == "end":
             words.insert(1, trial.status or "ended")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.record import TrialRecord
 
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 """Of an activation, by `precision.amp`."""
-_NO_MATTER = (
+_MEMORY_FREE = (
     *("seed", "loader.batch_size", "loader.accumulation", "loader.workers", "loader.prefetch_factor"),
     *("loader.persistent_workers", "loader.pin_memory", "loader.non_blocking", "loader.transfer", "loader.resident"),
-    *("precision.amp", "precision.matmul", "model.checkpoint_levels", "model.dropout", "parallel.workers"),
-    *("optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay", "optimizer.warmup"),
-    *("optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay", "parallel.bucket_mib"),
+    *("precision.amp", "precision.matmul", "parallel.workers", "parallel.bucket_mib", "evaluation."),
 )
-"""Knobs that are compared below, or that change no more than a few MiB of device memory."""
-_NO_MATTER_PREFIXES = ("timesteps.", "weighting.", "process.", "evaluation.")
-"""Samplers and weightings hold tables of T numbers."""
+"""Knobs of every workload that are compared below, or that change no more than a few MiB of device memory. A workload
+names its own; a name that ends in a dot stands for a section."""
 
 
 def images_at_once(config: Mapping[str, Any]) -> int:
@@ -29,25 +28,30 @@ def images_at_once(config: Mapping[str, Any]) -> int:
 def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether `one` certainly needs as much device memory as `other` on each worker; both by dotted knob names.
 
-    A partial order: as many images at once, of as many bytes, with no more levels checkpointed, with the data set on
-    the device if the other has it there; everything else that matters must be equal.
+    A partial order: as many images at once, of as many bytes, with nothing more in the lists of what saves memory, with
+    the data set on the device if the other has it there; everything else that matters must be equal.
     """
-    if images_at_once(one) < images_at_once(other):
+    if one["workload"] != other["workload"] or images_at_once(one) < images_at_once(other):
         return False
     if _BYTES[one["precision.amp"]] < _BYTES[other["precision.amp"]]:
         return False
-    if not set(one["model.checkpoint_levels"]) <= set(other["model.checkpoint_levels"]):
+    own = cfg.find(one["workload"]).declared
+    saving = getattr(own, "MEMORY_SAVING", ())
+    if any(not set(one[name]) <= set(other[name]) for name in saving if name in one and name in other):
         return False
     if other["loader.resident"] and not one["loader.resident"]:
         return False
     if one["parallel.workers"] < other["parallel.workers"]:  # gradient buckets; on a CPU all share one memory
         return False
 
+    free = (*_MEMORY_FREE, *saving, *getattr(own, "MEMORY_FREE", ()))
+    sections = tuple(name for name in free if name.endswith("."))
+
     def rest(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in config.items()
-            if name not in _NO_MATTER and not name.startswith(_NO_MATTER_PREFIXES)
+            if name not in free and not name.startswith(sections)
         }
 
     return rest(one) == rest(other)
@@ -61,7 +65,7 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
     """
     found: list[tuple[float, float]] = []
     for record in records:
-        if not record.points or "peak_memory_mib" not in record.points[-1]:
+        if not record.points or not math.isfinite(record.points[-1].peak_memory_mib):
             continue
         alike = {**record.config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
         mine = {**config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
@@ -69,7 +73,7 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
             one["precision.amp"] = "none"
         if needs_at_least(alike, mine) and needs_at_least(mine, alike):
             size = images_at_once(record.config) * _BYTES[record.config["precision.amp"]]
-            found.append((float(size), float(record.points[-1]["peak_memory_mib"])))
+            found.append((float(size), record.points[-1].peak_memory_mib))
     if not found:
         return None
     size = images_at_once(config) * _BYTES[config["precision.amp"]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import os
-from typing import Any
 
-from tunediff.config import ConfigError, flat
+from tunediff.config import ConfigError
 from tunediff.space import SearchSpace
 
 
@@ -29,13 +29,10 @@ class Share:
     slots: int
     """Trials at once. One on a machine without GPUs: two would disturb each other's clocks."""
     gpu: bool
-    per_worker: dict[str, dict[str, float]]
+    per_worker: dict[int, dict[str, float]]
     """Ray resources of each worker, by world size."""
-    threads: dict[str, int]
+    threads: dict[int, int]
     """torch threads of each worker, by world size."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def local() -> Machine:
@@ -77,23 +74,16 @@ def share(space: SearchSpace, machine: Machine) -> Share:
     _refuse_devices(space, machine)
     slots = machine.gpus // sizes[-1] if machine.gpus and not space.alone else 1
     cores = machine.cores / slots
-    per_worker: dict[str, dict[str, float]] = {}
-    threads: dict[str, int] = {}
-    for size in sizes:
-        # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
-        cpus = int(100 * (cores - 0.1) / size) / 100
-        per_worker[str(size)] = {"CPU": cpus} | ({"GPU": 1.0} if machine.gpus else {})
-        threads[str(size)] = max(1, round(cores / size))
-    return Share(slots, bool(machine.gpus), per_worker, threads)
+    # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
+    cpus = {size: int(100 * (cores - 0.1) / size) / 100 for size in sizes}
+    gpu = {"GPU": 1.0} if machine.gpus else {}
+    per_worker = {size: {"CPU": cpus[size], **gpu} for size in sizes}
+    return Share(slots, bool(machine.gpus), per_worker, {size: max(1, round(cores / size)) for size in sizes})
 
 
 def _refuse_devices(space: SearchSpace, machine: Machine) -> None:
     """Values of knobs that need a GPU, on a machine without one."""
-    if machine.gpus:
-        return
-    drawn = {dimension.name: dimension.choices or () for dimension in space.dimensions}
-    needs = {"compile.mode": ("reduce-overhead",)}
-    for name, values in needs.items():
-        for value in values:
-            if value in drawn.get(name, ()) or flat(space.baseline).get(name) == value:
-                raise ConfigError(f"{space.source}: {name}: {value!r} needs a GPU, and there are {machine}")
+    name, value = "compile.mode", "reduce-overhead"
+    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == name)
+    if not machine.gpus and value in itertools.chain([space.baseline.compile.mode], *drawn):
+        raise ConfigError(f"{space.source}: {name}: {value!r} needs a GPU, and there are {machine}")

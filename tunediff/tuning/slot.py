@@ -9,47 +9,35 @@ torch; trial drivers (Tune) and workers (Train) both talk to it, and each may di
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import time
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import ray
 
-from tunediff.config import Config
+from tunediff.record import End, Point
+from tunediff.tuning.group import run_group
+from tunediff.tuning.messages import NAMESPACE, Decision, Event, Job, Kind, Lost, Order
+from tunediff.tuning.resources import Share
 
-NAMESPACE = "tunediff"
 POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What the processes of a group are started with and keep."""
-
-    size: int
-    """World size."""
-    keep_freed: bool
-    """`memory.keep_freed`."""
-
-
-def kind_of_group(config: Config) -> Kind:
-    """The kind that a configuration's training needs."""
-    return Kind(config.parallel.workers, config.memory.keep_freed)
+T = TypeVar("T")
 
 
 class Slot:
     """The meeting place of trial drivers and workers. Methods are coroutines of one actor: no locks but `_turn`."""
 
-    def __init__(self, name: str, storage: str, resources: dict[str, Any]) -> None:
-        """`resources`: see `tunediff.tuning.resources.Share`; `storage`: absolute folder of Ray Train's own files."""
-        self._name, self._storage, self._resources = name, storage, resources
+    def __init__(self, name: str, storage: str, share: Share) -> None:
+        """`storage`: absolute folder of Ray Train's own files."""
+        self._name, self._storage, self._share = name, storage, share
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
-        self._job: dict[str, Any] | None = None
+        self._job: Job | None = None
         self._serial = ""  # names the job in hand; unique, so that a slot that was restarted is not mistaken for itself
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Event] = []
         self._ended = True
-        self._decisions: dict[int, bool] = {}
+        self._decisions: set[int] = set()  # indices of the points after which training may go on
         self._dropped: set[str] = set()
         self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
         self._generation = ""
@@ -58,7 +46,7 @@ class Slot:
         self._retired: set[str] = set()
 
     def __repr__(self) -> str:
-        job = self._job["name"] if self._job is not None and not self._ended else "idle"
+        job = self._job.name if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
     async def warm(self, kind: Kind) -> None:
@@ -72,39 +60,38 @@ class Slot:
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for trial drivers
-    async def submit(self, job: dict[str, Any]) -> str:
+    async def submit(self, job: Job) -> str:
         """Hand in a job; returns its serial. A driver that was restarted is attached to its running job."""
         async with self._turn:
             if self._job is not None and not self._ended:
-                if self._job["key"] == job["key"]:
+                if self._job.key == job.key:
                     return self._serial
                 await self._abandon()
-            fresh = job["fresh"] or self._group_fresh
-            if self._group is None or self._group_kind != job["kind"] or fresh:
+            if self._group is None or self._group_kind != job.kind or job.fresh or self._group_fresh:
                 await self._retire()
-                self._start(job["kind"], job["fresh"])
+                self._start(job.kind, job.fresh)
             async with self._changed:
                 self._serial = uuid.uuid4().hex
-                self._job, self._events, self._decisions, self._ended = job, [], {}, False
+                self._job, self._events, self._decisions, self._ended = job, [], set(), False
                 self._waiting_for = None
                 self._changed.notify_all()
             return self._serial
 
-    async def event(self, serial: str, cursor: int) -> Any:
+    async def event(self, serial: str, cursor: int) -> Event | None:
         """Event number `cursor` of the job, as soon as there is one; None after `POLL_S`."""
-        return await self._wait(
-            lambda: (
-                {"kind": "gone"}
-                if serial != self._serial
-                else (self._events[cursor] if cursor < len(self._events) else None)
-            )
-        )
+
+        def next_event() -> Event | None:
+            if serial != self._serial:
+                return Lost("its slot was restarted")
+            return self._events[cursor] if cursor < len(self._events) else None
+
+        return await self._wait(next_event)
 
     async def let_go_on(self, serial: str, index: int) -> None:
         """Answer the workers that wait after point `index`. A scheduler that stops a trial ends its driver instead."""
         async with self._changed:
             if serial == self._serial:
-                self._decisions[index] = True
+                self._decisions.add(index)
                 self._changed.notify_all()
 
     async def kill(self, reason: str) -> None:
@@ -121,55 +108,53 @@ class Slot:
                 await self._kill("the search ends")
 
     # ---- for workers
-    async def take(self, generation: str, done: str) -> Any:
-        """The next job, which is not `done`; {"leave": True} when the group is no longer wanted."""
+    async def take(self, generation: str, done: str) -> Order | None:
+        """The next job, which is not `done`, or to leave when the group is no longer wanted; None: ask again."""
 
-        def next_job() -> dict[str, Any] | None:
+        def next_order() -> Order | None:
             if generation in self._retired or generation != self._generation:
-                return {"leave": True}
+                return Order()
             if self._job is not None and not self._ended and self._serial != done:
-                return {"serial": self._serial, "job": self._job}
+                return Order(self._serial, self._job)
             return None
 
-        return await self._wait(next_job)
+        return await self._wait(next_order)
 
-    async def post(self, serial: str, event: dict[str, Any]) -> None:
+    async def post(self, serial: str, event: Point | End) -> None:
         """Tell the driver: a point (the workers then ask for the `decision`), or the end of the job."""
         async with self._changed:
             if serial != self._serial or self._ended:
                 return
             self._events.append(event)
-            self._ended = event["kind"] != "point"
-            if event.get("status") in ("oom", "error"):
+            self._ended = isinstance(event, End)
+            if isinstance(event, End) and event.status in ("oom", "error"):
                 self._group_fresh = True  # the workers end with this fault; the next job needs others
-            self._waiting_for = event["index"] if event["kind"] == "point" else None
+            self._waiting_for = event.index if isinstance(event, Point) else None
             self._changed.notify_all()
 
-    async def decision(self, serial: str, index: int) -> Any:
-        """Whether to train on after point `index`: "go", "stop", "unknown" (no job of mine); None: ask again."""
+    async def decision(self, serial: str, index: int) -> Decision | None:
+        """Whether to train on after point `index`; None: ask again."""
 
-        def decided() -> str | None:
+        def decided() -> Decision | None:
             if serial in self._dropped:
                 return "stop"
             if serial != self._serial:
                 return "unknown"
-            return "go" if self._decisions.get(index) else None
+            return "go" if index in self._decisions else None
 
-        answer = await self._wait(decided)
+        answer: Decision | None = await self._wait(decided)
         if answer is not None and serial == self._serial:
             self._waiting_for = None
         return answer
 
     # ---- the group
     def _start(self, kind: Kind, fresh: bool) -> None:
-        from tunediff.tuning.worker import run_group
-
         self._generation = uuid.uuid4().hex[:8]
         self._group_kind, self._group_fresh = kind, fresh
         task = ray.remote(run_group).options(
             num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}"
         )
-        self._group = task.remote(self._name, self._generation, kind, self._storage, self._resources)
+        self._group = task.remote(self._name, self._generation, kind, self._storage, self._share)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:
@@ -181,10 +166,15 @@ class Slot:
         async with self._changed:
             if generation == self._generation:
                 self._group = None
-                if self._job is not None and not self._ended and generation not in self._retired:
-                    self._events.append({"kind": "died", "reason": reason})
-                    self._ended = True
+                if generation not in self._retired:
+                    self._lose(reason)
             self._changed.notify_all()
+
+    def _lose(self, reason: str) -> None:
+        """The job in hand, if there is one, goes down with its group."""
+        if not self._ended:
+            self._events.append(Lost(reason))
+            self._ended = True
 
     async def _abandon(self) -> None:
         """The job's driver is gone. If it was stopped early, the workers wait for a decision; else they are busy."""
@@ -198,12 +188,12 @@ class Slot:
 
     async def _retire(self) -> None:
         """Let the group leave when its workers ask for the next job, and wait until its resources are free."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return
         async with self._changed:
             self._retired.add(self._generation)
             self._changed.notify_all()
-        group = self._group
         try:
             await asyncio.wait_for(asyncio.shield(self._gone(group)), timeout=60)
         except TimeoutError:
@@ -215,9 +205,7 @@ class Slot:
             return
         async with self._changed:
             self._retired.add(self._generation)
-            if not self._ended:
-                self._events.append({"kind": "died", "reason": reason})
-                self._ended = True
+            self._lose(reason)
             self._changed.notify_all()
         ray.cancel(group, force=True)  # its controller and workers belong to it and end with it
         await self._gone(group)
@@ -227,7 +215,7 @@ class Slot:
             async with self._changed:
                 await self._changed.wait()
 
-    async def _wait(self, ready: Any) -> Any:
+    async def _wait(self, ready: Callable[[], T | None]) -> T | None:
         """The first answer of `ready` that is not None, or None after `POLL_S`."""
         until = time.monotonic() + POLL_S
         async with self._changed:
@@ -239,14 +227,9 @@ class Slot:
             return answer
 
 
-def create(name: str, storage: str, resources: dict[str, Any]) -> Any:
+def create(name: str, storage: str, share: Share) -> Any:
     """Start the actor of one slot; its name must be its own in the whole cluster."""
     actor = ray.remote(Slot).options(
         name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
     )
-    return actor.remote(name, storage, resources)
-
-
-def get(name: str) -> Any:
-    """The actor of a slot, from any process of the search."""
-    return ray.get_actor(name, namespace=NAMESPACE)
+    return actor.remote(name, storage, share)

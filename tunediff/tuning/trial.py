@@ -5,43 +5,26 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff import config as cfg
 from tunediff import record
-from tunediff.config import Config
-from tunediff.space import SearchSpace
+from tunediff.config import Systems
+from tunediff.environment import DISK_FAULTS
+from tunediff.record import End, Point
+from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
 
 ATTEMPTS = 2
 """Worker groups a trial may use up: a killed worker is not the configuration's fault, a second one is suspicious."""
 
-_HIDDEN = ("event", "kind", "seconds", "time")
-
-
-def plan(space: SearchSpace, experiment: Path, slots: list[str]) -> dict[str, Any]:
-    """What all drivers of a search have in common; plain values, so that it travels. `slots`: their actors' names."""
-    return {
-        "slots": slots,
-        "experiment": str(experiment),
-        "baseline": cfg.to_dict(space.baseline),
-        "source": space.source,
-        "metric": space.metric,
-        "budget": {"seconds": space.budget.per_trial_s, "compile_charged": space.budget.compile_charged},
-        "deadline_s": space.budget.trial_deadline_s,
-        "fresh": space.fresh,
-        "profile_steps": space.operations,
-        "final": space.final,
-    }
-
-
-def configuration(drawn: dict[str, Any], plan: dict[str, Any]) -> Config:
-    """The full configuration of the drawn knobs."""
-    return cfg.override(cfg.from_dict(plan["baseline"], plan["source"]), drawn, plan["source"])
+Reported = dict[str, float]
+"""What Tune's scheduler and pages get of a point: its numbers by their flat names, and the `objective`."""
 
 
 class Driver(tune.Trainable):  # type: ignore[misc]
@@ -50,7 +33,7 @@ class Driver(tune.Trainable):  # type: ignore[misc]
     A scheduler that stops a trial asks for no further step: the slot learns of it from the next trial, or at the end.
     """
 
-    def setup(self, config: dict[str, Any], plan: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], plan: Plan) -> None:
         self._plan = plan
         self.reset_config(config)
 
@@ -62,86 +45,75 @@ class Driver(tune.Trainable):  # type: ignore[misc]
         return next(self._points, {"done": True, RESULT_DUPLICATE: True})  # the end brings no numbers of its own
 
 
-def points(params: dict[str, Any], plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def points(params: dict[str, Any], plan: Plan) -> Iterator[Reported]:
     """Hand the trial to its slot and yield its points for Tune, until it ended one way or another.
 
     `params`: the drawn knobs by dotted name, `trial` (its name) and `slot`. A driver that is started again after a
     kill attaches to the running job, or finds in the journal that all is done. To ask for the point after the next one
     is to let the workers train on.
     """
-    import ray
-
-    from tunediff.tuning.slot import get, kind_of_group
-
-    name, folder = params["trial"], Path(plan["experiment"]) / "trials" / params["trial"]
-    drawn = {knob: value for knob, value in params.items() if knob in cfg.knobs()}
-    config = configuration(drawn, plan)
-    journal = record.Journal(folder)
+    name, values = params["trial"], drawn(params)
+    folder, config = plan.experiment / "trials" / name, plan.configuration(values)
     if (known := record.read_trial(folder)) is not None and known.finished:
-        yield from (_for_tune(point, plan["metric"]) for point in known.points)
+        yield from (reported(point, plan) for point in known.points)
+        return
+    journal, slot, deadline = (
+        record.Journal(folder),
+        get(plan.slots[params["slot"]]),
+        time.monotonic() + plan.deadline_s,
+    )
+    for attempt in range(1, ATTEMPTS + 1):
+        journal.start(config, values, plan.budget.seconds, int(name[1:]))
+        serial = ray.get(slot.submit.remote(job_of(name, attempt, folder, config, plan)))
+        ended = yield from _until_ended(slot, serial, deadline, plan)
+        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
+            continue
+        if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
+            journal.end(end)
         return
 
-    slot, started = get(plan["slots"][params["slot"]]), time.monotonic()
-    for attempt in range(1, ATTEMPTS + 1):
-        journal.write(
-            "start",
-            name=name,
-            number=int(name.lstrip("t")),
-            config=cfg.flat(config),
-            drawn=drawn,
-            fingerprint=cfg.fingerprint(config),
-            budget_s=plan["budget"]["seconds"],
-            environment=environment.describe(),
-            pid=os.getpid(),
-        )
-        job = {
-            "name": name,
-            "key": f"{name}/{attempt}",
-            "config": cfg.to_dict(config),
-            "budget": plan["budget"],
-            "folder": str(folder),
-            "kind": kind_of_group(config),
-            "fresh": plan["fresh"] or config.compile.mode != "none",  # caches of compilation outlive a trial
-            "evaluate": plan["metric"] == "frechet",
-            "keep": plan["metric"] == "frechet",
-        }
-        job |= {key: plan[key] for key in ("profile_steps", "final") if plan[key]}
-        serial, cursor = ray.get(slot.submit.remote(job)), 0
-        while True:
-            event = ray.get(slot.event.remote(serial, cursor))
-            late = time.monotonic() - started > plan["deadline_s"]
-            if late and (event is None or event["kind"] == "point"):  # an end that came late is an end all the same
-                ray.get(slot.kill.remote("past its deadline"))
-                reason = f"not done after {plan['deadline_s']:.0f} s of wall-clock"
-                journal.write("end", status="timeout", reason=reason)
-                return
-            if event is None:
-                continue
+
+def job_of(name: str, attempt: int, folder: Path, config: Systems, plan: Plan) -> Job:
+    """What the workers get to do."""
+    return Job(
+        name=name, key=f"{name}/{attempt}", folder=folder, config=cfg.to_dict(config), budget=plan.budget,
+        kind=Kind.of(config), fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
+        evaluates=plan.evaluates, keeps=plan.evaluates, profile_steps=plan.profile_steps, final=plan.final,
+    )  # fmt: skip
+
+
+def _until_ended(slot: Any, serial: str, deadline: float, plan: Plan) -> Generator[Reported, None, End | Lost]:
+    """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
+    cursor = 0
+    while True:
+        event = ray.get(slot.event.remote(serial, cursor))
+        if isinstance(event, End | Lost):  # an end that came late is an end all the same
+            return event
+        if time.monotonic() > deadline:
+            ray.get(slot.kill.remote("past its deadline"))
+            return End("timeout", f"not done after {plan.deadline_s:.0f} s of wall-clock")
+        if event is not None:
             cursor += 1
-            if event["kind"] == "point":
-                yield _for_tune(event, plan["metric"])
-                ray.get(slot.let_go_on.remote(serial, event["index"]))
-            elif event["kind"] == "end":
-                if (ended := record.read_trial(folder)) is None or not ended.finished:  # the worker could not write it
-                    journal.write("end", **{key: value for key, value in event.items() if key != "kind"})
-                return
-            else:  # the group died, or the slot was restarted and knows nothing of this job
-                reason = _short(event.get("reason", "its slot was restarted"))
-                if any(os.strerror(code) in reason for code in record.DISK_FAULTS):
-                    raise OSError(reason)  # the disk's fault: the trial has no end, and the search looks at the disk
-                if "outofmemory" in reason.lower().replace(" ", ""):
-                    journal.write("end", status="oom", reason=reason)
-                    return
-                if attempt == ATTEMPTS:
-                    journal.write("end", status="error", reason=f"the workers died {ATTEMPTS} times: {reason}")
-                    return
-                break
+            yield reported(event, plan)
+            ray.get(slot.let_go_on.remote(serial, event.index))
 
 
-def _for_tune(point: dict[str, Any], metric: str) -> dict[str, Any]:
-    """What Tune's scheduler and pages need of a point."""
-    numbers = {key: value for key, value in point.items() if key not in _HIDDEN and isinstance(value, int | float)}
-    return {**numbers, "objective": numbers[metric] if math.isfinite(numbers[metric]) else math.inf}
+def _after_loss(lost: Lost, attempt: int) -> End | None:
+    """What it means that the workers died; None: try again. Raises `OSError` where it was the disk's fault."""
+    reason = _short(lost.reason)
+    if any(os.strerror(code) in reason for code in DISK_FAULTS):
+        raise OSError(reason)  # the trial has no end, and the search looks at the disk
+    if "outofmemory" in reason.lower().replace(" ", ""):
+        return End("oom", reason)
+    return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
+
+
+def reported(point: Point, plan: Plan) -> Reported:
+    """A point for Tune."""
+    numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
+    worst = math.inf if plan.mode == "min" else -math.inf
+    value = numbers[plan.metric]
+    return {**numbers, "objective": value if math.isfinite(value) else worst}
 
 
 def _short(reason: str) -> str:

@@ -88,11 +88,11 @@ def _protocol(subject: Subject) -> list[str]:
     protocol, budget = wanted.baseline.evaluation, wanted.budget
     lines = ["images/s: images trained per second, waiting for images included and compilation not."]
     if not subject.by_rate:
+        what, protocol_words = subject.found.quantity(subject.found.metric).label, sampled(subject.found)
         lines[0] = (
-            f"{subject.label}: {subject.found.quantity(subject.found.metric).label} between {protocol.images:,} generated "
-            f"images and the real ones, in the features of {protocol.extractor}; averaged weights, "
-            f"{sampled(subject.found)}, the same noise in all trials. It depends on the number of images: compare within "
-            "this search only."
+            f"{subject.label}: {what} between {protocol.images:,} generated images and the real ones, in the features "
+            f"of {protocol.extractor}; averaged weights, {protocol_words}, the same noise in all trials. It depends on "
+            "the number of images: compare within this search only."
         )
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of training in the worker, evaluation and checkpoints "

@@ -388,6 +388,16 @@ QUANTITIES = {
     "step_ema_s": Quantity("EMA", "ms", "of a step: the averaged weights", 1000.0),
 }
 
+# What a search may conclude from trials that ran out of memory.
+MEMORY_FREE = (
+    *("model.dropout", "optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay"),
+    *("optimizer.warmup", "optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay"),
+    *("timesteps.", "weighting.", "process."),  # tables of T numbers
+)
+"""Knobs that change no more than a few MiB of device memory; a dot at the end: a whole section."""
+MEMORY_SAVING = ("model.checkpoint_levels",)
+"""Lists that save memory with everything more that is in them."""
+
 # Data, model and extractor that belong together, by name. Every knob can be overridden.
 PRESETS: dict[str, dict[str, Any]] = {
     "cifar10": {},

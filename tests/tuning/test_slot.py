@@ -1,0 +1,162 @@
+"""What drivers and workers agree on in a slot, without a cluster: its group is a task that a test ends."""
+
+import asyncio
+import types
+
+import pytest
+
+from tests.helpers import point
+from tunediff.clock import Budget
+from tunediff.record import End
+from tunediff.tuning import slot as slots
+from tunediff.tuning.messages import Job, Kind, Lost, Order
+from tunediff.tuning.resources import Share
+
+ONE = Kind(1, True)
+
+
+def job(key="t0000/1", kind=ONE, folder=None, **more):
+    return Job(key.partition("/")[0], key, folder, {}, Budget(1.0), kind, **more)
+
+
+@pytest.fixture
+def slot(monkeypatch, tmp_path):
+    """A slot whose groups are futures, in `slot.groups`."""
+    monkeypatch.setattr(slots, "POLL_S", 0.05)
+
+    def options(**_):
+        return types.SimpleNamespace(remote=start)
+
+    def start(*_):
+        made.groups.append(asyncio.get_running_loop().create_future())
+        return made.groups[-1]
+
+    def cancel(group, force):
+        group.set_exception(RuntimeError("cancelled"))
+
+    monkeypatch.setattr(slots.ray, "remote", lambda function: types.SimpleNamespace(options=options))
+    monkeypatch.setattr(slots.ray, "cancel", cancel)
+    made = slots.Slot("slot", str(tmp_path), Share(1, False, {1: {}, 2: {}}, {1: 1, 2: 1}))
+    made.groups = []
+    return made
+
+
+def test_a_job_is_taken_told_of_and_ended(slot):
+    async def told():
+        serial = await slot.submit(job())
+        order = await slot.take(slot._generation, "")
+        assert order == Order(serial, job())
+        assert await slot.take(slot._generation, serial) is None  # nothing new
+        assert await slot.event(serial, 0) is None
+        await slot.post(serial, point(1))
+        assert await slot.event(serial, 0) == point(1)
+        assert await slot.decision(serial, 1) is None
+        await slot.let_go_on(serial, 1)
+        assert await slot.decision(serial, 1) == "go"
+        await slot.post(serial, End("ok"))
+        assert await slot.event(serial, 1) == End("ok")
+        await slot.post(serial, point(2))  # after the end nothing is heard
+        assert await slot.event(serial, 2) is None
+        return len(slot.groups)
+
+    assert asyncio.run(told()) == 1
+
+
+def test_a_driver_that_was_restarted_finds_its_job_running(slot):
+    async def submitted():
+        serial = await slot.submit(job())
+        assert await slot.submit(job()) == serial
+
+    asyncio.run(submitted())
+
+
+def test_a_slot_that_was_restarted_knows_nothing(slot):
+    async def asked():
+        assert await slot.event("before", 0) == Lost("its slot was restarted")
+        assert await slot.decision("before", 1) == "unknown"
+        assert await slot.take("a group of before", "") == Order()
+
+    asyncio.run(asked())
+
+
+def test_a_job_goes_down_with_its_group(slot):
+    async def died():
+        serial = await slot.submit(job())
+        slot.groups[0].set_exception(RuntimeError("worker died"))
+        return await slot.event(serial, 0)
+
+    assert asyncio.run(died()) == Lost("worker died")
+
+
+def test_a_group_that_was_killed_is_told_why(slot):
+    async def killed():
+        serial = await slot.submit(job())
+        await slot.kill("past its deadline")
+        return await slot.event(serial, 0), slot._group
+
+    assert asyncio.run(killed()) == (Lost("past its deadline"), None)
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "second", "groups"),
+    [
+        (job(), End("ok"), job("t0001/1"), 1),
+        (job(), End("pruned"), job("t0001/1"), 1),
+        (job(), End("nan"), job("t0001/1"), 1),
+        (job(), End("oom"), job("t0001/1"), 2),
+        (job(), End("error"), job("t0001/1"), 2),
+        (job(), End("ok"), job("t0001/1", Kind(2, True)), 2),
+        (job(), End("ok"), job("t0001/1", Kind(1, False)), 2),
+        (job(), End("ok"), job("t0001/1", fresh=True), 2),
+        (job(fresh=True), End("ok"), job("t0001/1"), 2),
+    ],
+)
+def test_which_job_needs_another_group(slot, first, end, second, groups):
+    async def both():
+        serial = await slot.submit(first)
+        await slot.post(serial, end)
+        old = slot._generation
+
+        async def leave():  # as workers do that are told so
+            while await slot.take(old, serial) != Order():
+                pass
+            slot.groups[0].set_result(None)
+
+        leaving = asyncio.ensure_future(leave())
+        again = await slot.submit(second)
+        leaving.cancel()
+        assert (await slot.take(slot._generation, serial)).serial == again
+        return len(slot.groups)
+
+    assert asyncio.run(both()) == groups
+
+
+def test_a_trial_that_was_stopped_early_leaves_its_workers_to_the_next(slot):
+    """Its driver is gone, and they wait for a decision."""
+
+    async def stopped():
+        serial = await slot.submit(job())
+        await slot.post(serial, point(1))
+        await slot.submit(job("t0001/1"))
+        return await slot.decision(serial, 1), len(slot.groups)
+
+    assert asyncio.run(stopped()) == ("stop", 1)
+
+
+def test_workers_that_are_busy_with_a_trial_that_nobody_wants_are_killed(slot):
+    async def given_up():
+        await slot.submit(job())
+        await slot.submit(job("t0001/1"))
+        return len(slot.groups)
+
+    assert asyncio.run(given_up()) == 2
+
+
+def test_a_group_is_warmed_once(slot):
+    async def warmed():
+        await slot.warm(ONE)
+        await slot.warm(ONE)
+        await slot.submit(job())
+        return len(slot.groups)
+
+    assert asyncio.run(warmed()) == 1

@@ -1,0 +1,148 @@
+"""What a driver makes of what it hears, without a cluster."""
+
+import math
+import types
+
+import pytest
+
+from tests.helpers import point
+from tunediff import record, space
+from tunediff.record import End
+from tunediff.tuning import trial
+from tunediff.tuning.messages import Kind, Lost, Plan, drawn
+
+CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
+PARAMS = {"trial": "t0003", "slot": 0, "loader.batch_size": 64}
+
+
+class Slot:
+    """Answers as the actor does: every job gets the next list of events; None: nothing yet."""
+
+    def __init__(self, *events):
+        self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
+        for name in ("submit", "event", "let_go_on", "kill"):
+            setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
+
+    def _submit(self, job):
+        self.jobs.append(job)
+        return str(len(self.jobs))
+
+    def _event(self, serial, cursor):
+        events = self.events[int(serial) - 1]
+        return events[cursor] if events[cursor] is not None else events.pop(cursor)
+
+    def _let_go_on(self, serial, index):
+        self.went_on.append(index)
+
+    def _kill(self, reason):
+        self.killed.append(reason)
+
+
+@pytest.fixture
+def drive(tmp_path, monkeypatch):
+    """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
+    monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
+
+    def drive(*events, **changes):
+        slot = Slot(*events)
+        monkeypatch.setattr(trial, "get", lambda name: slot)
+        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, ["slot"])
+        return slot, list(trial.points(PARAMS, plan)), record.read_trial(tmp_path / "trials" / "t0003")
+
+    return drive
+
+
+def test_a_trial_that_runs_to_its_end(drive):
+    slot, told, known = drive([point(1, 1.0, frechet=5.0), None, point(2, 2.0, frechet=4.0), End("ok", steps=2)])
+    assert [one["objective"] for one in told] == [5.0, 4.0]
+    assert [one["train_s"] for one in told] == [1.0, 2.0]
+    assert slot.went_on == [1, 2]
+    assert (known.status, known.number, known.drawn, known.budget_s) == ("ok", 3, {"loader.batch_size": 64}, 9.0)
+    (job,) = slot.jobs
+    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == ("t0003/1", Kind(1, True), False, True, True)
+    assert job.config["loader"]["batch_size"] == 64
+    assert job.budget.seconds == 9.0
+
+
+def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
+    folder = tmp_path / "trials" / "t0003"
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: record.Journal(folder).end(End("nan", "diverged")) or "1")
+    _, _, known = drive([End("nan", "diverged")])
+    assert [event["event"] for event in record.events(folder)] == ["start", "end"]
+    assert known.status == "nan"
+
+
+def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
+    drive([point(1, frechet=5.0), End("ok")])
+    slot, told, known = drive()
+    assert slot.jobs == []
+    assert known.attempts == 1
+    assert told == []  # the made-up worker wrote none
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "reason"),
+    [
+        (["its slot was restarted", None], "ok", ""),
+        (["x\n  ActorDiedError: killed\n y"] * 2, "error", "the workers died 2 times: ActorDiedError: killed"),
+        (["torch.OutOfMemoryError: 16 GiB"], "oom", "torch.OutOfMemoryError: 16 GiB"),
+    ],
+)
+def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
+    slot, _, known = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
+    assert (known.status, known.reason, known.attempts) == (status, reason, len(reasons))
+    assert [job.key for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
+
+
+def test_a_full_disk_is_no_end(drive, tmp_path):
+    with pytest.raises(OSError, match="No space left on device"):
+        drive([Lost("OSError: [Errno 28] No space left on device")])
+    assert not record.read_trial(tmp_path / "trials" / "t0003").finished
+
+
+def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch):
+    clock = iter([0.0, 1e6])
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
+    slot, told, known = drive([point(1, frechet=5.0)])
+    assert (told, slot.killed, known.status) == ([], ["past its deadline"], "timeout")
+    assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock"
+
+
+def test_an_end_that_comes_late_is_an_end(drive, monkeypatch):
+    clock = iter([0.0, 1e6])
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
+    slot, _, known = drive([End("ok")])
+    assert (slot.killed, known.status) == ([], "ok")
+
+
+def test_a_value_that_is_not_finite_is_the_worst(drive):
+    _, told, _ = drive([point(1, frechet=math.nan), End("ok")])
+    assert told[0]["objective"] == math.inf
+
+
+def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
+    plan = Plan.of(space.parse(CONTENT | {"objective": "images_per_s"}, "x.yaml"), tmp_path, ["slot"])
+    assert trial.reported(point(images_per_s=math.nan), plan)["objective"] == -math.inf
+    assert trial.reported(point(images_per_s=7.0), plan)["objective"] == 7.0
+
+
+def test_what_measures_reaches_every_driver(tmp_path):
+    loaded = space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
+    plan = Plan.of(loaded, tmp_path, ["slot"])
+    assert (loaded.fresh, loaded.operations, plan.fresh, plan.profile_steps) == (True, 7, True, 7)
+    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, ["slot"])
+    assert (plan.fresh, plan.profile_steps) == (False, 0)
+
+
+def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):
+    slot, _, _ = drive([End("ok")], objective="images_per_s")
+    assert (slot.jobs[0].evaluates, slot.jobs[0].keeps) == (False, False)
+
+
+def test_what_compiles_gets_processes_of_its_own(drive):
+    slot, _, _ = drive([End("ok")], fixed={"compile.mode": "default"})
+    assert slot.jobs[0].fresh
+
+
+def test_the_knobs_of_a_trial_are_all_but_its_name_and_slot():
+    assert drawn(PARAMS) == {"loader.batch_size": 64}

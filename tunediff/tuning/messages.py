@@ -1,0 +1,137 @@
+"""What trial drivers, slots and workers say to each other, and how they find each other. Imports no torch.
+
+A configuration travels as the nested dictionary of `config.to_dict`: the class of a workload's configurations is made
+where it is needed and cannot be pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.config import Systems
+from tunediff.record import End, Point
+from tunediff.space import SearchSpace
+
+NAMESPACE = "tunediff"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the processes of a group are started with and keep."""
+
+    size: int
+    """World size."""
+    keep_freed: bool
+    """`memory.keep_freed`."""
+
+    @classmethod
+    def of(cls, config: Systems) -> Kind:
+        """The kind that a configuration's training needs."""
+        return cls(config.parallel.workers, config.memory.keep_freed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What all drivers of a search have in common."""
+
+    slots: tuple[str, ...]
+    """Names of the slots' actors."""
+    experiment: Path
+    """The search's folder, absolute."""
+    baseline: dict[str, Any]
+    """As `config.to_dict` writes it."""
+    source: str
+    metric: str
+    mode: str
+    budget: Budget
+    deadline_s: float
+    """Wall-clock after which a trial is given up."""
+    evaluates: bool
+    """Whether models are judged, and kept."""
+    fresh: bool
+    """Whether every trial gets processes of its own."""
+    profile_steps: int
+    final: dict[str, Any]
+    """Knobs of one more evaluation of every finished model; empty: none."""
+
+    @classmethod
+    def of(cls, space: SearchSpace, experiment: Path, slots: list[str]) -> Plan:
+        """The plan of a search in its folder; `slots`: their actors' names."""
+        return cls(
+            slots=tuple(slots), experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,
+            metric=space.metric, mode=space.mode, evaluates=space.evaluates, final=space.final, fresh=space.fresh,
+            budget=Budget(space.budget.per_trial_s, compile_charged=space.budget.compile_charged),
+            deadline_s=space.budget.trial_deadline_s, profile_steps=space.operations,
+        )  # fmt: skip
+
+    def configuration(self, drawn: Mapping[str, Any]) -> Systems:
+        """The full configuration of the drawn knobs."""
+        baseline: Systems = cfg.from_dict(self.baseline, self.source)
+        return cfg.override(baseline, drawn, self.source)
+
+
+def drawn(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs by dotted name in what Tune has of a trial, which is also its name (`trial`) and its `slot`."""
+    return {name: value for name, value in params.items() if name not in ("trial", "slot")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One attempt at one trial, for a group of workers."""
+
+    name: str
+    """Of the trial."""
+    key: str
+    """Names the attempt: a driver that was restarted asks for the same one."""
+    folder: Path
+    """Of the trial, absolute."""
+    config: dict[str, Any]
+    """As `config.to_dict` writes it."""
+    budget: Budget
+    kind: Kind
+    fresh: bool = False
+    """Whether it needs processes that have trained nothing, which then train nothing else."""
+    evaluates: bool = True
+    """Whether the model is judged at every point."""
+    keeps: bool = True
+    """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again rather than
+    continued, and its weights are worth nothing."""
+    profile_steps: int = 0
+    """Steps after the training whose operations are written down; 0: none."""
+    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Knobs of one more evaluation of the finished model; empty: none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a group is told to do next."""
+
+    serial: str = ""
+    """Names the job in hand."""
+    job: Job | None = None
+    """None: leave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """The group died, or the slot was restarted and knows nothing of the job."""
+
+    reason: str
+
+
+Event = Point | End | Lost
+"""What a driver hears of its job; all but a point are the last."""
+Decision = Literal["go", "stop", "unknown"]
+"""Whether to train on after a point; "unknown": the slot has no such job."""
+
+
+def get(slot: str) -> Any:
+    """The actor of a slot, from any process of the search."""
+    return ray.get_actor(slot, namespace=NAMESPACE)

@@ -1,0 +1,132 @@
+"""Running a search through Ray Tune."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import ray
+from ray import tune
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
+
+from tunediff.environment import unwritable
+from tunediff.space import SearchSpace
+from tunediff.tuning import slot
+from tunediff.tuning.dashboard import Board, Listener
+from tunediff.tuning.messages import Kind, Plan, drawn
+from tunediff.tuning.resources import Share
+from tunediff.tuning.searcher import GRACE, Searcher
+from tunediff.tuning.trial import Driver
+
+log = logging.getLogger(__name__)
+
+
+def search(folder: Path, space: SearchSpace, share: Share, before_s: float, listener: Listener) -> str | None:
+    """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
+
+    Returns why the folder could not be written any more; None: it could.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="optuna|ray")
+    searcher = Searcher(space, folder, share.slots, before_s)
+    session = uuid.uuid4().hex[:6]  # several searches may share a cluster
+    names = [f"{folder.name}-{session}-slot-{i}" for i in range(share.slots)]
+    actors = [slot.create(name, str(folder / "train"), share) for name in names]
+    if not space.fresh and not space.baseline.compile.active:
+        for actor in actors:  # the workers of the first trials start while Tune does
+            actor.warm.remote(Kind.of(space.baseline))
+    listeners = (listener, Board(folder, space, actors).tell)
+    try:
+        _tuner(folder, space, searcher, Plan.of(space, folder, names), listeners).fit()
+    except Exception:
+        if (why := unwritable(folder)) is None:
+            raise
+        return why
+    if searcher.broken is not None:
+        return unwritable(folder) or str(searcher.broken)
+    for actor in actors:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(actor.close.remote(), timeout=30)
+    return None
+
+
+def _tuner(
+    folder: Path, space: SearchSpace, searcher: Searcher, plan: Plan, listeners: tuple[Listener, ...]
+) -> tune.Tuner:
+    session = len(list((folder / "tune").glob("*")))
+    return tune.Tuner(
+        tune.with_resources(tune.with_parameters(Driver, plan=plan), {"CPU": 0.01}),
+        tune_config=tune.TuneConfig(
+            num_samples=-1,  # the searcher knows the limits
+            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space),
+            metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
+            reuse_actors=True,  # a new driver process per trial costs seconds
+        ),
+        run_config=tune.RunConfig(
+            name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(*listeners)],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
+            failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
+        ),
+    )  # fmt: skip
+
+
+def scheduler(space: SearchSpace) -> ASHAScheduler | MedianStoppingRule | None:
+    """Tune's scheduler that stops hopeless trials on training seconds, or None. Rungs lie at evaluation points.
+
+    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
+    before `GRACE` of its budget.
+    """
+    budget_s = space.budget.per_trial_s
+    if space.early_stopping == "asha":
+        return ASHAScheduler(time_attr="train_s", max_t=budget_s, grace_period=GRACE * budget_s, reduction_factor=2)
+    if space.early_stopping == "median":
+        return MedianStoppingRule(time_attr="train_s", grace_period=GRACE * budget_s, min_samples_required=3)
+    return None
+
+
+class _Events(TrialProgressCallback):  # type: ignore[misc]
+    """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        super().__init__()
+        self._listeners = listeners
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
+
+    def _tell(self, event: str, trial: Any, content: Mapping[str, Any]) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event, trial.config["trial"], content)
+            except Exception:  # what is only shown must not end a night of trials
+                log.exception("could not show %s of %s", event, trial.config["trial"])
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self._tell("start", trial, trial.config)
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        self._tell("point", trial, {**result, "slot": trial.config["slot"]})
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self._tell("end", trial, trial.config)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self._tell("end", trial, trial.config)
+
+
+def _readable(trial: Any) -> str:
+    """t0007_batch_size=256,amp=bf16: what Ray's pages and folders show."""
+    knobs = [
+        f"{name.rpartition('.')[2]}={value:.3g}" if isinstance(value, float) else f"{name.rpartition('.')[2]}={value}"
+        for name, value in drawn(trial.config).items()
+    ]
+    words = "_".join([trial.config["trial"], ",".join(knobs)])
+    return "".join(c if c.isalnum() or c in "_=,.-" else "-" for c in words)[:100]
