@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import cli, space
+from tunediff import cli, environment, space
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import Config

@@ -51,7 +51,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
-from tunediff import cli, record
+from tunediff import cli, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tunediff import cli
+from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.data import images as data

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from tunediff import config as cfg
-from tunediff import export, record, results, search, space, train
+from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs
 from tunediff.tuning import experiment, resources
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff import evaluate
+from tunediff import environment, evaluate
 from tunediff.data import images as data
 from tunediff.evaluation import features, progress
 from tunediff.evaluation.names import KINDS

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
-from tunediff import models, record
+from tunediff import environment, models, record
 from tunediff.clock import Budget
 from tunediff.data import images as data
 from tunediff.distributed import World

@@ -14,7 +14,7 @@ from tunediff.reporting.export import provenance
 
 from tests.training.conftest import TINY, tiny
 from tunediff import config as cfg
-from tunediff import profile, record
+from tunediff import environment, profile, record
 from tunediff.distributed import World
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.measure import Bench

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.training.conftest import tiny
 from tunediff import config as cfg
+from tunediff import environment
 from tunediff.profiling import tables
 from tunediff.profiling.result import Advice
 from tunediff.training.phases import PHASES
