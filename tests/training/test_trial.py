@@ -251,8 +251,12 @@ def test_what_is_found_and_described_is_in_every_point():
         assert (point.index, point.fraction, point["width"], point["label"]) == (index, index / 2, 8, "E")
         assert (point.images, point.steps) == (IMAGES // 2 * index, STEPS // 2 * index)
         assert math.isfinite(point["error"])
+        assert math.isfinite(point.loss)
+        assert point.images_per_s > 0
+        assert 0 <= point.data_wait_share < 1
         assert point.peak_memory_mib > 10
         assert point.worker_s == point.train_s
+    assert 0 < told.points[0].train_s < told.points[1].train_s
     assert told.points[-1]["error"] == error(outcome.model)["error"]
     assert (told.facts, told.shown) == ({"rows": 44}, {"curve": {"x": [1.0, 2.0]}})
     assert told.steps == STEPS
@@ -505,17 +509,17 @@ def test_checkpoints_are_written_between_evaluations(tmp_path, monkeypatch):
                 raise KilledError
             trial.step(loss_of(net, batch), optimizer)
 
-    config = toy(evaluation__points=1)
+    config = toy(evaluation__points=2)
     how = {"seconds": 20.0, "folder": tmp_path, "checkpoint_every_s": 3.0, "body": body}
-    dies_at = 14
+    dies_at = 16
     with pytest.raises(KilledError):
         train(config, clock=timed(20.0, hands), **how)
-    assert saved == [4, 8, 12]
+    assert saved == [4, 8, 10, 14], "that of the evaluation counts"
     saved.clear()
     dies_at, told = None, Told()
     outcome = train(config, clock=timed(20.0, hands), observer=told, **how)
-    assert (told.steps, outcome.steps) == (8, 20)
-    assert saved == [16, 20], "none twice at the end"
+    assert (told.steps, outcome.steps) == (6, 20)
+    assert saved == [18, 20], "none twice at the end"
 
 
 def test_without_a_folder_nothing_is_written(monkeypatch):
