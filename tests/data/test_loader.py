@@ -167,6 +167,16 @@ def test_what_is_copied_to_the_device(workers: int) -> None:
     assert torch.equal(found["uint8"].float(), found["float32"])
 
 
+@pytest.mark.parametrize("how", [{"loader__transfer": "float32"}, {"loader__resident": True}, {}], ids=str)
+def test_a_fetched_batch_may_be_asked_for_again(how: dict[str, Any]) -> None:
+    """The first one comes twice: for the warm-up, and for the first step."""
+    with build(config(data__horizontal_flip=True, **how)) as batches:
+        fetched = batches.fetch()
+        first = batches.move(fetched).clone()
+        batches.fetch()
+        assert torch.equal(batches.move(fetched), first)
+
+
 def test_close_stops_the_workers_and_may_be_repeated() -> None:
     batches = build(config(loader__workers=1))
     batches.fetch()
