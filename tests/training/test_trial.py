@@ -92,6 +92,21 @@ def test_prepare_makes_of_a_batch_what_the_loop_gets():
     assert torch.equal(seen[-1], 2 * before[0][0])
 
 
+@pytest.mark.parametrize("knobs", [{}, {"loader__resident": True}, {"loader__accumulation": 2}], ids=str)
+def test_whoever_trains_may_write_into_a_batch(knobs):
+    """The first one comes twice, and the warm-up's is another copy."""
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, (inputs.mul_(3) if in_place else inputs * 3, targets)), optimizer)
+
+    in_place = True
+    found = weights(train(toy(**knobs), images=IMAGES, body=body))
+    in_place = False
+    assert_equal(found, weights(train(toy(**knobs), images=IMAGES, body=body)))
+
+
 def test_own_loaders_are_run_through_again_and_again():
     seen = []
 
