@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
-from tests.toy.train import INPUTS, TARGETS, begin
-from tests.training.test_trial import IMAGES
+from tests.toy.train import IMAGES, INPUTS, TARGETS, begin
 from tunediff.training import state
 from tunediff.training.precision import NotFiniteError
 
