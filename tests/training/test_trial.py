@@ -271,16 +271,16 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
         trial.evaluate_with(judge)
         for batch in trial.batches((INPUTS, TARGETS)):
             if not trial._warming:
-                hands.s += 1.0
+                hands.s += 1.0 if hands.s < 1000.0 else 2.5  # slower after the first evaluation
             trial.step(loss_of(net, batch), optimizer)
 
     outcome = train(
         toy(), seconds=10.0, clock=timed(10.0, hands), observer=told, evaluates=True, folder=tmp_path, body=body
     )
     assert [point.train_s for point in told.points] == [5.0, 10.0]
-    assert (outcome.seconds["train"], outcome.seconds["evaluation"], outcome.steps) == (10.0, 2000.0, 10)
-    assert [point.images_per_s for point in told.points] == [8.0, 8.0]
-    assert [point.step_s for point in told.points] == [1.0, 1.0]
+    assert (outcome.seconds["train"], outcome.seconds["evaluation"], outcome.steps) == (10.0, 2000.0, 7)
+    assert [point.images_per_s for point in told.points] == [8.0, 3.2], "since the point before"
+    assert [point.step_s for point in told.points] == [1.0, 2.5]
     assert told.points[0].seconds["evaluation"] == 1000.0
 
 
