@@ -94,7 +94,7 @@ def main() -> int:
     print(f"with the seam: {1e6 * statistics.median(a for a, _ in pairs):.0f} µs a step")
     print(f"plain PyTorch: {1e6 * statistics.median(b for _, b in pairs):.0f} µs a step")
     print(
-        f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load average {os.getloadavg()[0]:.1f}"
+        f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load {os.getloadavg()[0]:.1f}"
     )
     return 0
 

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.clock import Budget, Clock
 from tunediff.config import workload
 from tunediff.distributed import World
 from tunediff.record import Point
@@ -121,6 +121,20 @@ def assert_equal(a, b, **tolerance):
             assert_equal(one, other, **tolerance)
     else:
         assert a == b
+
+
+class Hands:
+    """A clock moved by hand."""
+
+    def __init__(self):
+        self.s = 0.0
+
+    def __call__(self):
+        return self.s
+
+
+def timed(seconds, hands, **how):
+    return Clock(Budget(seconds, **how), now=hands)
 
 
 # ------------------------------------------------------------------------------------------------------------- ranks

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -167,6 +167,16 @@ def test_what_is_copied_to_the_device(workers: int) -> None:
     assert torch.equal(found["uint8"].float(), found["float32"])
 
 
+@pytest.mark.parametrize("how", [{"loader__transfer": "float32"}, {"loader__resident": True}, {}], ids=str)
+def test_a_fetched_batch_may_be_asked_for_again(how: dict[str, Any]) -> None:
+    """The first one comes twice: for the warm-up, and for the first step."""
+    with build(config(data__horizontal_flip=True, **how)) as batches:
+        fetched = batches.fetch()
+        first = batches.move(fetched).clone()
+        batches.fetch()
+        assert torch.equal(batches.move(fetched), first)
+
+
 def test_close_stops_the_workers_and_may_be_repeated() -> None:
     batches = build(config(loader__workers=1))
     batches.fetch()
@@ -269,9 +279,15 @@ def test_numbers_that_are_drawn_for_items_do_not_depend_on_how_a_step_is_divided
     assert torch.equal(torch.cat(parts, dim=1), whole[0])
 
 
-@pytest.mark.parametrize("kind", [tuple, list])
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize("kind", [tuple, list, Pair])
 def test_all_tensors_of_a_batch_are_moved(kind: Any) -> None:
-    moved = loader.to_device({"x": kind([torch.ones(1), "name"]), "n": 3}, torch.device("meta"))
+    parts = kind(torch.ones(1), "name") if kind is Pair else kind([torch.ones(1), "name"])
+    moved = loader.to_device({"x": parts, "n": 3}, torch.device("meta"))
     assert isinstance(moved["x"], kind)
     assert (moved["x"][0].device.type, moved["x"][1], moved["n"]) == ("meta", "name", 3)
 

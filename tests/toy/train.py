@@ -6,6 +6,8 @@ from torch import nn
 
 INPUTS = torch.randn(44, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS.square().sum(1, keepdim=True)
+STEPS = 10
+IMAGES = 8 * STEPS
 
 
 def network(knobs):
@@ -59,3 +61,22 @@ def train(trial):
             loss = F.mse_loss(net(inputs).float(), targets)
         average.add(loss)
         trial.step(loss, optimizer)
+
+
+# ------------------------------------------------------------------------------------------- pieces for other trainings
+def loss_of(net, batch):
+    inputs, targets = batch
+    return F.mse_loss(net(inputs), targets)
+
+
+def plain(source, seen=None):
+    """A `train` over `source`, remembering the batches of real steps."""
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches(source):
+            if seen is not None and not trial._warming:
+                seen.append(batch)
+            trial.step(loss_of(net, batch), optimizer)
+
+    return body

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
-from tests.toy.train import INPUTS, TARGETS, begin
-from tests.training.test_trial import IMAGES
+from tests.toy.train import IMAGES, INPUTS, TARGETS, begin
 from tunediff.training import state
 from tunediff.training.precision import NotFiniteError
 
@@ -27,7 +26,7 @@ def told_and_learned(world, **how):
 
 def draws(trial):
     """Each rank's initial weights, what it draws for itself and what all draw together; gradients beside the model."""
-    torch.rand(trial.world.rank)  # ranks may have drawn differently before: the model must not follow from that
+    found["outside"] = torch.rand(3)  # as parts outside the prepared model are made; its own are sent by rank 0
     beside = torch.nn.Parameter(torch.zeros(1))
     net, optimizer = begin(trial)
     optimizer.add_param_group({"params": [beside]})
@@ -134,6 +133,7 @@ def test_all_ranks_stop_at_the_same_step(two):
 def test_ranks_begin_alike_and_drop_units_of_their_own(two):
     first, second = (answers["draws"] for answers in two)
     assert torch.equal(first["first"], second["first"])
+    assert torch.equal(first["outside"], second["outside"])
     assert torch.equal(first["shared"], second["shared"])
     assert not torch.equal(first["own"], second["own"]), "dropout of one rank is not that of another"
     for rank, one in enumerate((first, second)):

@@ -60,7 +60,7 @@ def in_unit_range(flip: bool) -> Prepare:
     """What makes training images of bytes: float32 in [−1, 1], with `flip` each mirrored with probability ½."""
 
     def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
-        batch = pixels.float().div_(127.5).sub_(1.0)
+        batch = pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)  # a copy: a batch may be asked for again
         if not flip:
             return batch
         mirrored = (uniform("flip") < 0.5).to(batch.device, non_blocking=True)

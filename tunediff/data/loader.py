@@ -133,7 +133,8 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
     if isinstance(content, Mapping):
         return {key: to_device(value, device, non_blocking) for key, value in content.items()}
     if isinstance(content, tuple | list):
-        return type(content)([to_device(part, device, non_blocking) for part in content])
+        parts = [to_device(part, device, non_blocking) for part in content]
+        return type(content)(*parts) if hasattr(content, "_fields") else type(content)(parts)
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -51,8 +52,8 @@ class Primed:
     """A feed whose first batches are there already, and come twice: for the warm-up, and for the first step."""
 
     def __init__(self, feed: Feed, count: int) -> None:
-        self._feed, self._first = feed, [feed.fetch() for _ in range(count)]
-        self._ahead = [*self._first, *self._first]
+        self._feed, first = feed, [feed.fetch() for _ in range(count)]
+        self._ahead = [*copy.deepcopy(first), *first]  # whoever trains may write into a batch
 
     def fetch(self) -> Any:
         return self._ahead.pop(0) if self._ahead else self._feed.fetch()

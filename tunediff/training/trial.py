@@ -103,7 +103,7 @@ class Trial:
         self._points: list[Point] = []
         self._pending: Point | None = None  # its evaluation was interrupted
         self._going_on, self._warming, self._pass = True, False, 0
-        self._loss = torch.zeros((), device=world.device)
+        self._loss: Tensor | None = None  # of this step so far
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._feed: Feed | None = None
@@ -198,7 +198,7 @@ class Trial:
         accumulation = self.config.loader.accumulation
         share = loss / accumulation if accumulation > 1 else loss
         self._amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._loss = share.detach() if self._pass == 0 else self._loss + share.detach()
+        self._loss = share.detach() if self._loss is None else self._loss + share.detach()
         self._phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
@@ -239,6 +239,7 @@ class Trial:
             optimizer.zero_grad(set_to_none=True)
         if self._warming:
             return
+        assert self._loss is not None, "trial.update without trial.backward"
         self._meter.add(self._loss)
         before, self._learning_rate = self._pace.schedule, optimizer.param_groups[0]["lr"]
         self._pace.step(self.config.loader.batch_size)
@@ -296,8 +297,8 @@ class Trial:
 
     def _passes(self, feed: Feed) -> Iterator[Any]:
         """The batches of one optimizer step."""
-        for number in range(self.config.loader.accumulation):
-            self._pass = number
+        self._loss = None
+        for self._pass in range(self.config.loader.accumulation):  # noqa: B020 – an attribute, not the iterable
             self._phases.switch("data_wait")
             with self._clock.part("data_wait", synchronize=False):
                 fetched = feed.fetch()
@@ -346,7 +347,7 @@ class Trial:
         if self.world.any(self._meter.streak >= self._amp.patience):
             raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
         if self.world.main:
-            rates = {"loss": float(self._loss), "learning_rate": self._learning_rate}
+            rates = {"loss": float(self._loss or 0.0), "learning_rate": self._learning_rate}
             self._observer.scalars({**pace.position(), **rates})
         if self.world.any(self._observer.asks_to_stop()):
             self._going_on = False

@@ -253,7 +253,7 @@ def test_nonsense_is_refused_with_its_reason(values: dict[str, Any], reason: str
 def test_a_knob_that_several_samplers_share_allows_the_same_everywhere() -> None:
     seen: dict[str, tuple[Any, ...]] = {}
     for kind in timesteps.KINDS:
-        for knob in schema._knobs_of(kind, "timesteps."):
+        for knob in schema.knobs_of(kind, "timesteps."):
             if knob.name != "timesteps.name":
                 assert seen.setdefault(knob.name, (knob.kind, knob.allowed)) == (knob.kind, knob.allowed)
 
