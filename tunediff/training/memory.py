@@ -27,13 +27,8 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     """Let this process keep the CPU memory that it frees, or give it back as glibc does by itself; nothing on a GPU.
 
     By itself glibc takes blocks of over 32 MiB from the system and gives them back when they are freed, so that every
-<<<<<<< HEAD
     step waits for pages that the kernel fills with zeros: 310,000 of them at batch 128 of a small network for CIFAR-10,
     a sixth of its time on 2 cores. Once kept, a process cannot return to glibc's start, whose thresholds move with what
-=======
-    step waits for pages that the kernel fills with zeros: 310,000 of them at batch 128 of a small network, a
-    sixth of its time on 2 cores. Once kept, a process cannot return to glibc's start, whose thresholds move with what
->>>>>>> refs/heads/tests
     is freed; it gets those where they end.
     """
     global _kept
