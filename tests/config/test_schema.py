@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Schema, Systems, systems
-from tunediff.config.schema import Refusal
+from tunediff.config.knobs import File, Fixed, Refusal, Ruler
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,36 @@ def test_a_section_of_the_systems_may_be_extended():
     ]
     assert schema.default().evaluation.points == 2
     assert not schema.knobs["evaluation.votes"].searchable
+    assert schema.knobs["evaluation.points"].ruler, "declared again, it is the ruler still"
+    assert not schema.knobs["evaluation.votes"].ruler
     with pytest.raises(ConfigError, match=r"evaluation.votes: True is not allowed"):
         cfg.override(schema.default(), {"evaluation.votes": True})
+
+
+@dataclass(frozen=True)
+class Marked(systems.Evaluation):
+    points: Annotated[int, Ge(1), Fixed()] = 2
+    weights: Annotated[str | None, File(), Ruler()] = None
+    """Where they lie."""
+
+
+@dataclass(frozen=True)
+class MarkedAgain(Marked):
+    points: Annotated[int, Ge(2)] = 3
+    weights: str | None = "there"
+
+
+def test_what_is_declared_again_keeps_its_marks_and_words():
+    @dataclass(frozen=True)
+    class Judged:
+        evaluation: MarkedAgain = field(default_factory=MarkedAgain)
+
+    knobs = Schema("judged", Judged, Systems).knobs
+    points, weights = knobs["evaluation.points"], knobs["evaluation.weights"]
+    assert (points.ruler, points.low, points.high, points.searchable, points.default) == (True, 2, None, False, 3)
+    assert points.description.startswith("Evaluations per training")
+    assert (weights.ruler, weights.file, weights.optional, weights.default) == (True, True, True, "there")
+    assert weights.description == "Where they lie."
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from tunediff import space
 from tunediff.config import ConfigError
 
 REFUSED = [
+    (changed() | {3: 4}, "x.yaml: 3: no such key; allowed: early_stopping, seed"),
     (changed(serch={}), "x.yaml: serch: no such key; allowed: early_stopping, seed"),
     (changed(search=None), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),
     (changed(grid={}), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tunediff.config import workload
-from tunediff.config.schema import (
-    ConfigError,
-    Configuration,
-    Schema,
-    flatten,
-    override,
-    to_dict,
-    with_absolute_paths,
-)
+from tunediff.config.knobs import ConfigError, Lines, Values, refuse
+from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -35,7 +29,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Lines:
     """The mapping in a YAML file; `ConfigError` for anything that is not one."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -52,27 +46,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def load(path: Path, words: list[str] | None = None) -> Any:
+def load(path: Path, words: Sequence[str] = ()) -> Any:
     """A configuration file, sections or dotted names; what is missing takes its default. `words` go on top.
 
     Raises `ConfigError`.
     """
     content = read_yaml(path)
-    if "workload" not in content:
-        allowed = ", ".join(workload.SHIPPED)
-        raise ConfigError(f"{path}: workload: is missing: which training are these knobs of? allowed: {allowed}")
-    schema = workload.find(str(content.pop("workload")), str(path)).schema
+    schema = workload.named_in(content, str(path)).schema
     config = override(schema.default(), flatten(content), where=str(path), check=not words)
-    return with_absolute_paths(override(config, parse_overrides(words or [], schema), where="command line"))
+    return with_words(config, words)
 
 
-def named(path: Path, words: list[str]) -> Any:
+def named(path: Path, words: Sequence[str]) -> Any:
     """The configuration a user means: a file, such as an exported best.yaml, or a baseline by its name."""
     if str(path) in workload.baseline_names() and not path.is_file():
-        config = workload.baseline(str(path))
-        overrides = parse_overrides(words, config.schema)
-        return with_absolute_paths(override(config, overrides, where="command line"))
+        return with_words(workload.baseline(str(path)), words)
     return load(path, words)
+
+
+def with_words(config: C, words: Sequence[str]) -> C:
+    """The configuration with `knob=value` words on top, its files by absolute paths. Raises `ConfigError`."""
+    return with_absolute_paths(override(config, parse_overrides(words, config.schema), where="command line"))
 
 
 def dump(config: Configuration, comments: list[str] | None = None) -> str:
@@ -81,16 +75,13 @@ def dump(config: Configuration, comments: list[str] | None = None) -> str:
     return head + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
-def parse_overrides(words: list[str], schema: Schema) -> dict[str, Any]:
+def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     """`knob=value` words from a command line; values are YAML, and numbers may be written 1e-3."""
-    values: dict[str, Any] = {}
+    values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals:
-            raise ConfigError(f"command line: {word!r} is not understood; write knob=value")
-        if name not in schema.knobs:
-            raise ConfigError(schema.unknown_knob(name, "command line"))
-        knob = schema.knobs[name]
+        refuse(not equals, f"command line: {word!r} is not understood; write knob=value")
+        knob = schema.knob(name, "command line")
         try:
             value = yaml.load(text, _UniqueKeyLoader)
         except yaml.YAMLError:

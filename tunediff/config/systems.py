@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.schema import Bool, Configuration, Fixed, Float, Int, Refusal, Ruler, section
+from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, section
+from tunediff.config.schema import Configuration
 
+Idle = Iterator[tuple[str, str]]
+"""Knobs that change nothing, and why."""
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
 
@@ -46,20 +50,19 @@ class Loader:
             why = f"must be a multiple of parallel.workers × loader.accumulation = {passes}"
             raise Refusal("loader.batch_size", why)
 
-    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+    def not_effective(self, config: Systems, device: str) -> Idle:
         if self.resident:
             names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
-            return {f"loader.{name}": "loader.resident keeps all images on the device" for name in names}
-        found: dict[str, str] = {}
+            yield from ((f"loader.{name}", "loader.resident keeps all images on the device") for name in names)
+            return
         if self.workers == 0:
-            without = "there are no loader processes (loader.workers = 0)"
-            found |= {f"loader.{name}": without for name in ("prefetch_factor", "persistent_workers")}
+            for name in ("prefetch_factor", "persistent_workers"):
+                yield f"loader.{name}", "there are no loader processes (loader.workers = 0)"
         if self.non_blocking and not self.pin_memory:
-            found["loader.non_blocking"] = "only copies from page-locked memory go on by themselves (loader.pin_memory)"
-        if device != "cuda":
-            copied = {"loader.pin_memory": self.pin_memory, "loader.non_blocking": self.non_blocking}
-            found |= {name: "nothing is copied to a GPU" for name, on in copied.items() if on}
-        return found
+            yield "loader.non_blocking", "only copies from page-locked memory go on by themselves (loader.pin_memory)"
+        for name in ("pin_memory", "non_blocking"):
+            if device != "cuda" and getattr(self, name):
+                yield f"loader.{name}", "nothing is copied to a GPU"
 
 
 @section
@@ -74,13 +77,11 @@ class Precision:
     cudnn_benchmark: Bool = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
 
-    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+    def not_effective(self, config: Systems, device: str) -> Idle:
         if device != "cuda" and self.matmul == "high":
-            found["precision.matmul"] = "TF32 is a format of NVIDIA GPUs"
+            yield "precision.matmul", "TF32 is a format of NVIDIA GPUs"
         if device != "cuda" and self.cudnn_benchmark:
-            found["precision.cudnn_benchmark"] = "cuDNN is for NVIDIA GPUs"
-        return found
+            yield "precision.cudnn_benchmark", "cuDNN is for NVIDIA GPUs"
 
 
 @section
@@ -92,12 +93,11 @@ class Memory:
     blocks back at once and hands them out again page by page. Learns the same, faster, with a tenth to a third more
     memory; glibc only, no effect on a GPU, whose allocator always does so."""
 
-    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+    def not_effective(self, config: Systems, device: str) -> Idle:
         if self.keep_freed and device == "cuda":
-            return {"memory.keep_freed": "a GPU's allocator keeps what is freed anyway"}
-        if self.keep_freed and platform.libc_ver()[0] != "glibc":
-            return {"memory.keep_freed": "only the allocator of glibc takes this order"}
-        return {}
+            yield "memory.keep_freed", "a GPU's allocator keeps what is freed anyway"
+        elif self.keep_freed and platform.libc_ver()[0] != "glibc":
+            yield "memory.keep_freed", "only the allocator of glibc takes this order"
 
 
 @section
@@ -122,10 +122,9 @@ class Compile:
             if changed and not self.active:
                 raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
 
-    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+    def not_effective(self, config: Systems, device: str) -> Idle:
         if device != "cuda" and self.mode == "reduce-overhead":
-            return {"compile.mode": "CUDA graphs need a GPU; it compiles as default does"}
-        return {}
+            yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
 
 
 @section
@@ -145,10 +144,10 @@ class Parallel:
             why = "passes of an accumulation that average nothing are another graph"
             raise Refusal("parallel.static_graph", why)
 
-    def not_effective(self, config: Systems, device: str) -> dict[str, str]:
+    def not_effective(self, config: Systems, device: str) -> Idle:
         changed = {"bucket_mib": self.bucket_mib != Parallel().bucket_mib, "static_graph": self.static_graph}
         alone = "one worker has nobody to average with"
-        return {f"parallel.{name}": alone for name, set_ in changed.items() if set_ and self.workers == 1}
+        yield from ((f"parallel.{name}", alone) for name, set_ in changed.items() if set_ and self.workers == 1)
 
 
 @section

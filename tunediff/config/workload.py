@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-from tunediff.config.schema import ConfigError, Configuration, Schema, override
+from tunediff.config.knobs import ConfigError, Lines, Values, refuse
+from tunediff.config.schema import Configuration, Schema, override
 from tunediff.config.systems import Systems
 
 SHIPPED = {"diffusion": "tunediff.workloads.diffusion"}
@@ -76,7 +77,7 @@ class Workload:
         return typing.cast(Metric, self.declared.OBJECTIVE)
 
     @property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+    def presets(self) -> Mapping[str, Values]:
         """Named baselines: knobs by dotted name."""
         return getattr(self.declared, "PRESETS", {})
 
@@ -97,8 +98,7 @@ class Workload:
 
 def find(name: str, where: str = "workload") -> Workload:
     """The workload of that name, as `to_dict` writes it. Raises `ConfigError`."""
-    if name not in SHIPPED:
-        raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
+    refuse(name not in SHIPPED, f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
     return _shipped(name)
 
 
@@ -128,9 +128,14 @@ def baseline(name: str, where: str = "workload") -> Any:
     raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())}")
 
 
+def named_in(content: Lines, where: str) -> Workload:
+    """The workload that is named in a configuration, and is taken out of it. Raises `ConfigError`."""
+    missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}"
+    refuse("workload" not in content, f"{where}: workload: {missing}")
+    return find(str(content.pop("workload")), where)
+
+
 def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
     """The configuration that `to_dict` wrote, of whatever workload. Raises `ConfigError`."""
-    if "workload" not in nested:
-        raise ConfigError(f"{where}: workload: is missing; allowed: {', '.join(SHIPPED)}")
-    rest = {key: value for key, value in nested.items() if key != "workload"}
-    return find(str(nested["workload"]), where).schema.from_dict(rest, where, check)
+    rest = dict(nested)
+    return named_in(rest, where).schema.from_dict(rest, where, check)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from tunediff.config.schema import Bool, File, Fixed, Int, Refusal, Str, section
+from tunediff.config.knobs import Bool, File, Fixed, Int, Refusal, Str, section
 
 
 @section

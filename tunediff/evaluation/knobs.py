@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from tunediff.config import systems
-from tunediff.config.schema import File, Int, Refusal, Ruler, Str, section
+from tunediff.config.knobs import File, Int, Refusal, Ruler, Str, section
 
 
 @section

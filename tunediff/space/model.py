@@ -5,27 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
-
-from annotated_types import Ge, Le
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Metric, Schema, Workload
-from tunediff.config.schema import Bool, Int, Str, section
+from tunediff.config import Metric, Schema, Values, Workload
+from tunediff.config.knobs import refuse
+from tunediff.space.sections import Confirm, Manner
 from tunediff.space.study import Study
 
-Values = dict[str, Any]
-"""Knobs by dotted name."""
-MAX_SEEDS = 100
 RATE = Metric("images_per_s", "max", "images/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
-
-
-def refuse(broken: object, why: str) -> None:
-    """Raise `ConfigError` if a rule is broken."""
-    if broken:
-        raise ConfigError(why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +42,13 @@ class Dimension:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
+
+    @property
+    def size(self) -> float:
+        """How many values can be drawn; infinite for real numbers without steps."""
+        step = self.step or int(self.whole)
+        spaced = round((self.high - self.low) / step) + 1 if step else math.inf
+        return spaced if self.choices is None else len(self.choices)
 
     def suggest(self, trial: Any) -> Any:
         """Ask an Optuna trial for a value."""
@@ -85,11 +82,11 @@ def to_params(values: Mapping[str, Any]) -> Values:
     return {name: as_param(value) for name, value in values.items()}
 
 
+@dataclasses.dataclass(frozen=True)
 class Draw:
     """The define-by-run function of the space: a module-level class, because Ray Tune pickles it."""
 
-    def __init__(self, dimensions: tuple[Dimension, ...]) -> None:
-        self.dimensions = dimensions
+    dimensions: tuple[Dimension, ...]
 
     def __call__(self, trial: Any) -> Values:
         """Suggest every dimension that applies, in file order."""
@@ -134,37 +131,6 @@ class Rung:
     """The candidate with this change only; None: it contradicts the baseline."""
 
 
-@section
-class Confirm:
-    """How the finalists of a search are run again: `confirm:` of a search file."""
-
-    of: Annotated[Int, Ge(1), Le(20)] = 3
-    """The best so many."""
-    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 3
-    """Runs of each, and of the baseline, on seeds that the search did not use."""
-    final: Values = dataclasses.field(default_factory=dict)
-    """Knobs of `evaluation.` for one more evaluation of every finished run; empty: none."""
-
-
-@section
-class Manner:
-    """How trials are run: keys of a search file that mean just what they say."""
-
-    early_stopping: Literal["none", "asha", "median"] = "none"
-    seed: Annotated[Int, Ge(0)] = 0
-    """Of the search; a training's own is the knob `seed`."""
-    fresh: Bool = False
-    """Whether every trial runs in new worker processes."""
-    alone: Bool = False
-    """Whether one trial has the machine to itself, however many GPUs there are."""
-    operations: Annotated[Int, Ge(0), Le(1000)] = 0
-    """Steps of every trial that are profiled after its training, each call of each step held in memory."""
-    warm_start: Str | None = None
-    """Folder of an earlier search whose trials this one knows from the start."""
-    final: Values = dataclasses.field(default_factory=dict)
-    """Knobs of `evaluation.` for one more evaluation of every finished trial; empty: none."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSpace(Manner):
     """A checked search file."""
@@ -199,8 +165,7 @@ class SearchSpace(Manner):
     @property
     def schema(self) -> Schema:
         """The knobs there are."""
-        schema: Schema = self.baseline.schema
-        return schema
+        return cast(Schema, self.baseline.schema)
 
     @property
     def workload(self) -> Workload:
@@ -218,8 +183,7 @@ class SearchSpace(Manner):
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
         """Which knobs of a configuration, or which of these values by dotted name, differ from the baseline."""
-        values, base = cfg.flat(of) if isinstance(of, cfg.Configuration) else of, cfg.flat(self.baseline)
-        return {name: value for name, value in values.items() if name not in base or base[name] != value}
+        return cfg.differences(of, self.baseline)
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
         """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.
@@ -233,9 +197,9 @@ class SearchSpace(Manner):
             if not dimension.active(full):
                 refuse(given, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
                 continue
-            origin = "" if given else ", the baseline's value,"
+            whose = "" if given else ", the baseline's value,"
             hint = "" if given else " (add it to the space, or give another under baseline:)"
-            outside = f"{value!r}{origin} lies outside the space; allowed: {dimension}{hint}"
+            outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
             refuse(not dimension.contains(value), f"{where}: {name}: {outside}")
             full[name] = value
         for name in point:
@@ -243,34 +207,26 @@ class SearchSpace(Manner):
         return full
 
 
-def combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | None = None) -> Iterator[Values]:
+def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
     """Every point of a grid, the last knob varying fastest; a knob that does not apply is left out."""
-    values = dict(values or {})
-    if not dimensions:
-        yield values
-        return
-    head, *tail = dimensions
-    if not head.active(values):
-        yield from combinations(tail, values)
-        return
-    for choice in head.choices or ():
-        yield from combinations(tail, {**values, head.name: choice})
+    points: list[Values] = [{}]
+    for dimension in dimensions:
+        drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]
+        points = [point | one for point in points for one in (drawn if dimension.active(point) else [{}])]
+    return points
 
 
 def size(space: SearchSpace) -> float:
     """How many points the space holds; infinite with a real-valued range."""
 
-    def count(values: Values, rest: tuple[Dimension, ...]) -> float:
-        if not rest:
+    def count(values: Values, dimensions: Sequence[Dimension]) -> float:
+        if not dimensions:
             return 1.0
-        head, tail = rest[0], rest[1:]
+        head, *rest = dimensions
         if not head.active(values):
-            return count(values, tail)
-        if head.choices is None:
-            real = head.step is None and not head.whole
-            return (math.inf if real else round((head.high - head.low) / (head.step or 1)) + 1) * count(values, tail)
-        if any(name == head.name for dimension in tail for name, _ in dimension.when):
-            return sum(count({**values, head.name: choice}, tail) for choice in head.choices)
-        return len(head.choices) * count(values, tail)
+            return count(values, rest)
+        if head.choices is not None and any(name == head.name for later in rest for name, _ in later.when):
+            return sum(count({**values, head.name: choice}, rest) for choice in head.choices)
+        return head.size * count(values, rest)
 
     return count({}, space.dimensions) if space.kind == "search" else len(space.candidates)

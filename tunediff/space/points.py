@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Knob, Schema
-from tunediff.space.model import Dimension, Rung, SearchSpace, Values, as_param, combinations, refuse
-from tunediff.space.sections import File, Lines, Spec, checked
+from tunediff.config import ConfigError, Knob, Lines, Schema, Values
+from tunediff.config.knobs import refuse
+from tunediff.space.model import Dimension, Rung, SearchSpace, as_param, combinations
+from tunediff.space.sections import File, Spec, checked
 
 When = dict[str, tuple[Any, ...]]
 
@@ -63,8 +64,7 @@ def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
     points = {where: cfg.flatten(entry) for where, entry in entries.items()}
     for where, point in points.items():
         for name in point:
-            if name not in schema.knobs:
-                raise ConfigError(schema.unknown_knob(name, where))
+            schema.knob(name, where)
     return points
 
 
@@ -137,10 +137,7 @@ class _Searched:
         return tuple(self.found.values())
 
     def dimension(self, name: str, spec: Any, where: str) -> Dimension:
-        schema: Schema = self.baseline.schema
-        if name not in schema.knobs:
-            raise ConfigError(schema.unknown_knob(name, self.where))
-        knob = schema.knobs[name]
+        knob: Knob = self.baseline.schema.knob(name, self.where)
         refuse(not knob.searchable, f"{where}: cannot be searched: it {_same_everywhere(name)}")
         if isinstance(spec, list):
             spec = {"choice": spec}
@@ -160,8 +157,8 @@ class _Searched:
         number = knob.kind in ("int", "float")
         refuse(not number, f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices")
         for key in ("low", "high"):
-            example = "a range is {low: …, high: …} with optional step or log"
-            refuse(key not in spec, f"{where}: {key}: is missing; {example}")
+            missing = "is missing; a range is {low: …, high: …} with optional step or log"
+            refuse(key not in spec, f"{where}: {key}: {missing}")
         return self.range(knob, spec, given, when, where)
 
     def range(self, knob: Knob, spec: Lines, given: Spec, when: When, where: str) -> Dimension:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Metric
+from tunediff.config import ConfigError, Lines, Metric
+from tunediff.config.knobs import refuse
 from tunediff.space import study
-from tunediff.space.model import RATE, Confirm, Manner, SearchBudget, SearchSpace, refuse
+from tunediff.space.model import RATE, SearchBudget, SearchSpace
 from tunediff.space.points import planned
-from tunediff.space.sections import COSTS, Budget, File, Lines, Objective, checked
+from tunediff.space.sections import COSTS, Budget, Confirm, File, Manner, Objective, checked
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
@@ -57,16 +58,13 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
     return parse(read(path), str(path), path.parent, words, budget)
 
 
-def read(path: Path, world_sizes: Sequence[int] = (1,)) -> dict[str, Any]:
+def read(path: Path, world_sizes: Sequence[int] = (1,)) -> Lines:
     """The content of a search file; `parallel.workers: all` in a grid becomes `world_sizes`, those that fit here."""
     content = cfg.read_yaml(path)
     grid = content.get("grid")
     if isinstance(grid, dict) and grid.get("parallel.workers") == "all":
-        if not world_sizes:
-            raise ConfigError(
-                f"{path}: grid: parallel.workers: 'all' is not allowed with --address: what a cluster has is not known "
-                "beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
-            )
+        unknown = "what a cluster has is not known beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
+        refuse(not world_sizes, f"{path}: grid: parallel.workers: 'all' is not allowed with --address: {unknown}")
         content["grid"] = {**grid, "parallel.workers": list(world_sizes)}
     return content
 
@@ -108,9 +106,10 @@ def parse(
 
 def _kind(file: File, source: str) -> str:
     """Which of the four forms it is."""
+    knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
     empty = {
-        "search": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
-        "grid": "names no knob; e.g. loader.batch_size: [64, 128, 256]",
+        "search": knobless,
+        "grid": knobless,
         "trials": "needs a list of points, e.g. - {precision.amp: bf16}",
         "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
     }
@@ -145,7 +144,7 @@ def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> An
     one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}) and base: (a file) is needed"
     refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
     base = cfg.baseline(file.workload, source) if file.workload is not None else cfg.load(folder / str(file.base))
-    overrides = cfg.parse_overrides(list(words), base.schema)
+    overrides = cfg.parse_overrides(words, base.schema)
     fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
     searched = file.search or file.grid or {}
     twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "

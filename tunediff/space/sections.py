@@ -1,4 +1,7 @@
-"""The shapes of a search file's sections: which keys there are, and what they take."""
+"""The shapes of a search file's sections: which keys there are, and what they take.
+
+A field's docstring is what a message says of it where its type says too little.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from annotated_types import Ge, Gt, Le
-from pydantic import BeforeValidator, TypeAdapter
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import BeforeValidator, Field, TypeAdapter
 
-from tunediff.config import ConfigError, Knob
-from tunediff.config.schema import Bool, Float, Int, Str, knobs_of, section
-from tunediff.space.model import MAX_SEEDS, Manner, refuse
+from tunediff.config import ConfigError, Knob, Lines, Values
+from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
 
-Lines = dict[str, Any]
+MAX_SEEDS = 100
 COSTS = ("peak_memory_mib", "worker_s")
 """What a second objective may be, kept small: memory of the device, or training seconds times workers (GPU-seconds)."""
 T = TypeVar("T")
@@ -41,6 +43,29 @@ def duration_s(value: Any, where: str) -> float:
 
 
 Duration = Annotated[float, BeforeValidator(_seconds)]
+
+
+@section
+class Confirm:
+    """How the finalists of a search are run again: `confirm:` of a search file."""
+
+    of: Annotated[Int, Ge(1), Le(20)] = 3  # the best so many
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 3  # runs of each and of the baseline, on seeds that are new to it
+    final: Values = dataclasses.field(default_factory=dict)  # as in `Manner`, of every finished run
+
+
+@section
+class Manner:
+    """How trials are run: keys of a search file that mean just what they say."""
+
+    early_stopping: Literal["none", "asha", "median"] = "none"
+    seed: Annotated[Int, Ge(0)] = 0  # of the search; a training's own is the knob `seed`
+    fresh: Bool = False  # every trial runs in new worker processes
+    alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
+    operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
+    warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
+    final: Values = dataclasses.field(default_factory=dict)
+    # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
 
 
 @section
@@ -99,26 +124,41 @@ class Spec:
     when: Lines = dataclasses.field(default_factory=dict)
 
 
+@section
+class Table:
+    """`study:`"""
+
+    title: Str = ""
+    """words"""
+    columns: Annotated[tuple[Str, ...], MinLen(1)] = Field(default=None, validate_default=True)
+    """a list of knobs and quantities"""
+    x: Str | None = None
+    """one name"""
+    y: Annotated[tuple[Str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
+    """a name, or several"""
+
+
 def checked(shape: type[T], content: Any, where: str) -> T:
     """A section of that shape. Raises `ConfigError`, one line for each key, its value and what is allowed."""
     try:
         found = TypeAdapter(shape).validate_python(content)
     except pydantic.ValidationError as error:
         keys = {knob.name: dataclasses.replace(knob, optional=False) for knob in knobs_of(shape)}
-        raise ConfigError("\n".join(_explain(detail, keys, where) for detail in error.errors())) from None
+        lines = dict.fromkeys(_explain(detail, keys, content, where) for detail in error.errors())
+        raise ConfigError("\n".join(lines)) from None
     for key, value in content.items():
         refuse(value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line")
     return found
 
 
-def _explain(detail: Any, keys: Mapping[str, Knob], where: str) -> str:
+def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) -> str:
     """One line for one pydantic error."""
     path, value, kind = detail["loc"], detail["input"], detail["type"]
     place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
     if path[-1:] == ("[key]",):
         return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
-    if kind == "unexpected_keyword_argument":
-        return f"{place}: no such key; allowed: {', '.join(keys)}"
+    if kind in ("unexpected_keyword_argument", "invalid_key"):
+        return f"{where}: {path[0]}: no such key; allowed: {', '.join(keys)}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"
     if kind == "value_error":
@@ -128,4 +168,6 @@ def _explain(detail: Any, keys: Mapping[str, Knob], where: str) -> str:
         return f"{place}: is missing; {knob.description}"
     if kind == "list_type":
         return f"{place}: needs a list of {knob.description}, found {value!r}"
+    if knob.description:
+        return f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed: {knob.description}"
     return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.yaml_hint(value)}"

@@ -6,17 +6,12 @@ A quantity's name is the CSV column, with its unit; its label is what headings a
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
-from typing import Annotated
-
-import pydantic
-from annotated_types import MinLen
-from pydantic import BeforeValidator, Field, TypeAdapter
 
 from tunediff.config import ConfigError, Quantity, Workload
-from tunediff.config.schema import Str, section
+from tunediff.config.knobs import nearest, refuse
 from tunediff.record import QUANTITIES
+from tunediff.space.sections import Table, checked
 
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
@@ -59,25 +54,14 @@ OPERATIONS: dict[str, Quantity] = {
 """Columns of a table of operations: `operations: N` in the search file."""
 
 
-@section
-class _Section:
-    title: Str = ""
-    columns: Annotated[tuple[Str, ...], MinLen(1)] = Field(default=(), validate_default=True)
-    x: Str | None = None
-    y: Annotated[tuple[Str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(Table):
+    """A checked `study:` section. A ladder draws its rungs, operations themselves, the rest lines over `x`, or bars.
 
+    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`: measured numbers, with
+    a panel each; none: no figure, but for that of operations.
+    """
 
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """A checked `study:` section. A ladder draws its rungs, operations themselves, the rest lines over `x`, or bars."""
-
-    title: str
-    columns: tuple[str, ...]
-    """Of the table: knobs and quantities."""
-    x: str | None
-    """A knob with numbers, or a measured number; None: bars, one for each configuration."""
-    y: tuple[str, ...]
-    """Measured numbers, with a panel each; none: no figure, but for that of operations."""
     measured: Mapping[str, Quantity]
     """What a point of this workload holds."""
 
@@ -101,18 +85,14 @@ class Study:
         return bool(self.y) or self.of_operations
 
 
-_ADAPTER = TypeAdapter(_Section)
-_ALLOWED = {"title": "words", "columns": "a list of knobs and quantities", "x": "one name", "y": "a name, or several"}
-
-
 def parse(content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0) -> Study:
     """Check a `study:` section. `ladder`: whether the search is one; `operations`: steps that are profiled.
 
     Raises `ConfigError` naming file, key, value and what is allowed.
     """
     where, knobs = f"{source}: study", workload.schema.knobs
-    found = _shaped(content, where)
-    study = Study(found.title, found.columns, found.x, found.y, QUANTITIES | dict(workload.quantities))
+    lines = dataclasses.asdict(checked(Table, content, where))
+    study = Study(**lines, measured=QUANTITIES | dict(workload.quantities))
     numbers = study.numbers
     for key, kind, names, allowed in (
         ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
@@ -121,36 +101,21 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
     ):
         for name in names:
             if name not in allowed:
-                near = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(near)}?" if near else f"allowed: {', '.join(allowed)}"
-                raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {hint}")
-            if names.count(name) > 1:
-                raise ConfigError(f"{where}: {key}: {name!r} is given twice")
+                raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}")
+            refuse(names.count(name) > 1, f"{where}: {key}: {name!r} is given twice")
     for key, names in (("columns", study.columns), ("y", study.y)):
-        if study.of_operations and (odd := [name for name in names if name in numbers]):
-            raise ConfigError(f"{where}: {key}: {odd[0]!r} is a quantity of a whole step, not of an operation")
-    if study.of_operations and not operations:
-        name = next(column for column in study.columns if column in OPERATIONS)
-        raise ConfigError(f"{where}: columns: {name!r} needs operations: in the search file")
-    if study.x in knobs and knobs[study.x].kind not in ("int", "float"):
-        raise ConfigError(f"{where}: x: {study.x!r} holds no numbers; without x: there is a bar for each configuration")
-    if study.x is not None and not study.y:
-        raise ConfigError(f"{where}: x: {study.x!r} needs y: as well, e.g. y: images_per_s")
-    if ladder and (study.x is not None or len(study.y) > 1):
-        given = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
-        raise ConfigError(f"{where}: {given}: the figure of a ladder needs one name under y:, and no x:")
+        for name in names:
+            odd = study.of_operations and name in numbers
+            refuse(odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation")
+    for name in study.columns:
+        unmeasured = name in OPERATIONS and not operations
+        refuse(unmeasured, f"{where}: columns: {name!r} needs operations: in the search file")
+    words = study.x in knobs and knobs[study.x].kind not in ("int", "float")
+    bars = "without x: there is a bar for each configuration"
+    refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
+    lonely = study.x is not None and not study.y
+    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: images_per_s")
+    axis = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
+    more = ladder and (study.x is not None or len(study.y) > 1)
+    refuse(more, f"{where}: {axis}: the figure of a ladder needs one name under y:, and no x:")
     return study
-
-
-def _shaped(content: object, where: str) -> _Section:
-    """The section with its names as they stand there."""
-    if not isinstance(content, dict):
-        raise ConfigError(f"{where}: needs `key: value` lines, found {content!r}")
-    try:
-        return _ADAPTER.validate_python(content)
-    except pydantic.ValidationError as error:
-        keys = [str(detail["loc"][0]) for detail in error.errors()]
-    key = next((key for key in keys if key not in _ALLOWED), keys[0])
-    if key not in _ALLOWED:
-        raise ConfigError(f"{where}: {key}: no such key; allowed: {', '.join(_ALLOWED)}")
-    raise ConfigError(f"{where}: {key}: {content.get(key)!r} is not allowed; allowed: {_ALLOWED[key]}")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.schema import Float, section
+from tunediff.config.knobs import Float, section
 
 
 @section

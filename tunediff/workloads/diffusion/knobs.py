@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.schema import Bool, Fixed, Float, Int, Refusal, Ruler, section
+from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, section
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
