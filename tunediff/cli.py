@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,6 @@ def seconds(value: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def knobs(values: dict[str, Any]) -> str:
+def knobs(values: Mapping[str, Any]) -> str:
     """`loader.batch_size=256 precision.amp=bf16`, or `baseline` when nothing differs."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
 """Every second of a worker falls into one of these. `compile` is compilation and the warm-up step; `data_wait` is the
@@ -95,11 +94,11 @@ class Clock:
             spent.append(images / self.budget.images)
         return max(spent) if self.budget.open_ended else min(1.0, max(spent))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, float]]:
         """Seconds per part, for the checkpoint."""
         return {"seconds": dict(self.seconds)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Go on from a checkpoint: what was spent stays spent, and this process's own seconds come on top.
 
         Compiling once more after an interruption is no fault of the configuration: it is booked as setup.

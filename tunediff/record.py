@@ -21,13 +21,15 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff import environment
-from tunediff.config import ConfigError, Configuration, Quantity
+from tunediff.config import ConfigError, Configuration, Quantity, Values
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
 weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason."""
 
 JOURNAL = "journal.jsonl"
+Line = dict[str, Any]
+"""A line of a journal, or a part of one."""
 
 
 class NotFiniteError(ValueError):
@@ -87,11 +89,11 @@ class Point:
     """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Of the clock so far, by its parts."""
-    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    found: Line = dataclasses.field(default_factory=dict)
     """What the workload's evaluation returned and what it noted, by name."""
 
     @functools.cached_property
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> Line:
         """Everything by its flat name, but what is not known. Not to be changed."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
         steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
@@ -156,9 +158,9 @@ class TrialRecord:
     name: str
     """`t0007`: its place in the search."""
     number: int
-    config: dict[str, Any]
+    config: Values
     """Every knob by dotted name, and the workload."""
-    drawn: dict[str, Any]
+    drawn: Values
     """The knobs the search chose, by dotted name."""
     fingerprint: str
     budget_s: float | None = None
@@ -234,9 +236,10 @@ class Journal:
     def write(self, event: str, **content: Any) -> None:
         """Append one line."""
         line = json.dumps({"event": event, "time": time.time(), **content}, allow_nan=False, default=_plain) + "\n"
-        with open(self.path, "ab") as file:
-            if file.tell() and not _ends_with_newline(self.path):
-                line = "\n" + line  # a kill tore the last line; it must not swallow this one
+        with open(self.path, "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line  # a kill tore the last line: it ends here
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -250,13 +253,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{value!r} cannot be written to a journal")
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def events(folder: Path) -> Iterator[dict[str, Any]]:
+def events(folder: Path) -> Iterator[Line]:
     """The lines of a trial's journal; torn lines are passed over."""
     path = folder / JOURNAL
     if not path.exists():
@@ -291,7 +288,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """A journal only grows: what was read at this size is read once, however often a long search is looked at."""
     record: TrialRecord | None = None
     points: dict[int, Point] = {}
-    final: dict[str, Any] = {}
+    final: Line = {}
     for event in events(folder):
         kind, when = event.pop("event"), event.pop("time")
         if kind == "start":
