@@ -145,12 +145,6 @@ def unwrap(annotation: Any) -> tuple[Any, list[Any]]:
     return kind, metadata
 
 
-def _metadata(hint: Any) -> list[Any]:
-    """What an annotation says beside its type; of an optional one, also what the type's own says."""
-    kind, metadata = unwrap(hint)
-    return metadata + [one for arm in arms(kind) for one in unwrap(arm)[1]]
-
-
 def _bounds(metadata: list[Any]) -> Values:
     found: Values = {}
     for bound in metadata:
@@ -177,11 +171,11 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
     hints = [typing.get_type_hints(base, include_extras=True) for base in bases]
     words = [getattr(base, "__pydantic_fields__", {}) for base in bases]
     for field in dataclasses.fields(cls):
-        name, hint = prefix + field.name, hints[0][field.name]
-        said = [one for of in hints if field.name in of for one in _metadata(of[field.name])]
-        marks = {one if isinstance(one, type) else type(one) for one in said}
+        name, declared = prefix + field.name, [unwrap(of[field.name]) for of in hints if field.name in of]
+        said = [metadata + [one for arm in arms(of) for one in unwrap(arm)[1]] for of, metadata in declared]
+        marks = {one if isinstance(one, type) else type(one) for metadata in said for one in metadata}
         searchable = free and Fixed not in marks
-        kind, members = unwrap(hint)[0], arms(unwrap(hint)[0])
+        kind, members = declared[0][0], arms(declared[0][0])
         if members and all(map(dataclasses.is_dataclass, members)):  # a discriminated union: name, then members
             names = tuple(arm().name for arm in members)
             documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, members, strict=True)]
@@ -200,7 +194,7 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default, " ".join(about.split()), choices,
             optional=bool(members), member=member, searchable=searchable, ruler=Ruler in marks, file=File in marks,
-            **_bounds(_metadata(hint)),
+            **_bounds(said[0]),
         )  # fmt: skip
 
 

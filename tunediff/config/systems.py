@@ -12,8 +12,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, section
 from tunediff.config.schema import Configuration
 
-Idle = Iterator[tuple[str, str]]
-"""Knobs that change nothing, and why."""
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
 
@@ -44,13 +42,13 @@ class Loader:
     def check(self, config: Systems) -> None:
         mode = config.compile.mode
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
-            why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
-            raise Refusal("loader.accumulation", why)
+            raise Refusal("loader.accumulation", f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate")
         if self.batch_size % (passes := config.parallel.workers * self.accumulation):
-            why = f"must be a multiple of parallel.workers × loader.accumulation = {passes}"
-            raise Refusal("loader.batch_size", why)
+            raise Refusal(
+                "loader.batch_size", f"must be a multiple of parallel.workers × loader.accumulation = {passes}"
+            )
 
-    def not_effective(self, config: Systems, device: str) -> Idle:
+    def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.resident:
             names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
             yield from ((f"loader.{name}", "loader.resident keeps all images on the device") for name in names)
@@ -77,7 +75,7 @@ class Precision:
     cudnn_benchmark: Bool = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
 
-    def not_effective(self, config: Systems, device: str) -> Idle:
+    def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.matmul == "high":
             yield "precision.matmul", "TF32 is a format of NVIDIA GPUs"
         if device != "cuda" and self.cudnn_benchmark:
@@ -93,7 +91,7 @@ class Memory:
     blocks back at once and hands them out again page by page. Learns the same, faster, with a tenth to a third more
     memory; glibc only, no effect on a GPU, whose allocator always does so."""
 
-    def not_effective(self, config: Systems, device: str) -> Idle:
+    def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.keep_freed and device == "cuda":
             yield "memory.keep_freed", "a GPU's allocator keeps what is freed anyway"
         elif self.keep_freed and platform.libc_ver()[0] != "glibc":
@@ -122,7 +120,7 @@ class Compile:
             if changed and not self.active:
                 raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
 
-    def not_effective(self, config: Systems, device: str) -> Idle:
+    def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.mode == "reduce-overhead":
             yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
 
@@ -141,10 +139,9 @@ class Parallel:
 
     def check(self, config: Systems) -> None:
         if self.static_graph and config.loader.accumulation > 1:
-            why = "passes of an accumulation that average nothing are another graph"
-            raise Refusal("parallel.static_graph", why)
+            raise Refusal("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
 
-    def not_effective(self, config: Systems, device: str) -> Idle:
+    def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         changed = {"bucket_mib": self.bucket_mib != Parallel().bucket_mib, "static_graph": self.static_graph}
         alone = "one worker has nobody to average with"
         yield from ((f"parallel.{name}", alone) for name, set_ in changed.items() if set_ and self.workers == 1)
