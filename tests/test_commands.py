@@ -143,7 +143,7 @@ def finished(folder, loaded):
             journal.write("end", status="oom", reason="out of memory")
         elif number < 2:
             journal.write("end", status="ok", reason="", seconds={"train": 20.0, "evaluation": 2.0})
-            (journal.path.parent / "ema.safetensors").write_bytes(b"weights of %d" % number)
+            (journal.path.parent / "weights.safetensors").write_bytes(b"weights of %d" % number)
     return results.read(folder)
 
 
@@ -254,7 +254,7 @@ def test_export_of_one_trial_and_refusals(found, capsys):
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.workload("digits"), TINY)))
+    (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.baseline("digits"), TINY)))
     return "best.yaml"
 
 
@@ -275,7 +275,7 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
     # The exported weights are a starting point.
-    assert train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/ema.safetensors"]) == 0
+    assert train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/weights.safetensors"]) == 0
 
 
 def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
@@ -356,7 +356,7 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     assert [point["index"] for point in known.points] == list(range(1, len(known.points) + 1))
     assert [p["train_s"] for p in known.points] == pytest.approx([1.0 * p["index"] for p in known.points], abs=0.6)
     assert (tmp_path / "out" / "samples" / "0004.png").exists()
-    assert (tmp_path / "out" / "ema.safetensors").exists()
+    assert (tmp_path / "out" / "weights.safetensors").exists()
 
 
 def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_their_training(config, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import environment, evaluate
 from tunediff.data import images as data
@@ -155,7 +155,7 @@ def test_ddim_and_seeds(model, capsys):
 
 def digits_folder(root, count, split):
     """Files in class folders; `split` names the part that an image's number belongs to."""
-    digits = data.load(cfg.workload("digits").data)
+    digits = data.load(cfg.baseline("digits").data)
     for number, (pixels, label) in enumerate(zip(digits.pixels[:count], digits.labels[:count], strict=True)):
         folder = root / split(number) / str(label.item())
         folder.mkdir(parents=True, exist_ok=True)

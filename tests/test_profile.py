@@ -12,7 +12,7 @@ import yaml
 from PIL import Image
 from tunediff.reporting.export import provenance
 
-from tests.training.conftest import TINY, tiny
+from tests.helpers import TINY, tiny
 from tunediff import config as cfg
 from tunediff import environment, profile, record
 from tunediff.distributed import World
