@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff.reporting.console import Console
-
-from tunediff import cli, record, space
+from tunediff import cli, environment, record, space
+from tunediff.report.console import Console
 from tunediff.tuning import experiment, searcher, trial
 from tunediff.tuning.messages import Plan
 
@@ -128,7 +127,7 @@ def of_search(folder: Path) -> dict[str, Any]:
     starts = sorted(min(e["time"] for e in trial if e["event"] == "worker") for trial in events.values() if trial)
     ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
     gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
-    work = [t.end.get("seconds", {}) for t in record.read_trials(folder) if t.end]
+    work = [known.end.seconds for known in record.read_trials(folder) if known.end]
     training = sum(parts.get("train", 0) + parts.get("data_wait", 0) for parts in work)
     evaluation = sum(parts.get("evaluation", 0) for parts in work)
     return {
@@ -156,7 +155,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
     if wanted.json:
-        print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
+        print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
         return 0
     for key, value in found.items():
         if key != "windows":

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.test_models import network, run_folder, search_folder
 from tests.helpers import tiny
+from tests.test_models import network, run_folder, search_folder
 from tunediff import config as cfg
 from tunediff import export
 from tunediff.workloads.diffusion import handoff

@@ -13,8 +13,7 @@ from tests.helpers import point as made
 from tests.helpers import tiny, train
 from tunediff import config as cfg
 from tunediff import models, record
-from tunediff.workloads.diffusion import handoff
-from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion import handoff, unet
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.test_models import network, run_folder
 from tests.helpers import tiny
+from tests.test_models import network, run_folder
 from tunediff import sample
 from tunediff.evaluation import progress
 from tunediff.workloads.diffusion import handoff
