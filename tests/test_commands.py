@@ -275,10 +275,8 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
     # The exported weights are a starting point.
-    assert (
-        train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/weights.safetensors"])
-        == 0
-    )
+    words = ["--config", config, "--images", "128", "--out", "more"]
+    assert train.main([*words, "--initial", "out/weights.safetensors"]) == 0
 
 
 def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
