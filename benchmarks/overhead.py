@@ -9,7 +9,6 @@ trial, between one trial's end and the next one's first second in the workers, a
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import statistics
@@ -20,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff.reporting.console import Console
-
-from tunediff import cli, record, space
+from tunediff import cli, environment, record, space
+from tunediff.report.console import Console
 from tunediff.tuning import experiment, searcher, trial
 from tunediff.tuning.messages import Plan
 
@@ -61,14 +59,13 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
     journal = record.Journal(plan.experiment / "trials" / name)
     journal.start(config, values, seconds, int(name[1:]))
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
-    needed = (field for field in dataclasses.fields(record.Point)[2:] if field.default is field.default_factory)
-    nothing = {field.name: 0.0 for field in needed}  # a field without either default
     for index in range(1, config.evaluation.points + 1):
         fraction = index / config.evaluation.points
-        measured = {"train_s": seconds * fraction, "images": 1000 * index, "steps": index, "images_per_s": 1000.0}
-        memory = {"loss": 1.0, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
         found = {plan.metric: value * (2 - fraction), "label": "made up"}
-        point = record.Point(index, fraction, **(nothing | measured | memory), found=found)
+        point = record.Point(
+            index, seconds * fraction, images=1000 * index, steps=index, fraction=fraction, images_per_s=1000.0,
+            loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, found=found,
+        )  # fmt: skip
         journal.point(point)
         yield trial.reported(point, plan)
     journal.end(record.End("ok", seconds={"train": 0.0}))
@@ -128,7 +125,7 @@ def of_search(folder: Path) -> dict[str, Any]:
     starts = sorted(min(e["time"] for e in trial if e["event"] == "worker") for trial in events.values() if trial)
     ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
     gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
-    work = [t.end.get("seconds", {}) for t in record.read_trials(folder) if t.end]
+    work = [known.end.seconds for known in record.read_trials(folder) if known.end]
     training = sum(parts.get("train", 0) + parts.get("data_wait", 0) for parts in work)
     evaluation = sum(parts.get("evaluation", 0) for parts in work)
     return {
@@ -156,7 +153,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
     if wanted.json:
-        print(json.dumps({**found, "load_before": load, "environment": record.environment()}, indent=1))
+        print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
         return 0
     for key, value in found.items():
         if key != "windows":

@@ -8,7 +8,7 @@ Peers, where they are installed (`uv pip install diffusers denoising-diffusion-p
 - denoising-diffusion-pytorch: its `Unet` is another network; it gets our multipliers and the width that comes nearest
   to our number of parameters, and is trained as its `Trainer` does.
 
-Ours is the real `tunediff.training.loop.train`, timed by its own clock, with all it does in a step, drawing its batches
+Ours is the real `tunediff.training.trial.run`, timed by its own clock, with all it does in a step, drawing its batches
 from resident bytes; the peers get theirs ready-made as floats. The pixels are random: no speed depends on them.
 
 "tuned" is the same contender with channels_last and torch.compile, on a GPU also bfloat16 autocast and cuDNN's
@@ -34,7 +34,6 @@ import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -50,15 +49,18 @@ from torch import Tensor, nn
 from tunediff import cli, environment, space
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.config import Config
+from tunediff.config import Systems
+from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.training import loop, memory
+from tunediff.record import Point
+from tunediff.training import memory, trial
+from tunediff.training.compilation import compiled
+from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import handoff, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate, to_uint8
-from tunediff.workloads.diffusion.unet import UNet
 
 BATCHES = 8  # distinct batches, taken in turn
 PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed
@@ -124,34 +126,36 @@ def contend(job: Job, pipe: Connection) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ training
-def our_training(job: Job, config: Config, world: World, turns: Turns) -> None:
+def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
     """The real loop: one round is what it trains between two of its points, its report waits for the next turn."""
     turns.wait()
     before_mib = 0.0 if world.device.type == "cuda" else _now_mib()
     points = {"evaluation.points": job.rounds + 1, "loader.resident": True}
     config = cfg.override(config, points, check=False)
-    parameters = _count(UNet(config.model, config.data.channels, config.data.image_size))
-    waited_s = [0.0]  # for the turn, since the last point: no CPU time, but part of what `cpu_share` is a share of
+    parameters = _count(unet.network(config.knobs))
+    waited_s = 0.0  # for the turn, since the last point: no CPU time, but part of what `cpu_share` is a share of
 
-    def report(point: dict[str, Any]) -> bool:
-        entered = time.perf_counter()
-        seconds = job.steps * config.loader.batch_size / point["images_per_s"]
-        cpu_s = point["cpu_share"] * (seconds + waited_s[0])
-        turns.done(seconds, cpu_s, point["peak_memory_mib"] - before_mib, parameters)
-        turns.wait()
-        waited_s[0] = time.perf_counter() - entered
-        return True
+    class Told(Observer):
+        def point(self, point: Point) -> bool:
+            nonlocal waited_s
+            entered = time.perf_counter()
+            seconds = job.steps * config.loader.batch_size / point.images_per_s
+            cpu_s = point.cpu_share * (seconds + waited_s)
+            turns.done(seconds, cpu_s, point.peak_memory_mib - before_mib, parameters)
+            turns.wait()
+            waited_s = time.perf_counter() - entered
+            return True
 
-    with tempfile.TemporaryDirectory() as folder:
-        budget = Budget(images=(job.rounds + 1) * job.steps * config.loader.batch_size)
-        loop.train(config, budget, random_images(config), None, world, Path(folder), report)
+    data.load = lambda section: random_images(config)  # this process has no other data
+    budget = Budget(images=(job.rounds + 1) * job.steps * config.loader.batch_size)
+    trial.run(trial.Trial(config, budget, world, Told(), evaluates=False))
 
 
 Steps = tuple[Callable[[Tensor], Any], int]
 """(one step on a float32 batch [B, C, H, W] in [−1, 1], number of parameters)."""
 
 
-def steps(job: Job, config: Config, world: World, turns: Turns, build: Callable[[Config, World, Job], Steps]) -> None:
+def steps(job: Job, config: Systems, world: World, turns: Turns, build: Callable[[Systems, World, Job], Steps]) -> None:
     """A peer: so many steps per turn, the device awaited at both ends."""
     turns.wait()
     before_mib = 0.0 if world.device.type == "cuda" else _now_mib()
@@ -174,14 +178,14 @@ def steps(job: Job, config: Config, world: World, turns: Turns, build: Callable[
         going_on = turns.wait()
 
 
-def random_images(config: Config) -> Images:
+def random_images(config: Systems) -> Images:
     """Random pixels in the shape of the configuration's images, equal for all."""
     size = (BATCHES * config.loader.batch_size, config.data.channels, *[config.data.image_size] * 2)
     pixels = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return Images("random", pixels, None, (), (), "random")
 
 
-def diffusers_training(config: Config, world: World, job: Job) -> Steps:
+def diffusers_training(config: Systems, world: World, job: Job) -> Steps:
     """diffusers' example train_unconditional.py with --use_ema and its defaults."""
     from diffusers.optimization import get_scheduler
     from diffusers.training_utils import EMAModel
@@ -215,7 +219,7 @@ def diffusers_training(config: Config, world: World, job: Job) -> Steps:
     return step, _count(network)
 
 
-def lucidrains_training(config: Config, world: World, job: Job) -> Steps:
+def lucidrains_training(config: Systems, world: World, job: Job) -> Steps:
     """The body of `Trainer.train` of denoising-diffusion-pytorch, with its defaults."""
     from ema_pytorch import EMA
 
@@ -242,12 +246,12 @@ def lucidrains_training(config: Config, world: World, job: Job) -> Steps:
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
-def our_sampling(config: Config, world: World, job: Job) -> Steps:
+def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     """`generate` as `python -m tunediff.sample` calls it."""
     memory.keep_freed(config.memory.keep_freed, world.device)
-    network = UNet(config.model, config.data.channels, config.data.image_size).to(world.device).eval()
+    network = unet.network(config.knobs).to(world.device).eval()
     network.requires_grad_(False)
-    amp, predict = Amp(config.precision, world.device), loop.compiled(network, network, config.compile)
+    amp, predict = Amp(config.precision, world.device), compiled(network, network, config.compile, unet.Block)
     diffusion = Diffusion(config.process, world.device)
     evaluation = dataclasses.replace(config.evaluation, batch_size=config.loader.batch_size, sampler="ddim")
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
@@ -258,7 +262,7 @@ def our_sampling(config: Config, world: World, job: Job) -> Steps:
     return step, _count(network)
 
 
-def diffusers_sampling(config: Config, world: World, job: Job) -> Steps:
+def diffusers_sampling(config: Systems, world: World, job: Job) -> Steps:
     """What `DDIMPipeline` does up to the images' bytes."""
     network, scheduler, _ = _diffusers_parts(config, world, job)
     network.eval().requires_grad_(False)
@@ -277,7 +281,7 @@ def diffusers_sampling(config: Config, world: World, job: Job) -> Steps:
     return step, _count(network)
 
 
-def lucidrains_sampling(config: Config, world: World, job: Job) -> Steps:
+def lucidrains_sampling(config: Systems, world: World, job: Job) -> Steps:
     """`GaussianDiffusion.sample` with DDIM."""
     diffusion = _lucidrains_diffusion(config, world, job)
     parameters = _count(diffusion)
@@ -293,7 +297,7 @@ def lucidrains_sampling(config: Config, world: World, job: Job) -> Steps:
     return step, parameters
 
 
-PEERS: dict[str, tuple[Callable[[Config, World, Job], Steps] | None, Callable[[Config, World, Job], Steps]]] = {
+PEERS: dict[str, tuple[Callable[[Systems, World, Job], Steps] | None, Callable[[Systems, World, Job], Steps]]] = {
     "ours": (None, our_sampling),
     "diffusers": (diffusers_training, diffusers_sampling),
     "denoising-diffusion-pytorch": (lucidrains_training, lucidrains_sampling),
@@ -302,12 +306,12 @@ PEERS: dict[str, tuple[Callable[[Config, World, Job], Steps] | None, Callable[[C
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
-def _diffusers_parts(config: Config, world: World, job: Job) -> tuple[Any, Any, Any]:
+def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any, Any]:
     """(UNet2DModel with our architecture and weights, DDIM scheduler, DDPM scheduler)."""
     from diffusers import DDIMScheduler, DDPMScheduler, UNet2DModel
     from safetensors.torch import load
 
-    ours = UNet(config.model, config.data.channels, config.data.image_size)
+    ours = unet.network(config.knobs)
     files = handoff.pipeline_files(config, ours.state_dict())
     network = UNet2DModel.from_config(json.loads(files["unet/config.json"]))
     network.load_state_dict(load(files[f"unet/{handoff.WEIGHTS}"]))
@@ -318,7 +322,7 @@ def _diffusers_parts(config: Config, world: World, job: Job) -> tuple[Any, Any, 
     return network.to(world.device), DDIMScheduler.from_config(ddpm.config), ddpm
 
 
-def _lucidrains_diffusion(config: Config, world: World, job: Job) -> Any:
+def _lucidrains_diffusion(config: Systems, world: World, job: Job) -> Any:
     """GaussianDiffusion over the `Unet` whose size comes nearest to ours."""
     from denoising_diffusion_pytorch import GaussianDiffusion, Unet
 
@@ -327,7 +331,7 @@ def _lucidrains_diffusion(config: Config, world: World, job: Job) -> Any:
 
     model = config.model
     with torch.device("meta"):
-        wanted = _count(UNet(model, config.data.channels, config.data.image_size))
+        wanted = _count(unet.network(config.knobs))
         widths = range(8, 2 * model.channels + 1, 4)
         width = min(widths, key=lambda width: abs(_count(build(width)) - wanted))
     network = build(width)
@@ -415,12 +419,12 @@ def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[
     return lines, {"contenders": contenders, "ratios": ratios}
 
 
-def configuration(path: Path, words: list[str]) -> Config:
+def configuration(path: Path, words: list[str]) -> Systems:
     """A workload, a configuration file, or the baseline of a search file."""
-    overrides = cfg.parse_overrides(words)
-    if path.is_file() and "workload" in cfg.read_yaml(path):
-        return cfg.override(space.load(path).baseline, overrides, where="command line")
-    return cfg.named(path, overrides)
+    if path.is_file() and "budget" in cfg.read_yaml(path):
+        base = space.load(path).baseline
+        return cfg.override(base, cfg.parse_overrides(words, base.schema), where="command line")
+    return cfg.named(path, words)
 
 
 def main() -> int:

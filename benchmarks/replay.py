@@ -54,9 +54,10 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from tunediff import cli, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
-from tunediff.config import ConfigError
-from tunediff.record import TrialRecord
-from tunediff.space import Dimension, Draw, SearchSpace, to_params
+from tunediff.config import ConfigError, Systems
+from tunediff.record import End, Point, TrialRecord
+from tunediff.space import Draw, SearchSpace, combinations, to_params
+from tunediff.tuning.messages import drawn
 from tunediff.tuning.searcher import GRACE, Searcher, default_sampler
 
 TABLE = "table.csv"
@@ -122,7 +123,7 @@ def load(path: Path, out: Path | None = None) -> Table:
     file = path / TABLE if path.is_dir() else path
     if (path / "trials").is_dir():
         file = (out or path) / TABLE
-        write(file, _recorded(path))
+        write(file, path, _recorded(path))
     if not file.is_file():
         raise ConfigError(f"{path}: no table there; record one with `python -m tunediff.search replay_digits`")
     return _read(file)
@@ -135,18 +136,18 @@ def _recorded(folder: Path) -> list[TrialRecord]:
         raise ConfigError(f"{folder.name}: no table: it needs a grid: of one seed, objective frechet, nothing stopped")
     found = record.read_trials(folder)
     done = {trial.fingerprint for trial in found if trial.finished}
-    missing = [point for point in wanted.points if cfg.fingerprint(wanted.config(point)) not in done]
-    full = len(list(_combinations(wanted.dimensions))) - len(wanted.skipped)
-    if missing or len(wanted.points) < full:
+    missing = [point for point in wanted.candidates if cfg.fingerprint(wanted.config(point)) not in done]
+    full = len(list(combinations(wanted.dimensions))) - len(wanted.skipped)
+    if missing or len(wanted.candidates) < full:
         raise ConfigError(
-            f"{folder.name}: {full - len(wanted.points) + len(missing)} of {full} points are not recorded; "
+            f"{folder.name}: {full - len(wanted.candidates) + len(missing)} of {full} points are not recorded; "
             f"python -m tunediff.search --resume {folder.name} --trials {full}"
         )
     return found
 
 
-def write(path: Path, trials: Sequence[TrialRecord]) -> None:
-    """Write a table: one row per evaluation, one more without FD where a trial failed."""
+def write(path: Path, folder: Path, trials: Sequence[TrialRecord]) -> None:
+    """Write the table of a search's trials: one row per evaluation, one more without FD where a trial failed."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.drawn))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
@@ -155,19 +156,19 @@ def write(path: Path, trials: Sequence[TrialRecord]) -> None:
         for trial in trials:
             knobs = [_cell(trial.drawn[name]) if name in trial.drawn else "" for name in names]
             for point in trial.points:
-                rows.writerow([*knobs, f"{point['train_s']:.4f}", f"{point['frechet']:.6g}", trial.status])
+                rows.writerow([*knobs, f"{point.train_s:.4f}", f"{point['frechet']:.6g}", trial.status])
             if trial.status != "ok":
-                rows.writerow([*knobs, f"{_cost_s(trial):.4f}", "", trial.status])
+                rows.writerow([*knobs, f"{_cost_s(folder / 'trials' / trial.name, trial):.4f}", "", trial.status])
 
 
 def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _cost_s(trial: TrialRecord) -> float:
+def _cost_s(folder: Path, trial: TrialRecord) -> float:
     """Training seconds of a trial that failed. Its journal has them at its last point; from there on, wall-clock."""
-    reached_s = float(trial.points[-1]["train_s"]) if trial.points else 0.0
-    since = trial.points[-1]["time"] if trial.points else trial.started
+    reached_s = trial.points[-1].train_s if trial.points else 0.0
+    since = max([trial.started, *(line["time"] for line in record.events(folder) if line["event"] == "point")])
     return min(reached_s + max(0.0, trial.ended - since), max(reached_s, trial.budget_s or math.inf))
 
 
@@ -177,8 +178,9 @@ def _read(path: Path) -> Table:
     names = [name for name in (lines[0] if lines else {}) if name not in MEASURED]
     if not names or any(column not in lines[0] for column in MEASURED):
         raise ConfigError(f"{path}: no table; it needs columns of knobs and {', '.join(MEASURED)}, and rows")
-    if unknown := [name for name in names if name not in cfg.knobs()]:
-        raise ConfigError(cfg.unknown_knob(unknown[0], str(path)))
+    schema = cfg.baseline("digits").schema
+    if unknown := [name for name in names if name not in schema.knobs]:
+        raise ConfigError(schema.unknown_knob(unknown[0], str(path)))
     rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for line in lines:
         rows.setdefault(tuple(line[name] or "" for name in names), []).append(line)
@@ -215,7 +217,7 @@ def _space(points: Sequence[dict[str, Any]], source: str) -> SearchSpace:
     content = {"workload": "digits", "fixed": points[0], "trials": list(points), "budget": {"per_trial": "1s"}}
     space = spaces.parse(content, source)
     budget = dataclasses.replace(space.budget, trials=len(points))
-    return dataclasses.replace(space, kind="search", points=space.points[:1], budget=budget)
+    return dataclasses.replace(space, kind="search", candidates=space.candidates[:1], budget=budget)
 
 
 def _curve(space: SearchSpace, point: dict[str, Any], lines: Sequence[dict[str, str]], source: str) -> Curve:
@@ -234,22 +236,8 @@ def _curve(space: SearchSpace, point: dict[str, Any], lines: Sequence[dict[str, 
     return Curve(drawn, cfg.flat(config), cfg.fingerprint(config), values, status, seconds[-1])
 
 
-def _combinations(dimensions: Sequence[Dimension], values: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    """Every point of a space of choices."""
-    values = dict(values or {})
-    if not dimensions:
-        yield values
-        return
-    head, *tail = dimensions
-    if not head.active(values):
-        yield from _combinations(tail, values)
-        return
-    for choice in head.choices or ():
-        yield from _combinations(tail, {**values, head.name: choice})
-
-
-def _configs(space: SearchSpace) -> Iterator[tuple[dict[str, Any], cfg.Config]]:
-    for values in _combinations(space.dimensions):
+def _configs(space: SearchSpace) -> Iterator[tuple[dict[str, Any], Systems]]:
+    for values in combinations(space.dimensions):
         try:
             yield values, space.config(values)
         except ConfigError:
@@ -408,7 +396,7 @@ class Ours:
         if not isinstance(suggestion, dict):
             return None
         self._name = suggestion["trial"]
-        return self._table.at({knob: value for knob, value in suggestion.items() if knob not in ("trial", "slot")})
+        return self._table.at(drawn(suggestion))
 
     def report(self, index: int, seconds: float, value: float) -> None:
         """An evaluation of the proposed point."""
@@ -418,8 +406,8 @@ class Ours:
         """The proposed point ended."""
         self._searcher.ended = TrialRecord(
             self._name, int(self._name[1:]), curve.config, curve.knobs, curve.fingerprint,
-            budget_s=self._table.budget_s, status=status, attempts=1,
-            points=[{"index": i, "train_s": s, "frechet": value} for i, (s, value) in enumerate(points, start=1)],
+            budget_s=self._table.budget_s, end=End(status), attempts=1,
+            points=[Point(i, s, i, i, found={"frechet": value}) for i, (s, value) in enumerate(points, start=1)],
         )  # fmt: skip
         self._searcher.on_trial_complete("trial", {})
 

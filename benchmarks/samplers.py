@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +22,9 @@ import torch
 from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.data import images as data
 from tunediff.distributed import World, alone
-from tunediff.training import loop
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Trial, run
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.objective import Objective
 
@@ -41,12 +40,13 @@ class Stopwatch:
 
     def __init__(self, world: World) -> None:
         self.seconds, self._depth, self._world = 0.0, 0, world
+        self.trial: Trial | None = None
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """`method`, timed; waits for the device at both ends."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._depth or self.trial is None or self.trial._warming:  # the first step is done twice
                 return method(*args, **kwargs)
             self._depth += 1
             self._world.synchronize()
@@ -78,10 +78,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    base = cfg.named(args.config, cfg.parse_overrides(["evaluation.points=1", *args.words]))
-    methods: dict[str, dict[str, Any]] = {kind().name: {"timesteps.name": kind().name} for kind in timesteps.KINDS}
-    methods |= {kind().name: {"weighting.name": kind().name} for kind in weighting.KINDS}
-    images, world = data.load(base.data), alone()
+    base = cfg.named(args.config, ["evaluation.points=1", *args.words])
+    unions = ("timesteps.name", "weighting.name")
+    methods = {name: {union: name} for union in unions for name in base.schema.knobs[union].choices}
+    world = alone()
     watch = Stopwatch(world)
     patch(watch)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
@@ -89,9 +89,9 @@ def main() -> int:
         for name, knobs in methods.items():
             config = cfg.override(base, knobs)
             watch.seconds = 0.0
-            with tempfile.TemporaryDirectory() as folder:
-                budget = Budget(images=args.steps * config.loader.batch_size)
-                outcome = loop.train(config, budget, images, None, world, Path(folder), lambda point: True)
+            budget = Budget(images=args.steps * config.loader.batch_size)
+            watch.trial = Trial(config, budget, world, Observer(), evaluates=False)
+            outcome = run(watch.trial)
             steps, spent = outcome.steps, outcome.seconds["train"] + outcome.seconds["data_wait"]
             found[name].append((watch.seconds / steps, (spent - watch.seconds) / steps))
     load = os.getloadavg()[0]

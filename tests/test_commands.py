@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs
@@ -102,12 +103,12 @@ def test_gpu_only_values_are_refused_without_a_gpu():
 def test_shares_never_fill_the_machine():
     loaded = space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
     share = resources.share(loaded, resources.Machine(2, 0))
-    assert (share.slots, share.threads) == (1, {"1": 2, "2": 1})
-    assert share.per_worker["1"]["CPU"] + 0.01 < 2
-    assert 2 * share.per_worker["2"]["CPU"] + 0.01 < 2
+    assert (share.slots, share.threads) == (1, {1: 2, 2: 1})
+    assert share.per_worker[1]["CPU"] + 0.01 < 2
+    assert 2 * share.per_worker[2]["CPU"] + 0.01 < 2
     gpus = resources.share(loaded, resources.Machine(16, 8))
-    assert (gpus.slots, gpus.per_worker["2"]["GPU"]) == (4, 1.0)
-    assert 4 * 2 * gpus.per_worker["2"]["CPU"] < 16
+    assert (gpus.slots, gpus.per_worker[2]["GPU"]) == (4, 1.0)
+    assert 4 * 2 * gpus.per_worker[2]["CPU"] < 16
 
 
 def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):
@@ -125,25 +126,23 @@ def finished(folder, loaded):
     """A search folder as a search leaves it: the baseline, a better, a failed and an unfinished trial."""
     experiment.create(folder, loaded, FILE)
     curves = [[9.0, 6.0], [6.0, 3.0], [], [5.0]]
-    drawn = [loaded.points[0]] + [{"loader.batch_size": size, "optimizer.lr": 1e-3} for size in (64, 32, 64)]
+    drawn = [loaded.candidates[0]] + [{"loader.batch_size": size, "optimizer.lr": 1e-3} for size in (64, 32, 64)]
     drawn[3]["optimizer.lr"] = 2e-3
     for number, (values, knobs) in enumerate(zip(curves, drawn, strict=True)):
         config = loaded.config(knobs)
         journal = record.Journal(folder / "trials" / f"t{number:04d}")
-        journal.write(
-            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=knobs,
-            fingerprint=cfg.fingerprint(config), budget_s=20.0, environment=environment.describe(),
-        )  # fmt: skip
+        journal.start(config, knobs, 20.0, number)
         for index, value in enumerate(values, 1):
-            journal.write(
-                "point", index=index, train_s=10.0 * index, frechet=value, images=1000 * index, images_per_s=100.0,
-                label="FD (classifier)", seconds={"train": 10.0 * index, "evaluation": 1.0 * index},
+            seconds = {"train": 10.0 * index, "evaluation": 1.0 * index}
+            journal.point(
+                point(index, 10.0 * index, frechet=value, images=1000 * index, images_per_s=100.0,
+                      label="FD (classifier)", seconds=seconds)
             )  # fmt: skip
         if number == 2:
-            journal.write("end", status="oom", reason="out of memory")
+            journal.end(record.End("oom", "out of memory"))
         elif number < 2:
-            journal.write("end", status="ok", reason="", seconds={"train": 20.0, "evaluation": 2.0})
-            (journal.path.parent / "ema.safetensors").write_bytes(b"weights of %d" % number)
+            journal.end(record.End("ok", seconds={"train": 20.0, "evaluation": 2.0}))
+            (journal.path.parent / "weights.safetensors").write_bytes(b"weights of %d" % number)
     return results.read(folder)
 
 
@@ -194,7 +193,8 @@ def test_the_folder_keeps_the_space(found):
     again = space.load(found.folder / "search.yaml")
     original = space.parse(FILE, "space.yaml")
     assert again.baseline == original.baseline
-    assert (again.dimensions, again.points, again.budget) == (original.dimensions, original.points, original.budget)
+    assert (again.dimensions, again.candidates) == (original.dimensions, original.candidates)
+    assert again.budget == original.budget
 
 
 def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
@@ -254,7 +254,7 @@ def test_export_of_one_trial_and_refusals(found, capsys):
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.workload("digits"), TINY)))
+    (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.baseline("digits"), TINY)))
     return "best.yaml"
 
 
@@ -275,7 +275,8 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
     # The exported weights are a starting point.
-    assert train.main(["--config", config, "--images", "128", "--out", "more", "--initial", "out/ema.safetensors"]) == 0
+    words = ["--config", config, "--images", "128", "--out", "more"]
+    assert train.main([*words, "--initial", "out/weights.safetensors"]) == 0
 
 
 def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
@@ -284,12 +285,13 @@ def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_p
     assert train.main(command) == 0
     journal, out = tmp_path / "out" / "journal.jsonl", tmp_path / "out"
     journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
-    before = record.read_trial(out).points
     (out / "checkpoint.pt").write_bytes(b"torn")
     assert train.main(command) == 0
     after = record.read_trial(out).points
-    assert [point["index"] for point in after] == [1, 2]
-    assert all(new["time"] > old["time"] for new, old in zip(after, before, strict=True))
+    assert [point.index for point in after] == [1, 2]
+    lines = [line["train_s"] for line in record.events(out) if line["event"] == "point"]
+    assert [point.train_s for point in after] == lines[2:]
+    assert not set(lines[:2]) & set(lines[2:])
 
 
 def test_train_resumes_after_kill(config, tmp_path):
@@ -356,7 +358,7 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     assert [point["index"] for point in known.points] == list(range(1, len(known.points) + 1))
     assert [p["train_s"] for p in known.points] == pytest.approx([1.0 * p["index"] for p in known.points], abs=0.6)
     assert (tmp_path / "out" / "samples" / "0004.png").exists()
-    assert (tmp_path / "out" / "ema.safetensors").exists()
+    assert (tmp_path / "out" / "weights.safetensors").exists()
 
 
 def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_their_training(config, tmp_path):

@@ -15,17 +15,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import environment, evaluate
 from tunediff.data import images as data
 from tunediff.evaluation import features, progress
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import handoff, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
-from tunediff.workloads.diffusion.unet import UNet
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 NAMES = [name for names in KINDS.values() for name in names]
@@ -45,7 +44,7 @@ def cache(tmp_path_factory):
 
 def network():
     torch.manual_seed(0)
-    net = UNet(CONFIG.model, 1, 8)
+    net = unet.network(CONFIG.knobs)
     torch.nn.init.normal_(net.output.weight, std=0.05)  # a new one returns zero
     return net.eval()
 
@@ -84,7 +83,7 @@ def test_full_protocol(model, tmp_path, capsys):
     quality = Quality(extractor, 150, "cpu")
     for start, batch in drawn:
         quality.update(start, batch)
-    expected = quality.values(Real.of(CONFIG, images, extractor, "cpu", set(KINDS)))
+    expected = quality.values(Real.of(images, extractor, "cpu", 40, set(KINDS)))
     assert list(found["metrics"]) == NAMES
     for name in NAMES:
         value = expected[name].value
@@ -155,7 +154,7 @@ def test_ddim_and_seeds(model, capsys):
 
 def digits_folder(root, count, split):
     """Files in class folders; `split` names the part that an image's number belongs to."""
-    digits = data.load(cfg.workload("digits").data)
+    digits = data.load(cfg.baseline("digits").data)
     for number, (pixels, label) in enumerate(zip(digits.pixels[:count], digits.labels[:count], strict=True)):
         folder = root / split(number) / str(label.item())
         folder.mkdir(parents=True, exist_ok=True)

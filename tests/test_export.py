@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.helpers import tiny
 from tests.test_models import network, run_folder, search_folder
-from tests.training.conftest import tiny
 from tunediff import config as cfg
 from tunediff import export
 from tunediff.workloads.diffusion import handoff
@@ -32,7 +32,7 @@ def refused(capsys, *words):
         (["night", "--trial", "t0002"], "night-t0002", tiny(model__blocks=3), 2),
         (["night/t0000"], "night-t0000", tiny(model__blocks=1), 0),
         (["train-digits"], "train-digits", tiny(process__prediction="v"), 7),
-        (["ray_results/train-digits/ema.safetensors"], "train-digits", tiny(process__prediction="v"), 7),
+        (["ray_results/train-digits/weights.safetensors"], "train-digits", tiny(process__prediction="v"), 7),
     ],
 )
 def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed):
@@ -66,8 +66,8 @@ def test_refusals_leave_nothing(storage, capsys):
     assert "model.multipliers: [2, 4] cannot be handed to diffusers" in refused(
         capsys, "wide", "--diffusers", "pipeline"
     )
-    (storage / "train-digits" / "ema.safetensors").write_bytes(b"torn")
-    assert "ema.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "pipeline")
+    (storage / "train-digits" / "weights.safetensors").write_bytes(b"torn")
+    assert "weights.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "pipeline")
     (storage.parent / "file").write_text("")
     assert "--diffusers: file/pipeline cannot be written" in refused(capsys, "night", "--diffusers", "file/pipeline")
     assert not pipeline.exists()

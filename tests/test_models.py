@@ -9,19 +9,15 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from tests.training.conftest import tiny
+from tests.helpers import point as made
+from tests.helpers import tiny, train
 from tunediff import config as cfg
-from tunediff import environment, models, record
-from tunediff.clock import Budget
-from tunediff.data import images as data
-from tunediff.distributed import World
-from tunediff.training import loop
-from tunediff.workloads.diffusion import handoff
-from tunediff.workloads.diffusion.unet import UNet
+from tunediff import models, record
+from tunediff.workloads.diffusion import handoff, unet
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
-    "fixed": {name: value for name, value in cfg.flat(tiny()).items() if value != cfg.flat(cfg.workload("digits"))[name]},
+    "fixed": {name: value for name, value in cfg.flat(tiny()).items() if value != cfg.flat(cfg.baseline("digits"))[name]},
     "search": {"model.blocks": [1, 2, 3]},
 }  # fmt: skip
 
@@ -29,7 +25,7 @@ SPACE = {
 def network(config, seed=0):
     """A network whose output depends on its seed; a new one returns zero."""
     torch.manual_seed(seed)
-    net = UNet(config.model, config.data.channels, config.data.image_size)
+    net = unet.network(config.knobs)
     torch.nn.init.normal_(net.output.weight, std=0.05)
     return net.eval().requires_grad_(False)
 
@@ -37,14 +33,11 @@ def network(config, seed=0):
 def run_folder(folder, config, seed=0, **point):
     """A finished training as it lies on disk."""
     journal = record.Journal(folder)
-    journal.write(
-        "start", name=folder.name, number=0, config=cfg.flat(config), drawn={}, fingerprint=cfg.fingerprint(config),
-        budget_s=3.0, environment=environment.describe(),
-    )  # fmt: skip
+    journal.start(config, {}, 3.0)
     if point:
-        journal.write("point", index=1, train_s=3.0, images=10, images_per_s=3.0, label="FD", seconds={}, **point)
-    journal.write("end", status="ok", reason="", seconds={"train": 3.0}, steps=3, peak={})
-    save_file(network(config, seed).state_dict(), folder / "ema.safetensors")
+        journal.point(made(train_s=3.0, label="FD", **point))
+    journal.end(record.End("ok", seconds={"train": 3.0}, steps=3))
+    save_file(network(config, seed).state_dict(), folder / "weights.safetensors")
     return folder
 
 
@@ -69,10 +62,9 @@ def same(found, state):
 def trained(tmp_path):
     """A training folder with a true checkpoint."""
     folder, config = tmp_path / "run", tiny()
-    world, images = World(0, 1, torch.device("cpu")), data.load(config.data)
     run_folder(folder, config)
-    outcome = loop.train(config, Budget(images=320), images, None, world, folder, lambda point: True)
-    save_file(outcome.ema.state_dict(), folder / "ema.safetensors")
+    outcome = train(config, folder=folder)
+    save_file(outcome.model.state_dict(), folder / "weights.safetensors")
     return folder, config
 
 
@@ -80,13 +72,13 @@ def test_a_training_finished_or_not(trained, tmp_path):
     folder, config = trained
     found = models.find(str(folder))
     assert (found.kind, found.name, found.folder) == ("run", "run", folder)
-    assert (found.weights, found.config) == (folder / "ema.safetensors", config)
-    averaged = load_file(folder / "ema.safetensors")
+    assert (found.weights, found.config) == (folder / "weights.safetensors", config)
+    averaged = load_file(folder / "weights.safetensors")
     assert same(found, averaged)
     assert models.find("run", folder.parent) == found
 
     shutil.copytree(folder, tmp_path / "unfinished")
-    (tmp_path / "unfinished" / "ema.safetensors").unlink()
+    (tmp_path / "unfinished" / "weights.safetensors").unlink()
     found = models.find("unfinished", tmp_path)
     assert found.weights.name == "checkpoint.pt"
     assert same(found, averaged), "the average, not the weights that are trained"
@@ -173,16 +165,16 @@ def test_what_has_no_weights_yet_says_so(tmp_path):
         (trial / "journal.jsonl").write_text("\n".join(line for line in lines if '"end"' not in line) + "\n")
     with pytest.raises(cfg.ConfigError, match="night: no trial has a result yet"):
         models.find("night", tmp_path)
-    (folder / "trials" / "t0000" / "ema.safetensors").unlink()
+    (folder / "trials" / "t0000" / "weights.safetensors").unlink()
     with pytest.raises(cfg.ConfigError, match="t0000: no weights yet; a training writes checkpoint.pt"):
         models.find("night/t0000", tmp_path)
 
 
 def test_damaged_and_foreign_weights_are_refused(tmp_path):
     folder = run_folder(tmp_path / "run", tiny())
-    file = folder / "ema.safetensors"
+    file = folder / "weights.safetensors"
     save_file(network(tiny(model__channels=16)).state_dict(), file)
-    with pytest.raises(cfg.ConfigError, match=f"{file}: time.linear1.weight has shape 64×16; the U-Net .* has 32×8"):
+    with pytest.raises(cfg.ConfigError, match=f"{file}: time.linear1.weight has shape 64×16; the model of .* has 32×8"):
         models.find("run", tmp_path).network("cpu")
     file.write_bytes(b"torn")
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged"):
@@ -192,8 +184,8 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
     with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is damaged"):
         models.find("run", tmp_path).network("cpu")
     assert (folder / "checkpoint.pt").exists(), "only a training may put a damaged checkpoint aside"
-    torch.save({"ema": 3}, folder / "checkpoint.pt")
-    with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is no checkpoint of a training; it has no ema"):
+    torch.save({"result": 3}, folder / "checkpoint.pt")
+    with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is no checkpoint of a training; it has no result"):
         models.find("run", tmp_path).network("cpu")
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from tunediff.reporting.export import provenance
 
-from tests.training.conftest import TINY, tiny
+from tests.helpers import CPU, TINY, tiny
+from tests.profiling.conftest import PHASES
+from tests.test_models import SPACE
 from tunediff import config as cfg
-from tunediff import environment, profile, record
-from tunediff.distributed import World
+from tunediff import environment, profile, record, results, space
+from tunediff.export import provenance
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.measure import Bench
-from tunediff.training.phases import PHASES
-from tunediff.training.precision import NotFiniteError
+from tunediff.record import NotFiniteError
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 FILES = {
@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "HOST_SHARE", 0.5)
-    monkeypatch.setattr("tunediff.distributed.alone", lambda: World(0, 1, torch.device("cpu")))
+    monkeypatch.setattr(measure, "alone", lambda: CPU)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path
@@ -106,15 +106,8 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 def test_profile_of_an_export(tmp_path, capsys, quick):
     """What `export` writes: provenance in comments, then the whole configuration."""
     trial = record.TrialRecord("t0003", 3, cfg.flat(tiny()), {}, "f")
-
-    class Found:
-        folder, metric, label = tmp_path / "night", "frechet", "FD"
-        space = type("Space", (), {"baseline": tiny(seed=7), "confirm": None})
-
-        def baseline_of(self, trial):
-            return None
-
-    (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(Found(), trial, tmp_path / "best.yaml")))
+    found = results.Results(tmp_path / "night", space.parse(SPACE, "night.yaml"), [trial])
+    (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(found, trial, tmp_path / "best.yaml")))
     assert profile.main(["--config", "best.yaml", "--no-sweep", "loader.resident=true"]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "ray_results" / "profile-best" / "profile.json").read_text())
@@ -187,7 +180,7 @@ def test_one_worker_of_several_is_measured(tmp_path, capsys, quick):
     ],
 )
 def test_refusals(tmp_path, capsys, words, message):
-    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump({"budget": {"trials": 3}}))
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump({"workload": "diffusion", "budget": {"trials": 3}}))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")

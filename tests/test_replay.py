@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tunediff import config as cfg
+from tests.helpers import point as made
 from tunediff import record, space
 from tunediff.config import ConfigError
 
@@ -69,7 +69,7 @@ def test_a_table_is_read(table):
     assert table.budget_s == pytest.approx(8.0, abs=0.001)
     assert table.space.budget.per_trial_s == table.budget_s
     assert table.curves[0].knobs == {"loader.batch_size": 32, "optimizer.lr": 0.001, "precision.amp": "none"}
-    assert table.space.points == (table.curves[0].knobs,)  # the baseline
+    assert table.space.candidates == (table.curves[0].knobs,)  # the baseline
     failed = [curve for curve in table.curves if curve.value is None]
     assert [(curve.status, curve.spent_s, curve.points) for curve in failed] == [("oom", 0.25, ())]
     assert table.total_s == pytest.approx(sum(curve.spent_s for curve in table.curves))
@@ -104,15 +104,14 @@ def searched(tmp_path):
     folder.mkdir()
     (folder / "search.yaml").write_text(yaml.safe_dump(GRID))
     wanted = space.load(folder / "search.yaml")
-    for n, point in enumerate(wanted.points):
+    for n, point in enumerate(wanted.candidates):
         config = wanted.config(point)
         journal = record.Journal(folder / "trials" / f"t{n:04d}")
-        journal.write("start", name=f"t{n:04d}", number=n, config=cfg.flat(config), drawn=point,
-                      fingerprint=cfg.fingerprint(config), budget_s=8.0)  # fmt: skip
+        journal.start(config, point, 8.0, n)
         status = {2: "nan", 7: "oom"}.get(n, "ok")
         for i in range(1, {"nan": 3, "oom": 1, "ok": 5}[status]):
-            journal.write("point", index=i, train_s=2.0 * i + 0.00012345 * n, frechet=10.0 / i + n)
-        journal.write("end", status=status, reason="why")
+            journal.point(made(i, 2.0 * i + 0.00012345 * n, frechet=10.0 / i + n))
+        journal.end(record.End(status, "why"))
     return folder
 
 
@@ -126,12 +125,12 @@ def test_a_searched_grid_becomes_a_table_and_the_table_is_enough(searched, tmp_p
     assert [curve.knobs for curve in kept.curves] == [trial.drawn for trial in trials]
     assert [curve.status for curve in kept.curves] == [trial.status for trial in trials]
     for curve, trial in zip(kept.curves, trials, strict=True):
-        expected = [(point["train_s"], point["frechet"]) for point in trial.points]
+        expected = [(point.train_s, point["frechet"]) for point in trial.points]
         np.testing.assert_allclose(curve.points, expected or np.zeros((0,)), rtol=1e-4)
     assert kept.curves[2].spent_s == pytest.approx(4.0, abs=1.0)  # not a number after its second evaluation
     assert kept.curves[7].spent_s < 1.0
     assert replay.replay_all(kept, ["ours"], range(3)) == replay.replay_all(recorded, ["ours"], range(3))
-    replay.write(tmp_path / "again.csv", trials)
+    replay.write(tmp_path / "again.csv", searched, trials)
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "table.csv").read_text()
 
 

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from tests.helpers import tiny
 from tests.test_models import network, run_folder
-from tests.training.conftest import tiny
 from tunediff import sample
 from tunediff.evaluation import progress
 from tunediff.workloads.diffusion import handoff
@@ -186,7 +186,7 @@ def test_refusals(run, tmp_path, capsys, words, message):
 def test_a_model_that_gives_no_images_fails(run, capsys):
     state = network(CONFIG).state_dict()
     state["output.bias"].fill_(torch.nan)
-    save_file(state, run / "ema.safetensors")
+    save_file(state, run / "weights.safetensors")
     assert sample.main(["small", "-n", "2"]) == 1
     assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
     assert not list(run.glob("*.png"))

@@ -89,7 +89,7 @@ def _export_pipeline(model: Saved, folder: Path) -> None:
 def export(found: Results, trial: TrialRecord, to: Path) -> dict[str, str]:
     """Write `to` (YAML) and beside it the weights, if the trial left any. Returns what was written, by kind."""
     config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
-    weights, beside = found.folder / "trials" / trial.name / "ema.safetensors", to.with_suffix(".safetensors")
+    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
     written = {"configuration": str(to)}
     to.parent.mkdir(parents=True, exist_ok=True)
     if weights.exists():

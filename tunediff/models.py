@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-_WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", "checkpoint.pt", "config.yaml"
+WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", "checkpoint.pt", "config.yaml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +78,14 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
             return _of_file(path)
         if (path / "search.yaml").is_file():
             return _best_of(path)
-        if any((path / name).is_file() for name in (record.JOURNAL, _WEIGHTS, _CHECKPOINT)):
+        if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
         if handoff.is_pipeline(path):
             return _of_pipeline(path)
     if paths:
         raise ConfigError(
             f"{what}: no model in this folder; looked for a search (search.yaml), a training ({record.JOURNAL}, "
-            f"{_WEIGHTS}, {_CHECKPOINT}) and a pipeline of diffusers (model_index.json, config.json)"
+            f"{WEIGHTS}, {_CHECKPOINT}) and a pipeline of diffusers (model_index.json, config.json)"
         )
     names = list(_names(storage))
     near = difflib.get_close_matches(what, names, n=5, cutoff=0.5)
@@ -119,7 +119,7 @@ def _best_of(search: Path) -> Saved:
 
 
 def _of_run(folder: Path) -> Saved:
-    weights = next((folder / name for name in (_WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
+    weights = next((folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
     if weights is None:
         raise ConfigError(f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation")
     if (known := record.read_trial(folder)) is not None:
@@ -144,7 +144,7 @@ def _of_file(path: Path) -> Saved:
         if not weights.is_file():
             raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
     elif path.suffix == ".safetensors":
-        if path.name == _WEIGHTS and (path.parent / record.JOURNAL).is_file():
+        if path.name == WEIGHTS and (path.parent / record.JOURNAL).is_file():
             return _of_run(path.parent)
         beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
         found = next((candidate for candidate in beside if candidate.is_file()), None)

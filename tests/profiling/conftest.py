@@ -1,15 +1,16 @@
 """Short trainings on the tiny set, one thread."""
 
 import pytest
-import torch
 
-from tests.training.conftest import images, one_thread  # noqa: F401
-from tunediff.distributed import World
+from tests.helpers import CPU, tiny
+from tests.training.conftest import one_thread  # noqa: F401
 from tunediff.profiling.measure import Bench
+from tunediff.training.phases import COMMON
 
-CPU = World(0, 1, torch.device("cpu"))
+PHASES = (*COMMON, "sampler", "ema")
+"""Of a step of the diffusion workload."""
 
 
 @pytest.fixture
-def bench(images):  # noqa: F811
-    return Bench(images, CPU)
+def bench():
+    return Bench(tiny(), CPU)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
+from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
 from tunediff.profiling import advice
 from tunediff.profiling.advice import RULES, advise, amdahl
-from tunediff.training.phases import PHASES
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
 CONFIG = tiny(loader__workers=2, precision__amp="bf16", model__channels_last=True, precision__cudnn_benchmark=True)
@@ -58,9 +58,9 @@ def test_every_rule_is_tested_here_and_advises_only_knobs():
     source = Path(advice.__file__).read_text(encoding="utf-8")
     for rule in RULES:
         assert f"def test_{rule.__name__}" in text
-    for name in cfg.knobs():
+    for name in CONFIG.schema.knobs:
         source = source.replace(f'"{name}"', "")
-    sections = {name.split(".")[0] for name in cfg.knobs() if "." in name}
+    sections = {name.split(".")[0] for name in CONFIG.schema.knobs if "." in name}
     assert not [section for section in sections if f'"{section}.' in source], "a knob that does not exist"
 
 

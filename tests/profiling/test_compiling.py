@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff.profiling import compiling
 from tunediff.profiling.measure import Bench

@@ -6,19 +6,19 @@ import sys
 import pytest
 import torch
 
-from tests.profiling.conftest import CPU
-from tests.training.conftest import tiny
+from tests.helpers import CPU, tiny
+from tests.profiling.conftest import PHASES
 from tunediff.profiling import measure
-from tunediff.training.phases import PHASES
+from tunediff.record import Point
 
 
 def point(step_s, **values):
     parts = {f"step_{name}_s": 0.0 for name in (*PHASES, "other")}
-    return {
-        "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
+    return Point.of({
+        "index": 1, "train_s": step_s, "images": 32, "steps": 1, "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
         "first_step_s": 1.0, "flops_per_image": 2e9, "peak_flops_per_s": 1e12, "load_average": 1.0,
         "peak_share": 0.9, **values,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def test_a_summary_is_of_what_follows_the_warm_up():

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
 from tunediff.profiling import sweep as sweeping
 from tunediff.profiling.sweep import sweep
 

@@ -7,12 +7,12 @@ import json
 import pytest
 from PIL import Image
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
+from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
 from tunediff import environment
 from tunediff.profiling import tables
 from tunediff.profiling.result import Advice
-from tunediff.training.phases import PHASES
 
 PARTS = {
     "data_wait": 0.022, "host_to_device": 0.00001, "sampler": 0.001, "forward": 0.025, "backward": 0.045,

@@ -6,13 +6,14 @@ import json
 import pytest
 import torch
 
-from tests.training.conftest import tiny
+from tests.helpers import tiny
+from tests.profiling.conftest import PHASES
+from tunediff.data import images as data
 from tunediff.distributed import alone
 from tunediff.profiling import measure, trace
 from tunediff.profiling.measure import Bench
 from tunediff.profiling.sweep import sweep
-from tunediff.training.phases import PHASES
-from tunediff.workloads.diffusion.unet import UNet
+from tunediff.workloads.diffusion.unet import network
 
 MIB = 2**20
 
@@ -24,7 +25,7 @@ def test_trace(bench, tmp_path):
         events = json.load(file)["traceEvents"]
     names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert set(PHASES) <= names
-    assert sum(event["name"] == "forward" for event in events) == 2 * trace.TRACED, "two passes in each step"
+    assert sum(event["name"] == "backward" for event in events) == 2 * trace.TRACED, "two passes in each step"
 
     longest = found["operations"]["longest"]
     assert 0 < len(longest) <= 10
@@ -123,22 +124,23 @@ def test_a_long_timeline_keeps_its_peak():
     assert max(found["timeline"]["forward_mib"]) == 4999.0 == found["peak"]["total_mib"]
 
 
-def test_what_stays_in_memory(images):
+def test_what_stays_in_memory(bench):
     config = tiny()
-    weights = sum(p.numel() for p in UNet(config.model, 1, 8).parameters()) * 4 / MIB
-    sizes = (*measure.weight_bytes(config), images.pixels.nbytes / MIB)
+    weights = sum(p.numel() for p in network(config.knobs).parameters()) * 4 / MIB
+    pixels = data.load(config.data).pixels.nbytes / MIB
+    sizes = (bench.parameter_bytes, bench.buffer_bytes, bench.images["mib"])
     found = trace.static_mib(config, False, *sizes)
     assert found["optimizer"] == pytest.approx(2 * weights)
     assert found["parameters"] == found["ema"] >= weights
-    assert found["images"] == images.pixels.nbytes / MIB
+    assert found["images"] == pixels
     assert trace.static_mib(config, True, *sizes)["images"] == 0.0
     assert trace.static_mib(tiny(loader__resident=True), True, *sizes)["images"] > 0.0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_profile_of_a_gpu(images, tmp_path):
-    bench, config = Bench(images, alone()), tiny()
+def test_profile_of_a_gpu(tmp_path):
+    bench, config = Bench(tiny(), alone()), tiny()
     step = bench.speed(config, 6)
     assert step["peak_reserved_mib"] >= step["peak_memory_mib"] > 0
     found = trace.trace(bench, config, tmp_path / "trace.json.gz", step["step_s"])

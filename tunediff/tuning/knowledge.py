@@ -65,7 +65,7 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
     """
     found: list[tuple[float, float]] = []
     for record in records:
-        if not record.points or not math.isfinite(record.points[-1].peak_memory_mib):
+        if not record.points or not math.isfinite(record.points[-1].peak_memory_mib or math.nan):
             continue
         alike = {**record.config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
         mine = {**config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
