@@ -10,14 +10,10 @@ from tests.helpers import point, toy
 from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff.config import ConfigError
-from tunediff.record import End, Journal, Point, read_trial, seconds_to, speedup
+from tunediff.record import End, Journal, Point, read_trial
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
 
-
-def curve(*values):
-    """Points at 5, 10, … training seconds."""
-    return [point(index, 5.0 * index, error=value) for index, value in enumerate(values, 1)]
 
 
 def test_round_trip(tmp_path):
@@ -82,6 +78,20 @@ def test_no_journal_is_no_trial(tmp_path):
     assert read_trial(tmp_path) is None
 
 
+def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
+    journal = Journal(tmp_path)
+    journal.start(toy(), {}, 10.0)
+    journal.anew()
+    assert journal.point(point(1, 2.0, error=3.0))
+    journal.anew()  # as after a damaged checkpoint: the same steps are measured again
+    assert read_trial(tmp_path).points == []
+    assert journal.point(point(1, 2.5, error=4.0)), "another measurement, though of the same index and steps"
+    assert not journal.point(point(1, 2.5, error=4.0))
+    (one,) = read_trial(tmp_path).points
+    assert one.train_s == 2.5
+    assert [line["event"] for line in record.events(tmp_path)] == ["start", "point", "anew", "point"]
+
+
 def test_a_torn_last_line_loses_only_itself(tmp_path):
     journal = Journal(tmp_path)
     journal.write("start", **START)
@@ -123,42 +133,6 @@ def test_trials_come_in_order(tmp_path):
     for number in (10, 2):
         Journal(tmp_path / "trials" / f"t{number:04d}").write("start", **(START | {"number": number}))
     assert [found.number for found in record.read_trials(tmp_path)] == [2, 10]
-
-
-def test_seconds_to_interpolates_between_evaluations():
-    points = curve(10.0, 6.0, 2.0)
-    assert seconds_to(points, "error", 8.0, "min") == 7.5
-    assert seconds_to(points, "error", 6.0, "min") == 10.0
-    assert seconds_to(points, "error", 12.0, "min") == 5.0  # below at the first evaluation: no earlier claim
-    assert seconds_to(points, "error", 1.0, "min") is None
-
-
-def test_what_is_better_may_be_larger():
-    points = curve(0.1, 0.5, 0.9)
-    assert seconds_to(points, "error", 0.3, "max") == pytest.approx(7.5)
-    assert seconds_to(points, "error", 0.05, "max") == 5.0
-    assert seconds_to(points, "error", 0.95, "max") is None
-    assert speedup(curve(0.5, 0.9), curve(0.1, 0.3, 0.4, 0.5), "error", "max") == 4.0
-
-
-def test_seconds_to_takes_the_first_crossing():
-    assert seconds_to(curve(10.0, 4.0, 8.0, 3.0), "error", 4.0, "min") == 10.0
-
-
-def test_points_that_were_not_judged_lie_on_no_curve():
-    points = curve(10.0, 6.0)
-    unjudged = point(3, 7.0)
-    assert seconds_to([points[0], unjudged, points[1]], "error", 8.0, "min") == 7.5
-    assert speedup(points, [*points, unjudged], "error", "min") is None
-
-
-def test_speedup():
-    baseline = [point(1, 10.0, error=9.0), point(2, 20.0, error=6.0)]
-    fast = [point(1, 10.0, error=6.0), point(2, 20.0, error=3.0)]
-    assert speedup(fast, baseline, "error", "min") == 2.0
-    assert speedup(baseline, baseline, "error", "min") == 1.0
-    assert speedup([point(1, 20.0, error=7.0)], baseline, "error", "min") is None
-    assert speedup([], baseline, "error", "min") is None
 
 
 def test_environment_is_plain_json():

@@ -2,8 +2,9 @@
 
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
-`start` (once per attempt), `worker` (who trains it), `point` (one evaluation), `final` (one more of the finished model,
-at full protocol), `end`.
+`start` (once per attempt), `worker` (who trains it), `about` (data and model), `anew` (it begins at its first step,
+although an earlier attempt had come further), `point` (one evaluation), `final` (one more of the finished model, at
+full protocol), `end`.
 """
 
 from __future__ import annotations
@@ -222,12 +223,21 @@ class Journal:
 
     def point(self, point: Point) -> bool:
         """An evaluation; False if this very measurement is there already, not merely another one of the same index."""
-        same = ("index", "steps", "train_s")  # a training of so many images that began anew has equal steps
-        lines = (line for line in events(self.folder) if line["event"] == "point")
-        if any(all(line.get(key) == point[key] for key in same) for line in lines):
+        told: set[tuple[int, int]] = set()
+        for line in events(self.folder):
+            if line["event"] == "anew":
+                told.clear()
+            elif line["event"] == "point":
+                told.add((line["index"], line["steps"]))
+        if (point.index, point.steps) in told:
             return False
         self.write("point", **point.flat)
         return True
+
+    def anew(self) -> None:
+        """The training begins at its first step: what an earlier attempt has measured is void."""
+        if any(line["event"] == "point" for line in events(self.folder)):
+            self.write("anew")
 
     def end(self, end: End) -> None:
         """The trial is over."""
@@ -305,6 +315,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
+        elif kind == "anew":
+            points, final = {}, {}
         elif kind == "final":
             final = event
         elif kind == "end":

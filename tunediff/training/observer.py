@@ -25,6 +25,9 @@ class Observer:
         """`asked`: stops the training once there is something in it, such as the number of a signal."""
         self._asked = asked
 
+    def anew(self) -> None:
+        """The training begins at its first step; points that were told before are void."""
+
     def point(self, point: Point) -> bool:
         """An evaluation; returns whether to train on. Points of an interrupted run come again."""
         return True
@@ -52,6 +55,9 @@ class Recorder(Observer):
     def __init__(self, folder: Path, asked: Sequence[int] = ()) -> None:
         super().__init__(asked)
         self.folder, self.journal = folder, Journal(folder)
+
+    def anew(self) -> None:
+        self.journal.anew()
 
     def point(self, point: Point) -> bool:
         self.journal.point(point)  # on disk before anybody hears of it

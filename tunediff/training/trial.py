@@ -275,6 +275,8 @@ class Trial:
             found = self._found()
             accumulation, done = self.config.loader.accumulation, found["pace"]["steps"] if found is not None else 0
             feed = self._feed = Primed(build(done * accumulation), accumulation)  # starts loader processes
+        if found is None and self.world.main:
+            self._observer.anew()
         yield from self._warm_up(feed, found)
         del found  # it holds all that is learned once more
         self._going_on = all([self._tell(point) for point in self._points])  # noqa: C419 – every point is told
