@@ -93,9 +93,7 @@ def main() -> int:
     own = statistics.median(a - b for a, b in pairs)
     print(f"with the seam: {1e6 * statistics.median(a for a, _ in pairs):.0f} µs a step")
     print(f"plain PyTorch: {1e6 * statistics.median(b for _, b in pairs):.0f} µs a step")
-    print(
-        f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load {os.getloadavg()[0]:.1f}")
     return 0
 
 
