@@ -88,6 +88,10 @@ def test_commands_in_the_readme_exist_and_take_their_options():
             assert option in text, f"{name} {option}"
 
 
-def test_files_the_readme_points_to_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / target).exists(), target
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "ray_results").rglob("README.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_points_to_exist(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target

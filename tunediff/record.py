@@ -176,6 +176,8 @@ class TrialRecord:
     started: float = 0.0
     """Unix time of the first attempt."""
     ended: float = 0.0
+    heard: float = 0.0
+    """Unix time of the last line of its journal."""
 
     @property
     def status(self) -> str | None:
@@ -301,10 +303,12 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     final: Line = {}
     for event in events(folder):
         kind, when = event.pop("event"), event.pop("time")
+        if record is not None:
+            record.heard = when
         if kind == "start":
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
-                record = TrialRecord(**{field: event[field] for field in fields}, started=when)
+                record = TrialRecord(**{field: event[field] for field in fields}, started=when, heard=when)
             record.environment = event.get("environment", {})
             record.attempts += 1
         elif record is None:

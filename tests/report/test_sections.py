@@ -1,5 +1,6 @@
 """What the sections of a report say, and that it is so."""
 
+import dataclasses
 import math
 import re
 
@@ -34,7 +35,7 @@ def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
     write(folder, wanted, 0)
     write(folder, wanted, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 0.5),))
     place, again = confirming.prepare(journals.read(folder)[0])
-    for number, point in enumerate(again.points[:ended]):
+    for number, point in enumerate(again.candidates[:ended]):
         mine = point["precision.amp"] == "bf16"
         value = 2.0 * (worth if mine else 1.0) * (1 + 0.02 * ((number * 7) % 5 - 2))
         write(place, again, number, drawn=point, curve=((10.0, 2000, 2 * value), (20.0, 4000, value)))
@@ -58,7 +59,7 @@ def test_several_seeds_are_compared(tmp_path):
         "grid": {"precision.amp": ["none", "bf16"]},
     }
     wanted = make(tmp_path / "night", content)
-    for number, point in enumerate(wanted.points):
+    for number, point in enumerate(wanted.candidates):
         value = (1.0 if point["precision.amp"] == "bf16" else 2.0) * (1 + 0.02 * number)
         write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, 3 * value), (20.0, 4000, value)))
     text = words(written(tmp_path / "night"))
@@ -74,11 +75,10 @@ def test_studies_of_throughput_have_no_frechet_distance(tmp_path, form):
               "ladder": {"bf16": {"precision.amp": "bf16"}, "small": {"loader.batch_size": 64}}}  # fmt: skip
     content = {
         "workload": "digits", "objective": "images_per_s", "budget": {"per_trial": "5s"}, form: points[form],
-        "study": {"title": "What is $fast$", "columns": ["configuration", "images_per_s"],
-                  "figure": {"kind": "bars", "y": "images_per_s"}},
+        "study": {"title": "What is $fast$", "columns": ["configuration", "images_per_s"], "y": "images_per_s"},
     }  # fmt: skip
     wanted = make(tmp_path / "fast", content)
-    for number, point in enumerate(wanted.points):
+    for number, point in enumerate(wanted.candidates):
         rate = 100.0 * (2 if point["precision.amp"] == "bf16" else 1) + number
         write(tmp_path / "fast", wanted, number, drawn=point, curve=((5.0, 500, None),), rate=rate)
     page = written(tmp_path / "fast")
@@ -209,10 +209,10 @@ def test_values_that_fail_are_named(tmp_path, plain):
     assert "2 of 3 with loader.batch_size = 256" in words(written(tmp_path / "night"))
 
 
-def test_an_objective_may_run_upwards(night, plain, tmp_path, monkeypatch):
+def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     """What is larger is better: the words follow."""
-    wanted = space.METRICS | {"frechet": "max"}
-    monkeypatch.setattr(space, "METRICS", wanted)
+    load = space.load
+    monkeypatch.setattr(space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
     text = words(written(night))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1.5 times the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline." in text

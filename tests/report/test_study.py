@@ -38,7 +38,7 @@ def by_grid(config):
     }  # fmt: skip
 
 
-def finished(folder, text, measure, ends=None, operations=None, worker=None, number=None):
+def finished(folder, text, measure, ends=None, operations=None, number=None):
     """A search folder of which every trial was measured by `measure(config)`; a set of 1,000 images.
 
     `ends[i]`: how trial i ended, (status, reason) or None for one that still runs; None in place of a point: none yet.
@@ -46,25 +46,19 @@ def finished(folder, text, measure, ends=None, operations=None, worker=None, num
     content = yaml.safe_load(text)
     wanted = space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    for i, drawn in enumerate(wanted.points[:number]):
+    for i, drawn in enumerate(wanted.candidates[:number]):
         config, trial = wanted.config(drawn), folder / "trials" / f"t{i:04d}"
         journal = record.Journal(trial)
         journal.write(
             "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=5.0,
             fingerprint=cfg.fingerprint(config), environment={"cpu": "abacus", "cpu_cores": 2, "versions": {"torch": "9"}},
         )  # fmt: skip
-        journal.write(
-            "worker",
-            images=1000,
-            threads=2,
-            device="cpu",
-            not_effective=cfg.not_effective(config, "cpu"),
-            **(worker or {}),
-        )
+        journal.write("worker", threads=2, device="cpu", not_effective=cfg.not_effective(config, "cpu"))
+        journal.write("about", images=1000)
         point = measure(config)
         seconds = {"train": 4.5, "data_wait": 0.5, "compile": point.pop("compile", 0.0), "setup": 1.0} if point else {}
         if point is not None:
-            journal.write("point", index=1, train_s=5.0, images=500, seconds=seconds, **point)
+            journal.write("point", index=1, train_s=5.0, images=500, steps=10, seconds=seconds, **point)
         if operations is not None:
             (trial / "operations.csv").write_text(
                 "operation,calls,self_s,total_s,share\n" + "\n".join(operations) + "\n"
@@ -493,17 +487,18 @@ def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
     content = space.read(file, world_sizes=(1, 2, 4))
     experiment.create(tmp_path / "night", space.parse(content, str(file), tmp_path), content)
     kept = space.load(tmp_path / "night" / "search.yaml")
-    assert {point["parallel.workers"] for point in kept.points} == {1, 2, 4}
+    assert {point["parallel.workers"] for point in kept.candidates} == {1, 2, 4}
     assert kept.study == space.load(file).study
 
 
 def test_numbers_are_shown_as_they_are_read():
-    assert study_table.shown("step_s", 0.0123) == "12.3"
-    assert study_table.shown("loader.batch_size", 128) == "128"
-    assert study_table.shown("model.checkpoint_levels", [0, 1]) == "[0, 1]"
-    assert study_table.shown("peak_memory_mib", 2249.3) == "2249"
-    assert study_table.shown("images_per_s", None) == study_table.shown("images_per_s", math.nan) == ""
-    assert study_table.shown("precision.amp", "bf16") == "bf16"
+    study = space.parse(yaml.safe_load(GRID), "x.yaml").study
+    assert study_table.shown(study, "step_s", 0.0123) == "12.3"
+    assert study_table.shown(study, "loader.batch_size", 128) == "128"
+    assert study_table.shown(study, "model.checkpoint_levels", [0, 1]) == "[0, 1]"
+    assert study_table.shown(study, "peak_memory_mib", 2249.3) == "2249"
+    assert study_table.shown(study, "images_per_s", None) == study_table.shown(study, "images_per_s", math.nan) == ""
+    assert study_table.shown(study, "precision.amp", "bf16") == "bf16"
 
 
 def test_knobs_may_stand_after_options():

@@ -131,7 +131,7 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
     content = yaml.safe_load(text)
     wanted = space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    for i, drawn in enumerate(wanted.points[: len(wanted.points) - left_out]):
+    for i, drawn in enumerate(wanted.candidates[: len(wanted.candidates) - left_out]):
         config, journal = wanted.config(drawn), record.Journal(folder / "trials" / f"t{i:04d}")
         journal.write(
             "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=20.0,
@@ -142,8 +142,8 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
             value = (10 - 2 * index) * LEVEL[config.timesteps.name] * (1 + 0.1 * config.seed) * (1 + NOISE[i % 7])
             validation = {"validation_loss": 0.05} if config.weighting.name == "constant" else {}
             journal.write(
-                "point", index=index, train_s=5.0 * index, frechet=value, images=5 * rate * index, images_per_s=1.0 * rate,
-                label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
+                "point", index=index, train_s=5.0 * index, frechet=value, images=5 * rate * index, steps=10 * index,
+                images_per_s=1.0 * rate, label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
             )  # fmt: skip
         journal.write("end", status="nan" if i in failed else "ok", reason="", seconds={"train": 20.0})
     return results.read(folder)

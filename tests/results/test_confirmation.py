@@ -25,7 +25,7 @@ FILE = {
 
 def write_trials(folder, wanted, ends, final=None):
     """Journals of all points of a search: curves that fall to `ends[point's batch size]`, a function of the seed."""
-    for number, point in enumerate(wanted.points):
+    for number, point in enumerate(wanted.candidates):
         config = wanted.config(point)
         journal = record.Journal(folder / "trials" / f"t{number:04d}")
         journal.write(
@@ -35,12 +35,12 @@ def write_trials(folder, wanted, ends, final=None):
         end = ends(config.loader.batch_size, config.seed)
         for index in range(1, 5):
             journal.write(
-                "point", index=index, train_s=5.0 * index, images=1000 * index, images_per_s=200.0,
+                "point", index=index, train_s=5.0 * index, images=1000 * index, steps=10 * index, images_per_s=200.0,
                 frechet=end * (5 - index), label="FD (classifier)", seconds={"train": 5.0 * index},
             )  # fmt: skip
         if final is not None:
             value = final(config.loader.batch_size, config.seed)
-            journal.write("final", train_s=20.0, frechet=value, label="FD (classifier)", kid=0.1)
+            journal.write("final", steps=40, frechet=value, label="FD (classifier)", kid=0.1)
         journal.write("end", status="ok", seconds={"train": 20.0})
 
 
@@ -70,13 +70,13 @@ def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
     assert folder == found.folder / "confirm"
     assert wanted.seeds == 4
     assert wanted.alone
-    order = [(point["seed"], point["loader.batch_size"]) for point in wanted.points]
+    order = [(point["seed"], point["loader.batch_size"]) for point in wanted.candidates]
     assert order == [(seed, size) for seed in range(1000, 1004) for size in (128, 64, 256)]
     assert wanted.budget.per_trial_s == 20.0
     assert resources.share(wanted, resources.Machine(16, 8)).slots == 1
     assert resources.share(found.space, resources.Machine(16, 8)).slots == 8
     again, same = confirming.prepare(found)  # as --resume does
-    assert (again, same.points) == (folder, wanted.points)
+    assert (again, same.candidates) == (folder, wanted.candidates)
     assert confirmation.latest(found) == folder
 
 
@@ -84,10 +84,10 @@ def test_other_finalists_get_another_folder(tmp_path):
     found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
     confirming.prepare(found)
     better = record.Journal(found.folder / "trials" / "t0004")
-    better.write("point", index=4, train_s=20.0, images=9, frechet=0.1, seconds={})
+    better.write("point", index=4, train_s=20.0, images=9, steps=9, frechet=0.1, seconds={})
     folder, wanted = confirming.prepare(results.read(found.folder))
     assert folder.name == "confirm-2"
-    assert [point["loader.batch_size"] for point in wanted.points[:3]] == [128, 512, 64]
+    assert [point["loader.batch_size"] for point in wanted.candidates[:3]] == [128, 512, 64]
 
 
 def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
@@ -231,7 +231,7 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
-        ({"alone": 1}, "alone: 1 is not allowed; allowed: true, false"),
+        ({"alone": 1}, "alone: 1 is not allowed; allowed: true or false"),
         (
             {"confirm": {"final": {"evaluation.images": 100}}, "objective": "images_per_s"},
             "images_per_s is no judgement",

@@ -150,7 +150,7 @@ def test_a_clock_that_jumps_changes_no_training(search, tmp_path, monkeypatch):
     """The wall clock of every process goes back by an hour in the middle of a trial, as after a time correction."""
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "sitecustomize.py").write_text(JUMP)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "early"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "early"), prepend=os.pathsep)
     monkeypatch.setenv("TUNEDIFF_JUMP", str(tmp_path / "now"))
     one, process = begin(search, "clock")
     one.wait_for(has(one, "t0000", 1))

@@ -348,7 +348,7 @@ def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier
     baseline = earlier / "baseline.yaml"
     baseline.write_text("".join(line for line in baseline.open() if not line.startswith("workload:")))
     for read in (experiment.reopen, lambda folder: make(**EARLIER, warm_start=str(folder))):
-        with pytest.raises(ConfigError, match="earlier: was made by an earlier version of tunediff and cannot be read"):
+        with pytest.raises(ConfigError, match="earlier: was made by an earlier version and cannot be read"):
             read(earlier)
 
 

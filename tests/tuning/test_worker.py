@@ -17,7 +17,7 @@ from tunediff.clock import Budget
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.record import NotFiniteError, Point
-from tunediff.training import state
+from tunediff.training import state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Job, Kind
 from tunediff.tuning.resources import Share
@@ -78,7 +78,7 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
     worker.work(job, "s1", slot, alone())
     assert when == [("worker", False), ("about", False), ("point", True), ("point", True), ("end", True)]
     assert slot.heard == [("Point", True), ("Point", True), ("End", False)]
-    assert (tmp_path / state.WEIGHTS).exists()
+    assert (tmp_path / weights.NAME).exists()
 
 
 def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_trial_that_its_scheduler_stops_is_pruned(tmp_path, job):
     worker.work(job, "s1", slot, alone())
     known = record.read_trial(tmp_path)
     assert (known.status, len(known.points), known.end.steps) == ("pruned", 1, 2)
-    assert not (tmp_path / state.WEIGHTS).exists()
+    assert not (tmp_path / weights.NAME).exists()
 
 
 def test_a_worker_whose_slot_was_restarted_leaves_the_trial_open(tmp_path, job):

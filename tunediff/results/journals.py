@@ -68,7 +68,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
     _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
-    _must(all(map(_is_number, (trial.started, trial.ended))), "time")
+    _must(all(map(_is_number, (trial.started, trial.ended, trial.heard))), "time")
     _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or _is_number(trial.budget_s), "budget_s")

@@ -125,6 +125,4 @@ def _wall_s(subject: Subject) -> float:
 
 def latest(subject: Subject) -> float:
     """Unix time of the last line of any journal; 0 where none has a time."""
-    stamps = [time for trial in subject.found.trials for time in (trial.started, trial.ended)]
-    stamps += [float(point.get("time") or 0.0) for trial in subject.found.trials for point in trial.points]
-    return max(stamps, default=0.0)
+    return max((trial.heard for trial in subject.found.trials), default=0.0)
