@@ -14,8 +14,8 @@ from tunediff.evaluation import features
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
 from tunediff.evaluation.reference import reference
 from tunediff.workloads.diffusion.knobs import Evaluation
-from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import Predict, generate
+from tunediff.workloads.diffusion.process import Diffusion, Predict
+from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 GRID_IMAGES = 64
@@ -47,13 +47,10 @@ class Evaluator:
         Raises `ConfigError`.
         """
         self._protocol, self._world, device = evaluation, world, world.device
-        _, channels, height, width = images.pixels.shape
-        self._shape = (channels, height, width)
+        self._shape = images.pixels.shape[1:]
         self.extractor = features.build(evaluation, images, device)
         self.reference = reference(images, self.extractor, device, evaluation.batch_size)
-        self._validation: Validation | None = None
-        if evaluation.validation_images:
-            self._validation = Validation(data, evaluation, images, world)
+        self._validation = Validation(data, evaluation, images, world) if evaluation.validation_images else None
         self.last_images: Tensor | None = None
         """uint8 [≤ 64, C, H, W] on the CPU: the first images of the last evaluation, on every rank."""
 
@@ -63,15 +60,10 @@ class Evaluator:
         return self.extractor.label
 
     def __call__(
-        self,
-        predict: Predict,
-        diffusion: Diffusion,
-        *,
-        autocast: torch.dtype | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        self, predict: Predict, diffusion: Diffusion, *, should_stop: Callable[[], bool] | None = None
     ) -> Scores:
         """Scores of `evaluation.images` images drawn with `predict`, a network in evaluation mode, and its validation
-        loss. `autocast` is for drawing only.
+        loss.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
         TimeoutError if `should_stop()` held before all images were drawn.
@@ -85,17 +77,9 @@ class Evaluator:
         try:
             with features.one_ruler(self._world.device):  # sampling too: a trial's own number format must not judge it
                 for start, batch in generate(
-                    predict,
-                    diffusion,
-                    self._protocol,
-                    self._shape,
-                    n,
-                    self._world.device,
-                    rank=self._world.rank,
-                    world=self._world.size,
-                    autocast=autocast,
-                    should_stop=should_stop,
-                ):
+                    predict, diffusion, self._protocol, self._shape, n, self._world.device,
+                    rank=self._world.rank, world=self._world.size, should_stop=should_stop,
+                ):  # fmt: skip
                     found = self.extractor(batch)
                     statistics.update(found)
                     first[start : start + len(batch)] = batch[: max(0, len(first) - start)]

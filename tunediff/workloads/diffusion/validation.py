@@ -21,8 +21,8 @@ from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.features import one_ruler
 from tunediff.workloads.diffusion.knobs import Evaluation
-from tunediff.workloads.diffusion.process import Diffusion, equal_bins
-from tunediff.workloads.diffusion.sampling import Noise, Predict, shares
+from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
+from tunediff.workloads.diffusion.sampling import Noise, shares
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,12 @@ class Validation:
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
         so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
         """
-        members, edges = _in_bins(diffusion)
+        bins, edges = equal_bins(diffusion.log_snr, BINS)
+        members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         filled = [b for b in range(BINS) if len(members[b])]
         count, width = len(self.pixels), len(filled)
         timesteps = torch.stack([_spread(members[b], count, b) for b in filled], dim=1)  # [N, bins that are filled]
-        noises = Noise(mix("validation"), self._shape, self._world.device)
+        noises = Noise(mix("validation"), self.pixels.shape[1:], self._world.device)
 
         # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
         total = count * width
@@ -97,17 +98,6 @@ class Validation:
             "validation_log_snr": edges,
             "validation_split": self.split,
         }
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
-
-
-def _in_bins(diffusion: Diffusion) -> tuple[list[Tensor], list[float]]:
-    """The timesteps of each of 10 bins of equal width in log-SNR, int64, rising; the bins' 11 edges."""
-    bins, edges = equal_bins(diffusion.log_snr, BINS)
-    return [(bins == b).nonzero().squeeze(1) for b in range(BINS)], edges
 
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:
