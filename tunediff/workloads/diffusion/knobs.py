@@ -175,23 +175,27 @@ class LogitNormal(Mixed, Spread):
 
 
 @section
-class LogSnrLaplace(Mixed, Spread):
+class Centred(Mixed, Spread):
+    """What samplers share that are given by a density over the log-SNR."""
+
+    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
+    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
+
+
+@section
+class LogSnrLaplace(Centred):
     """Log signal-to-noise ratio drawn from a Laplace distribution (Hang et al. 2024, arXiv 2407.03297)."""
 
     name: Literal["log_snr_laplace"] = "log_snr_laplace"
-    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
-    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
     scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
     """b, the width of the Laplace distribution in log-SNR."""
 
 
 @section
-class LogSnrCosine(Mixed, Spread):
+class LogSnrCosine(Centred):
     """Log-SNR drawn as the cosine schedule spreads it, sech((λ−μ)/2)/2π, shifted by μ (arXiv 2301.11093)."""
 
     name: Literal["log_snr_cosine"] = "log_snr_cosine"
-    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
-    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
 
 
 @section
@@ -254,19 +258,8 @@ class GradientNorm(Binned):
     importance_correction: Share = 1.0
 
 
-Timesteps = Annotated[
-    Uniform
-    | Stratified
-    | LossSecondMoment
-    | Speed
-    | LogitNormal
-    | LogSnrLaplace
-    | LogSnrCosine
-    | BetaPolicy
-    | GradientNorm
-    | JointError,
-    Field(discriminator="name"),
-]
+_Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogSnrLaplace | LogSnrCosine
+Timesteps = Annotated[_Drawn | BetaPolicy | GradientNorm | JointError, Field(discriminator="name")]
 
 
 # --------------------------------------------------------------------------------------------------------- weightings
@@ -335,10 +328,8 @@ class Uncertainty:
             )
 
 
-Weighting = Annotated[
-    Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty,
-    Field(discriminator="name"),
-]
+_Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty
+Weighting = Annotated[_Weighted, Field(discriminator="name")]
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it
