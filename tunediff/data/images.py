@@ -101,11 +101,12 @@ def _images(
     class_names: Iterable[str] = (),
     skipped: Iterable[tuple[str, str]] = (),
 ) -> Images:
+    pixels = np.ascontiguousarray(pixels)
     content = hashlib.sha256(repr(pixels.shape).encode())
-    content.update(np.ascontiguousarray(pixels).data)
+    content.update(pixels.data)
     return Images(
         name=name,
-        pixels=torch.from_numpy(np.ascontiguousarray(pixels)),
+        pixels=torch.from_numpy(pixels),
         labels=None if labels is None else torch.from_numpy(labels.astype(np.int64)),
         class_names=tuple(class_names),
         skipped=tuple(skipped),

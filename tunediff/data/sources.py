@@ -43,10 +43,9 @@ class Listing:
 
 
 def check(data: Data) -> None:
-    """Refuse a set that cannot be loaded, in well under a second and without decoding an image.
+    """Raise `ConfigError` for a set that cannot be loaded, in well under a second and without decoding an image.
 
-    Where CIFAR-10 is still to be downloaded, its server is asked for an answer. Raises `ConfigError` naming the key,
-    the value and what is allowed.
+    Where CIFAR-10 is still to be downloaded, its server is asked for an answer.
     """
     found = find(data)
     if isinstance(found, Path) and not holds_cifar10(found):
@@ -99,9 +98,7 @@ def holds_cifar10(root: Path) -> bool:
 def require_cifar10_server(data: Data) -> None:
     """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would wait for ever."""
     try:
-        request = urllib.request.Request(CIFAR10_URL, method="HEAD")
-        with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
-            pass
+        urllib.request.urlopen(urllib.request.Request(CIFAR10_URL, method="HEAD"), timeout=NETWORK_TIMEOUT_S).close()
     except OSError as error:
         refuse_cifar10(data, error)
 
@@ -155,17 +152,14 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: 
         missing = f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)} others"
         refuse("path", path, f"{missing}; allowed: at least 2")
 
-    classes = [_part(name, depth) for name in names]
-    class_names = sorted({name for name in classes if name is not None})
-    labels = None
-    if None not in classes and len(class_names) > 1:
-        number = {name: index for index, name in enumerate(class_names)}
-        labels = tuple(number[name] for name in classes if name is not None)
+    classes = [part for name in names if (part := _part(name, depth)) is not None]
+    number = {name: index for index, name in enumerate(sorted(set(classes)))}
+    labelled = len(classes) == len(names) and len(number) > 1
     return Listing(
         path=path,
         names=tuple(names),
-        labels=labels,
-        class_names=tuple(class_names) if labels else (),
+        labels=tuple(number[name] for name in classes) if labelled else None,
+        class_names=tuple(number) if labelled else (),
         skipped=tuple(sorted(skipped)),
         stamp=hashlib.sha256(repr((status, files)).encode()).hexdigest(),
     )
@@ -217,8 +211,7 @@ def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """(name, (bytes, checksum)) of every file in a zip."""
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            infos = archive.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         refuse("path", path, f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images")
-    for name, info in infos.items():
-        yield name, (info.file_size, info.CRC)
+    return ((info.filename, (info.file_size, info.CRC)) for info in infos if not info.is_dir())

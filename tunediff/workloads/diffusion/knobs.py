@@ -91,11 +91,9 @@ class Mixed(Corrected):
 
     def check(self, config: Any) -> None:
         if self.importance_correction > 0 and self.uniform_share < 0.001:
-            raise Refusal(
-                "timesteps.importance_correction",
-                f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them explodes; "
-                "set timesteps.uniform_share to at least 0.001, which bounds it",
-            )
+            why = f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them explodes"
+            bound = "set timesteps.uniform_share to at least 0.001, which bounds it"
+            raise Refusal("timesteps.importance_correction", f"{why}; {bound}")
 
 
 @section
@@ -225,11 +223,9 @@ class BetaPolicy(Mixed):
         if self.uniform_share == 1.0:
             raise Refusal("timesteps.uniform_share", "the policy would never be asked; use a value below 1")
         if config.compile.mode in CUDA_GRAPHS:
-            raise Refusal(
-                "compile.mode",
-                "timesteps.name = beta_policy looks ahead between backward pass and optimizer step, where CUDA graphs "
-                "hold the gradients in memory that a further forward pass overwrites; use default",
-            )
+            why = "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
+            graphs = "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
+            raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
 
@@ -322,10 +318,8 @@ class Uncertainty:
 
     def check(self, config: Any) -> None:
         if isinstance(config.timesteps, LossSecondMoment):
-            raise Refusal(
-                "weighting.name",
-                "it makes the losses of all timesteps alike: timesteps.name = loss_second_moment has nothing to go by",
-            )
+            why = "it makes the losses of all timesteps alike"
+            raise Refusal("weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by")
 
 
 _Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty
@@ -379,7 +373,6 @@ QUANTITIES = {
     "step_ema_s": Quantity("EMA", "ms", "of a step: the averaged weights", 1000.0),
 }
 
-# What a search may conclude from trials that ran out of memory.
 MEMORY_FREE = (
     *("model.dropout", "optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay"),
     *("optimizer.warmup", "optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay"),

@@ -13,45 +13,25 @@ from tunediff.config import ConfigError
 
 # The one value of each option that our U-Net computes, and diffusers' default where a config.json leaves it out.
 _UNET: dict[str, tuple[Any, Any]] = {
-    "center_input_sample": (False, False),
-    "time_embedding_type": ("positional", "positional"),
-    "freq_shift": (1, 0),
-    "flip_sin_to_cos": (False, True),
-    "mid_block_type": ("UNetMidBlock2D", "UNetMidBlock2D"),
-    "mid_block_scale_factor": (1, 1),
-    "downsample_padding": (0, 1),
-    "downsample_type": ("conv", "conv"),
-    "upsample_type": ("conv", "conv"),
-    "norm_eps": (1e-6, 1e-5),
-    "resnet_time_scale_shift": ("default", "default"),
-    "add_attention": (True, True),
-    "class_embed_type": (None, None),
-    "num_class_embeds": (None, None),
-}
+    "time_embedding_type": ("positional", "positional"), "freq_shift": (1, 0), "flip_sin_to_cos": (False, True),
+    "mid_block_type": ("UNetMidBlock2D", "UNetMidBlock2D"), "mid_block_scale_factor": (1, 1),
+    "downsample_padding": (0, 1), "downsample_type": ("conv", "conv"), "upsample_type": ("conv", "conv"),
+    "norm_eps": (1e-6, 1e-5), "resnet_time_scale_shift": ("default", "default"), "add_attention": (True, True),
+    "class_embed_type": (None, None), "num_class_embeds": (None, None), "center_input_sample": (False, False),
+}  # fmt: skip
 # Other options that we know, with diffusers' defaults.
 _SIZES: dict[str, Any] = {
-    "act_fn": "silu",
-    "sample_size": None,
-    "in_channels": 3,
-    "out_channels": 3,
-    "time_embedding_dim": None,
+    "act_fn": "silu", "sample_size": None, "in_channels": 3, "out_channels": 3, "time_embedding_dim": None,
     "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"],
     "up_block_types": ["AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
-    "block_out_channels": [224, 448, 672, 896],
-    "layers_per_block": 2,
-    "dropout": 0.0,
-    "attention_head_dim": 8,
-    "norm_num_groups": 32,
-    "attn_norm_num_groups": None,
+    "block_out_channels": [224, 448, 672, 896], "layers_per_block": 2, "dropout": 0.0, "attention_head_dim": 8,
+    "norm_num_groups": 32, "attn_norm_num_groups": None,
     "num_train_timesteps": None,  # of learned time embeddings only
-}
+}  # fmt: skip
 _SCHEDULER: dict[str, tuple[Any, Any]] = {
-    "clip_sample": (True, True),
-    "clip_sample_range": (1.0, 1.0),
-    "thresholding": (False, False),
-    "rescale_betas_zero_snr": (False, False),
-    "trained_betas": (None, None),
-}
+    "clip_sample": (True, True), "clip_sample_range": (1.0, 1.0), "thresholding": (False, False),
+    "rescale_betas_zero_snr": (False, False), "trained_betas": (None, None),
+}  # fmt: skip
 # Options of inference alone do not change the chain. Of a DDIM scheduler the chain is the same.
 _CHAIN: dict[str, Any] = {
     "num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",

@@ -57,10 +57,9 @@ def generate(
 ) -> Iterator[tuple[int, Tensor]]:
     """Images 0…n−1, this rank's share of them: (number of the first, uint8 [b, C, H, W]) per batch.
 
-    The ranks take batches in turn. All batches have one size, the largest up to `evaluation.batch_size` that spreads n
-    evenly: a compiled network is not compiled again for a smaller last batch. `autocast` is the number format of
-    `predict`; the sampler itself computes in float32. Ends early when `should_stop()` holds. `progress` is called after
-    every sampling step of every batch. Raises `NonFiniteError`.
+    The ranks take batches in turn, all of one size (see `shares`): a compiled network is not compiled again for a
+    smaller last batch. `autocast` is the number format of `predict`; the sampler itself computes in float32. Ends early
+    when `should_stop()` holds. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)

@@ -44,10 +44,10 @@ class Losses(TypedDict, total=False):
 
 
 class Validation:
-    """Measures models on one set of images. Built once, called at every evaluation point.
+    """Measures models on one set of images. Built once, called by all ranks together at every evaluation point.
 
-    Each image is seen once in each bin, at a timestep of that bin. All ranks call it together and all get the same
-    numbers, which do not depend on their number or on the batch size beyond rounding.
+    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers, which do not depend
+    on their number or on the batch size beyond rounding.
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
@@ -65,19 +65,19 @@ class Validation:
         bins, edges = equal_bins(diffusion.log_snr, BINS)
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         filled = [b for b in range(BINS) if len(members[b])]
-        count, width = len(self.pixels), len(filled)
+        count, width, device = len(self.pixels), len(filled), self._world.device
         timesteps = torch.stack([_spread(members[b], count, b) for b in filled], dim=1)  # [N, bins that are filled]
-        noises = Noise(mix("validation"), self.pixels.shape[1:], self._world.device)
+        noises = Noise(mix("validation"), self.pixels.shape[1:], device)
 
         # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
         total = count * width
-        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
+        errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
-        with torch.no_grad(), one_ruler(self._world.device):
+        with torch.no_grad(), one_ruler(device):
             for start in range(self._world.rank * size, total, self._world.size * size):
                 items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
-                x0 = self.pixels[items // width].to(self._world.device).float().div_(127.5).sub_(1.0)
-                t = timesteps.flatten()[items].to(self._world.device)
+                x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
+                t = timesteps.flatten()[items].to(device)
                 noise = noises.initial(start, start + size)
                 x_t = diffusion.add_noise(x0, noise, t)
                 found = diffusion.predict_noise(predict(x_t, t), x_t, t)

@@ -105,9 +105,8 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
         if self._before is not None:
             one, scan_noise, noise, scan_before, before = self._before
             scan_after, after = self._terms(errors_at, one, scan_noise, noise)
-            # A step that overflowed and was passed over says nothing.
-            self._improve(torch.nan_to_num((before - after).mean(1), nan=0.0, posinf=0.0, neginf=0.0))
-            self._remember(scan_before - scan_after)
+            self._improve(_finite((before - after).mean(1)))
+            self._remember(_finite(scan_before - scan_after))
             self._before = self._drawn = None
         self._taken += 1
 
@@ -137,7 +136,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
 
     def _remember(self, change: Tensor) -> None:
         """Put a scan [scan] into the queue and choose S anew once there are three to compare."""
-        self._queue[self._scans % len(self._queue)] = torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
+        self._queue[self._scans % len(self._queue)] = change
         self._scans += 1
         rows = self._queue[: min(self._scans, len(self._queue))]
         if len(rows) < 3:
@@ -186,3 +185,8 @@ class _Policy(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         pooled = self.body(images).mean((2, 3))
         return F.softplus(self.head(pooled)) + 1e-5
+
+
+def _finite(change: Tensor) -> Tensor:
+    """A step that overflowed and was passed over says nothing."""
+    return torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
