@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.unet import UNet
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-_WEIGHTS_BIN = "diffusion_pytorch_model.bin"
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -51,41 +50,30 @@ def check(folder: Path, config: Any) -> None:
         )
 
 
-def pipeline_files(config: Any, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """The files of a `DDPMPipeline` folder by their path in it. `weights` is the state of our `UNet`.
+def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
+    """Write a folder for `DDPMPipeline.from_pretrained`, whole or not at all; `weights` is the state of our `UNet`.
 
-    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`.
+    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`. Raises
+    `ConfigError` for what `check` refuses, `OSError` if the disk does.
     """
     from safetensors.torch import save
 
-    index = {
-        "_class_name": "DDPMPipeline",
-        "scheduler": ["diffusers", "DDPMScheduler"],
-        "unet": ["diffusers", "UNet2DModel"],
-    }
+    check(folder, config)
     tensors = {}
     for name, tensor in weights.items():
         names = _their_names(config.model, name)
         for theirs, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
             tensors[theirs] = part.contiguous()
-    return {
-        "model_index.json": _json(index),
+    files = {
+        "model_index.json": _json(options.INDEX),
         "unet/config.json": _json(options.of_unet(config)),
         f"unet/{WEIGHTS}": save(tensors, metadata={"format": "pt"}),
         "scheduler/scheduler_config.json": _json(options.of_scheduler(config)),
     }
-
-
-def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write a `DDPMPipeline` folder for `DDPMPipeline.from_pretrained`, whole or not at all.
-
-    Raises `ConfigError` for what `check` refuses, `OSError` if the disk does.
-    """
-    check(folder, config)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        for name, content in pipeline_files(config, weights).items():
+        for name, content in files.items():
             (beside / name).parent.mkdir(exist_ok=True)
             (beside / name).write_bytes(content)
         beside.chmod(0o755)  # mkdtemp gives 0700
@@ -111,10 +99,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     unet = _unet_folder(folder)
     values = _unet_values(unet)
-    names = [folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"]
-    scheduler = next((path for path in names if path.is_file()), None)
-    if scheduler is None:
-        raise ConfigError(f"{folder}: no scheduler_config.json, so the noise schedule of this model is not known")
+    missing = "no scheduler_config.json, so the noise schedule of this model is not known"
+    scheduler = _first(folder, ("scheduler/scheduler_config.json", "scheduler_config.json"), missing)
     process = options.read_scheduler(scheduler)
     cfg.override(default(), process, where=str(scheduler), check=False)
     return values | process
@@ -122,11 +108,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def weights_file(folder: Path) -> Path:
     """The file with the weights of a pipeline. Raises `ConfigError` if there is none."""
-    unet = _unet_folder(folder)
-    for name in (WEIGHTS, _WEIGHTS_BIN):
-        if (unet / name).is_file():
-            return unet / name
-    raise ConfigError(f"{unet}: no weights; looked for {WEIGHTS} and {_WEIGHTS_BIN}")
+    names = (WEIGHTS, "diffusion_pytorch_model.bin")
+    return _first(_unet_folder(folder), names, f"no weights; looked for {' and '.join(names)}")
 
 
 def read_pipeline(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -208,11 +191,15 @@ def _unet_values(unet: Path) -> dict[str, Any]:
 
 def _unet_folder(folder: Path) -> Path:
     """Where config.json and weights lie: google/ddpm-cifar10-32 has them at the root."""
-    if (folder / "unet" / "config.json").is_file():
-        return folder / "unet"
-    if (folder / "config.json").is_file():
-        return folder
-    raise ConfigError(f"{folder}: no U-Net; looked for unet/config.json and config.json")
+    names = ("unet/config.json", "config.json")
+    return _first(folder, names, f"no U-Net; looked for {' and '.join(names)}").parent
+
+
+def _first(folder: Path, names: Sequence[str], missing: str) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"{folder}: {missing}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- names

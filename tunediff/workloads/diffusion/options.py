@@ -11,6 +11,13 @@ from typing import Any
 
 from tunediff.config import ConfigError
 
+INDEX = {
+    "_class_name": "DDPMPipeline",
+    "scheduler": ["diffusers", "DDPMScheduler"],
+    "unet": ["diffusers", "UNet2DModel"],
+}
+"""`model_index.json`."""
+
 # The one value of each option that our U-Net computes, and diffusers' default where a config.json leaves it out.
 _UNET: dict[str, tuple[Any, Any]] = {
     "time_embedding_type": ("positional", "positional"), "freq_shift": (1, 0), "flip_sin_to_cos": (False, True),
