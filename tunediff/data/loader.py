@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import multiprocessing
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -171,10 +171,10 @@ class _Loaded:
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
         self._loader = DataLoader(
-            _Items(source, loader.transfer == "float32"),
+            cast(Any, range(order.count)),
             batch_sampler=_Numbers(order, start, pass_length),
             num_workers=loader.workers,
-            collate_fn=_unchanged,
+            collate_fn=functools.partial(_items, source, loader.transfer == "float32"),
             pin_memory=loader.pin_memory and device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from, and so shift, the training's own generator
             **parallel,
@@ -208,16 +208,11 @@ def _share(source: Source, loader: Loader) -> None:
             ) from None
 
 
-class _Items(Dataset[Any]):
+def _items(source: Source, as_float: bool, indices: list[int]) -> Any:
     """A whole batch of indices at once."""
-
-    def __init__(self, source: Source, as_float: bool) -> None:
-        self._source, self._as_float = source, as_float
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        if not isinstance(self._source, Tensor | tuple):
-            return default_collate([self._source[index] for index in indices])
-        return _selected(self._source, torch.tensor(indices), self._as_float)
+    if not isinstance(source, Tensor | tuple):
+        return default_collate([source[index] for index in indices])
+    return _selected(source, torch.tensor(indices), as_float)
 
 
 class _Numbers(Sampler[list[int]]):
@@ -231,7 +226,3 @@ class _Numbers(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return itertools.islice(self._endless, self._length)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
