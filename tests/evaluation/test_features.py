@@ -104,14 +104,14 @@ def test_damaged_cache_is_trained_again(
     (tmp_path / name).write_bytes(good if content is None else content)
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
     known = features._read(cache / name, digits)
-    assert known is not None
     monkeypatch.setattr(features, "_train", lambda _: known)
     if content is None:
-        assert features._read(tmp_path / name, other) is None
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            features._read(tmp_path / name, other)
     else:
         assert features.Classifier(digits, "cpu").digest == classifier.digest
         assert (tmp_path / name).read_bytes() == good
-    assert "trained again" in caplog.text
+        assert "made again" in caplog.text
 
 
 def test_unusable_cache_folder_is_no_failure(

@@ -59,8 +59,9 @@ def test_damaged_reference_is_computed_again(
     path = reference.cache_path(digits, extractor)
     path.write_bytes(path.read_bytes()[:-40] if isinstance(content, str) else content)
     assert torch.equal(reference.reference(digits, extractor, "cpu", 50).cov, first.cov)
-    assert reference._read(path, 64) is not None
-    assert reference._read(path, 65) is None
+    assert reference._read(path, 1797, 64)["count"] == 1797
+    with pytest.raises(ValueError, match=r"holds \[1797, 64\] numbers, not \[1797, 65\]"):
+        reference._read(path, 1797, 65)
 
 
 def test_kept_features_are_a_fixed_mixture(

@@ -8,11 +8,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tunediff.files import write_atomically
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 def cache_dir() -> Path:
@@ -41,9 +43,21 @@ def locked(path: Path) -> Iterator[None]:
             handle.close()
 
 
-def keep(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """`write_atomically` for a cache: a full or read-only disk costs a warning, not the run."""
-    try:
-        write_atomically(path, write)
-    except OSError as error:
-        log.warning("%s: not cached, it will be made again next time: %s", path, error)
+def once(path: Path, read: Callable[[Path], _T], make: Callable[[], _T], write: Callable[[BinaryIO, _T], object]) -> _T:
+    """What `path` holds; where there is no such file or `read` raises, what `make` returns, which is then put there.
+
+    A damaged file, a full or a read-only disk costs a warning, not the run.
+    """
+    with locked(path):
+        try:
+            return read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except Exception as error:  # readers of damaged archives raise nearly anything
+            log.warning("%s: cannot be read and is made again: %s", path, error)
+        made = make()
+        try:
+            write_atomically(path, lambda file: write(file, made))
+        except OSError as error:
+            log.warning("%s: not cached, it will be made again next time: %s", path, error)
+        return made

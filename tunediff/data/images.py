@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -10,11 +11,11 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from http.client import HTTPException
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from tunediff.data import sources
-from tunediff.data.cache import cache_dir, keep, locked
+from tunediff.data.cache import cache_dir, locked, once
 from tunediff.data.knobs import Data
 from tunediff.data.loader import Prepare, Uniform
 
@@ -75,22 +76,18 @@ def load(data: Data) -> Images:
     Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than two images remain.
     """
     data = dataclasses.replace(data, horizontal_flip=False)  # mirroring is the loader's: the set is the same
-    if data.name == "digits":
-        return _load(data, "")
-    if (root := sources.cifar10_root(data)) is not None:
-        return _load(data, str(root))
-    return _load(data, sources.listing(data).stamp)
+    return _load(data, sources.find(data))
 
 
 @functools.lru_cache(maxsize=2)
-def _load(data: Data, stamp: str) -> Images:
-    """`stamp` is part of the key, so that files changed meanwhile are read again."""
-    if data.name == "digits":
+def _load(data: Data, source: sources.Listing | Path | None) -> Images:
+    """`source`, as `sources.find` returns it, tells when files have changed meanwhile."""
+    if source is None:
         images = _digits(data)
-    elif (root := sources.cifar10_root(data)) is not None:
-        images = _cifar10(data, root)
+    elif isinstance(source, Path):
+        images = _cifar10(data, source)
     else:
-        images = _files(data, sources.listing(data))
+        images = _files(data, source)
     if images.skipped:
         shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:5])
         log.warning("%s: %d files skipped: %s", images.name, len(images.skipped), shown)
@@ -104,11 +101,12 @@ def _images(
     class_names: Iterable[str] = (),
     skipped: Iterable[tuple[str, str]] = (),
 ) -> Images:
+    pixels = np.ascontiguousarray(pixels)
     content = hashlib.sha256(repr(pixels.shape).encode())
-    content.update(np.ascontiguousarray(pixels).data)
+    content.update(pixels.data)
     return Images(
         name=name,
-        pixels=torch.from_numpy(np.ascontiguousarray(pixels)),
+        pixels=torch.from_numpy(pixels),
         labels=None if labels is None else torch.from_numpy(labels.astype(np.int64)),
         class_names=tuple(class_names),
         skipped=tuple(skipped),
@@ -127,7 +125,6 @@ def _digits(data: Data) -> Images:
     """scikit-learn's digits: grey levels 0…16, scaled to 0…255."""
     from sklearn.datasets import load_digits
 
-    sources.require_all(data, "the digits have no train and test part")
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     chosen = _chosen(len(pixels), data.max_images)
@@ -162,42 +159,41 @@ def _files(data: Data, listing: sources.Listing) -> Images:
     setting += [data.image_size, data.channels, data.max_images]
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
     cache = cache_dir() / f"images-{key}.npz"
-    with locked(cache):
-        stored = _read_cache(cache)
-        if stored is None:
-            stored = _decode(data, listing)
-            pixels, labels, notes = stored
-            note = np.array(json.dumps(notes))
-            keep(cache, lambda file: np.savez(file, pixels=pixels, labels=labels, notes=note))
-    pixels, labels, notes = stored
-    if len(pixels) < 2:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in notes["skipped"][:3])
-        sources.refuse("path", listing.path, f"{len(pixels)} readable images; allowed: at least 2 (skipped: {shown})")
-    skipped = [(name, reason) for name, reason in notes["skipped"]]
-    known = labels if notes["class_names"] else None
-    return _images(f"{data.name} {listing.path}", pixels, known, notes["class_names"], skipped)
+    found = once(cache, _read_cache, lambda: _decode(data, listing), _write_cache)
+    if len(found.pixels) < 2:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in found.skipped[:3])
+        why = f"{len(found.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
+        sources.refuse("path", listing.path, why)
+    labels = found.labels if found.class_names else None
+    return _images(f"{data.name} {listing.path}", found.pixels, labels, found.class_names, found.skipped)
 
 
-_Stored = tuple[Pixels, npt.NDArray[np.int64], dict[str, Any]]
+class _Decoded(NamedTuple):
+    pixels: Pixels
+    """[N, C, H, W]."""
+    labels: npt.NDArray[np.int64]
+    """[N]; empty without classes."""
+    class_names: tuple[str, ...]
+    skipped: list[tuple[str, str]]
 
 
-def _read_cache(path: Path) -> _Stored | None:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return stored["pixels"], stored["labels"], json.loads(str(stored["notes"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s: cannot be read and is made again: %s", path, error)
-        return None
+def _read_cache(path: Path) -> _Decoded:
+    with np.load(path, allow_pickle=False) as stored:
+        notes = json.loads(str(stored["notes"]))
+        skipped = [(name, reason) for name, reason in notes["skipped"]]
+        return _Decoded(stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped)
 
 
-def _decode(data: Data, listing: sources.Listing) -> _Stored:
-    """uint8 [N, C, H, W], int64 [N], and the notes that belong to them; what cannot be decoded is noted as skipped."""
-    chosen = [int(index) for index in _chosen(len(listing.names), data.max_images)]
+def _write_cache(file: BinaryIO, found: _Decoded) -> None:
+    notes = json.dumps({"class_names": found.class_names, "skipped": found.skipped})
+    np.savez(file, pixels=found.pixels, labels=found.labels, notes=np.array(notes))
+
+
+def _decode(data: Data, listing: sources.Listing) -> _Decoded:
+    """What cannot be decoded is noted as skipped."""
+    chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
     names = [listing.names[index] for index in chosen]
     pixels = np.zeros((len(names), data.channels, data.image_size, data.image_size), np.uint8)
-    failed: dict[int, str] = {}
     archive = zipfile.ZipFile(listing.path) if listing.path.is_file() else None
 
     def read(name: str) -> bytes:
@@ -206,31 +202,26 @@ def _decode(data: Data, listing: sources.Listing) -> _Stored:
             raise ValueError(f"larger than {_LARGEST_FILE >> 20} MiB")
         return archive.read(name) if archive else (listing.path / name).read_bytes()
 
-    def decode(indices: range) -> None:
-        for index in indices:
-            try:
-                with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
-                    pixels[index] = _fit(image, data)
-            except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
-                failed[index] = f"cannot be read ({type(error).__name__}: {str(error).replace(str(listing.path), '')})"
+    def decode(index: int) -> str:
+        """Why the file is skipped; '' if it is not."""
+        try:
+            with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
+                pixels[index] = _fit(image, data)
+        except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
+            return f"cannot be read ({type(error).__name__}: {str(error).replace(str(listing.path), '')})"
+        return ""
 
-    # Threads suffice: Pillow and zlib release the interpreter lock, and a span of files costs one task.
-    try:
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            spans = [range(i, min(i + 64, len(names))) for i in range(0, len(names), 64)]
-            for _ in pool.map(decode, spans):
-                pass
-    finally:
-        if archive:
-            archive.close()
-
-    good = [position for position in range(len(names)) if position not in failed]
-    labels = [listing.labels[chosen[position]] for position in good] if listing.labels else []
-    skipped = sorted([*listing.skipped, *((names[index], reason) for index, reason in failed.items())])
-    return (
+    # Threads suffice: Pillow and zlib release the interpreter lock.
+    with archive or contextlib.nullcontext(), ThreadPool(len(os.sched_getaffinity(0))) as pool:
+        reasons = pool.map(decode, range(len(names)), chunksize=64)
+    good = [index for index, reason in enumerate(reasons) if not reason]
+    labels = [listing.labels[chosen[index]] for index in good] if listing.labels else []
+    failed = [(name, reason) for name, reason in zip(names, reasons, strict=True) if reason]
+    return _Decoded(
         pixels[good] if failed else pixels,
         np.asarray(labels, np.int64),
-        {"class_names": listing.class_names, "skipped": skipped},
+        listing.class_names,
+        sorted([*listing.skipped, *failed]),
     )
 
 
@@ -253,5 +244,4 @@ def _fit_all(pixels: Pixels, data: Data) -> Pixels:
     """uint8 [N, C, H, W] from [N, h, w] or [N, h, w, 3]."""
     if pixels.shape[1:] == (data.image_size, data.image_size, 3) and data.channels == 3:
         return pixels.transpose(0, 3, 1, 2)
-    fit: Callable[[Pixels], Pixels] = lambda array: _fit(Image.fromarray(array), data)  # noqa: E731
-    return np.stack([fit(array) for array in pixels])
+    return np.stack([_fit(Image.fromarray(array), data) for array in pixels])

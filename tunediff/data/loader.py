@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +43,14 @@ def build(
     what the training gets. Raises `ConfigError` if what is to be resident is no tensor, or if there is no shared memory
     for the workers.
     """
-    made = _Resident(source, order, device, start) if loader.resident else _Loaded(source, loader, order, device, start)
+    made: Generator[Any] | _Loaded
+    if not loader.resident:
+        made = _Loaded(source, loader, order, device, start)
+    elif isinstance(source, Tensor | tuple):
+        held = to_device(source, device)
+        made = (_selected(held, order.indices(number)) for number in itertools.count(start))
+    else:
+        raise ConfigError("loader.resident: True is not allowed: only tensors can lie on the device; allowed: false")
     return Batches(made, order, device, start, loader.non_blocking, prepare)
 
 
@@ -59,7 +68,6 @@ class Order:
     rank: int
     world: int
     seed: int
-    _latest: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def micro(self) -> int:
@@ -72,7 +80,7 @@ class Order:
         last, pieces = first + self.micro, []
         while first < last:
             epoch, offset = divmod(first, self.count)
-            pieces.append(self._permutation(epoch)[offset : offset + last - first])
+            pieces.append(_permutation(self.count, self.seed, epoch)[offset : offset + last - first])
             first += len(pieces[-1])
         return torch.cat(pieces)
 
@@ -83,19 +91,17 @@ class Order:
         first = (turn * self.world + self.rank) * self.micro
         return torch.rand(self.batch_size, generator=generator)[first : first + self.micro]
 
-    def _permutation(self, epoch: int) -> Tensor:
-        if self._latest.get("epoch") != epoch:
-            generator = torch.Generator().manual_seed(mix("epoch", self.seed, epoch))
-            self._latest.update(epoch=epoch, permutation=torch.randperm(self.count, generator=generator))
-        permutation: Tensor = self._latest["permutation"]
-        return permutation
+
+@functools.lru_cache(maxsize=2)
+def _permutation(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mix("epoch", seed, epoch)))
 
 
 class Batches:
     """One micro-batch after the other, without end. Close it to stop its loader workers."""
 
     def __init__(
-        self, source: _Resident | _Loaded, order: Order, device: torch.device, start: int, non_blocking: bool,
+        self, source: Generator[Any] | _Loaded, order: Order, device: torch.device, start: int, non_blocking: bool,
         prepare: Prepare | None,
     ) -> None:  # fmt: skip
         self._source, self._order, self._device, self._next = source, order, device, start
@@ -138,30 +144,12 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
     return content
 
 
-class _Resident:
-    """Batches drawn on the device, where the whole set lies."""
-
-    def __init__(self, source: Source, order: Order, device: torch.device, start: int) -> None:
-        if not isinstance(source, Tensor | tuple):
-            raise ConfigError(
-                "loader.resident: True is not allowed: only tensors can lie on the device; allowed: false"
-            )
-        self._source, self._order, self._number = to_device(source, device), order, start
-
-    def __next__(self) -> Any:
-        found = _selected(self._source, self._order.indices(self._number))
-        self._number += 1
-        return found
-
-    def close(self) -> None:
-        pass
-
-
-def _selected(source: Tensor | tuple[Tensor, ...], indices: Tensor) -> Any:
-    """The rows of a tensor, or of each tensor of a tuple."""
+def _selected(source: Tensor | tuple[Tensor, ...], indices: Tensor, as_float: bool = False) -> Any:
+    """The rows of a tensor, or of each tensor of a tuple; `as_float`: bytes become float32."""
     if isinstance(source, tuple):
-        return tuple(_selected(part, indices) for part in source)
-    return source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
+        return tuple(_selected(part, indices, as_float) for part in source)
+    rows = source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
+    return rows.float() if as_float and rows.dtype == torch.uint8 else rows
 
 
 class _Loaded:
@@ -183,10 +171,10 @@ class _Loaded:
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
         self._loader = DataLoader(
-            _Items(source, loader.transfer == "float32"),
+            cast(Any, range(order.count)),
             batch_sampler=_Numbers(order, start, pass_length),
             num_workers=loader.workers,
-            collate_fn=_unchanged,
+            collate_fn=functools.partial(_items, source, loader.transfer == "float32"),
             pin_memory=loader.pin_memory and device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from, and so shift, the training's own generator
             **parallel,
@@ -220,26 +208,11 @@ def _share(source: Source, loader: Loader) -> None:
             ) from None
 
 
-class _Items(Dataset[Any]):
+def _items(source: Source, as_float: bool, indices: list[int]) -> Any:
     """A whole batch of indices at once."""
-
-    def __init__(self, source: Source, as_float: bool) -> None:
-        self._source, self._as_float = source, as_float
-
-    def __getitem__(self, index: int) -> Any:
-        return self._source[index]
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        if not isinstance(self._source, Tensor | tuple):
-            return default_collate([self._source[index] for index in indices])
-        batch = _selected(self._source, torch.tensor(indices))
-        if not self._as_float:
-            return batch
-        return tuple(_as_float(part) for part in batch) if isinstance(batch, tuple) else _as_float(batch)
-
-
-def _as_float(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.uint8 else tensor
+    if not isinstance(source, Tensor | tuple):
+        return default_collate([source[index] for index in indices])
+    return _selected(source, torch.tensor(indices), as_float)
 
 
 class _Numbers(Sampler[list[int]]):
@@ -248,15 +221,8 @@ class _Numbers(Sampler[list[int]]):
     Without end, or `length` at a time, each iteration going on where the one before ended.
     """
 
-    def __init__(self, order: Order, start: int, length: int | None = None) -> None:
-        self._order, self._next, self._length = order, start, length
+    def __init__(self, order: Order, start: int, length: int | None) -> None:
+        self._endless, self._length = (order.indices(number).tolist() for number in itertools.count(start)), length
 
     def __iter__(self) -> Iterator[list[int]]:
-        first = self._next
-        while self._length is None or self._next < first + self._length:
-            self._next += 1
-            yield self._order.indices(self._next - 1).tolist()
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+        return itertools.islice(self._endless, self._length)

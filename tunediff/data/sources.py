@@ -43,37 +43,34 @@ class Listing:
 
 
 def check(data: Data) -> None:
-    """Refuse a set that cannot be loaded, in well under a second and without decoding an image.
+    """Raise `ConfigError` for a set that cannot be loaded, in well under a second and without decoding an image.
 
-    Where CIFAR-10 is still to be downloaded, its server is asked for an answer. Raises `ConfigError` naming the key,
-    the value and what is allowed.
+    Where CIFAR-10 is still to be downloaded, its server is asked for an answer.
     """
+    found = find(data)
+    if isinstance(found, Path) and not holds_cifar10(found):
+        require_cifar10_server(data)
+
+
+def find(data: Data) -> Listing | Path | None:
+    """Image files, or the folder of torchvision's CIFAR-10, or None for the digits. Raises `ConfigError`."""
     if data.name == "digits":
-        require_all(data, "the digits have no train and test part")
-    elif (root := cifar10_root(data)) is not None:
-        if not holds_cifar10(root):
-            require_cifar10_server(data)
-    else:
-        listing(data)
+        if data.split != "all":
+            refuse("split", data.split, "the digits have no train and test part; allowed: all")
+        return None
+    return cifar10_root(data) or listing(data)
 
 
 def has_labels(data: Data) -> bool:
     """Whether every image will have a class. Raises `ConfigError` as `check` does."""
-    if data.name == "digits" or cifar10_root(data) is not None:
-        return True
-    return listing(data).labels is not None
+    found = find(data)
+    return not isinstance(found, Listing) or found.labels is not None
 
 
 def refuse(key: str, value: object, why: str) -> NoReturn:
     """Raise the `ConfigError` for one key of `data`."""
     shown = str(value) if isinstance(value, Path) else value
-    raise ConfigError(f"data.{key}: {shown!r} is not allowed: {why}")
-
-
-def require_all(data: Data, because: str) -> None:
-    """Raise `ConfigError` unless the split is `all`."""
-    if data.split != "all":
-        refuse("split", data.split, f"{because}; allowed: all")
+    raise ConfigError(f"data.{key}: {shown!r} is not allowed: {why}") from None
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
@@ -88,7 +85,7 @@ def cifar10_root(data: Data) -> Path | None:
         return path.parent
     if os.path.isfile(path) or path.suffix == ".zip":
         return None
-    if os.path.isdir(path) and not holds_cifar10(path) and any(is_image(name) for name, _ in _folder_files(path)):
+    if os.path.isdir(path) and not holds_cifar10(path) and any(not _why_not(name) for name, _ in _folder_files(path)):
         return None
     return path
 
@@ -101,20 +98,18 @@ def holds_cifar10(root: Path) -> bool:
 def require_cifar10_server(data: Data) -> None:
     """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would wait for ever."""
     try:
-        request = urllib.request.Request(CIFAR10_URL, method="HEAD")
-        with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
-            pass
+        urllib.request.urlopen(urllib.request.Request(CIFAR10_URL, method="HEAD"), timeout=NETWORK_TIMEOUT_S).close()
     except OSError as error:
         refuse_cifar10(data, error)
 
 
 def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
     """Raise the `ConfigError` for a CIFAR-10 that is neither here nor to be had."""
-    why = (
+    refuse(
+        "path", data.path,
         f"CIFAR-10 is not there and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with a "
-        f"network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images"
-    )
-    raise ConfigError(f"data.path: {data.path!r} is not allowed: {why}") from None
+        f"network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images",
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- image files
@@ -136,12 +131,8 @@ def _zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
 
 def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None) -> Listing:
     """`files`: every file below `path`, in sorted order, with two numbers that change when it is rewritten."""
-    names, skipped = [], []
-    for name in files:
-        if reason := _why_not(name):
-            skipped.append((name, reason))
-        else:
-            names.append(name)
+    skipped = [(name, reason) for name in files if (reason := _why_not(name))]
+    names = [name for name in files if not _why_not(name)]
 
     # An archive often wraps everything into folders of its own: cifar10-images/train/airplane/0001.jpg.
     depth = 0
@@ -154,41 +145,34 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: 
         skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - wanted]
         names = [name for name in names if _part(name, depth) in wanted]
         depth += 1
-    elif names:
-        require_all(data, f"{path} has no train/ and test/ folders")
+    elif names and data.split != "all":
+        refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: all")
     if len(names) < 2:
         kinds = " ".join(SUFFIXES)
         missing = f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)} others"
         refuse("path", path, f"{missing}; allowed: at least 2")
 
-    classes = [_part(name, depth) for name in names]
-    class_names = sorted({name for name in classes if name is not None})
-    labels = None
-    if None not in classes and len(class_names) > 1:
-        number = {name: index for index, name in enumerate(class_names)}
-        labels = tuple(number[name] for name in classes if name is not None)
+    classes = [part for name in names if (part := _part(name, depth)) is not None]
+    number = {name: index for index, name in enumerate(sorted(set(classes)))}
+    labelled = len(classes) == len(names) and len(number) > 1
     return Listing(
         path=path,
         names=tuple(names),
-        labels=labels,
-        class_names=tuple(class_names) if labels else (),
+        labels=tuple(number[name] for name in classes) if labelled else None,
+        class_names=tuple(number) if labelled else (),
         skipped=tuple(sorted(skipped)),
         stamp=hashlib.sha256(repr((status, files)).encode()).hexdigest(),
     )
 
 
-def is_image(name: str) -> bool:
-    """Whether a file is an image by its name."""
-    return _why_not(name) is None
-
-
-def _why_not(name: str) -> str | None:
+def _why_not(name: str) -> str:
+    """Why a file is no image by its name; '' if it is one."""
     parts = PurePosixPath(name)
     if "__MACOSX" in parts.parts or any(part.startswith(".") for part in parts.parts):
         return "hidden file"
     if parts.suffix.lower() not in SUFFIXES:
         return f"not an image file ({parts.suffix or 'no suffix'})"
-    return None
+    return ""
 
 
 def _part(name: str, depth: int) -> str | None:
@@ -227,8 +211,7 @@ def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """(name, (bytes, checksum)) of every file in a zip."""
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            infos = archive.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         refuse("path", path, f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images")
-    for name, info in infos.items():
-        yield name, (info.file_size, info.CRC)
+    return ((info.filename, (info.file_size, info.CRC)) for info in infos if not info.is_dir())

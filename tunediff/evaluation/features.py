@@ -13,16 +13,15 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tunediff.config import ConfigError
-from tunediff.data.cache import cache_dir, keep, locked
+from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
@@ -46,7 +45,7 @@ class Extractor(Protocol):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
-        ...
+        return self.with_logits(images)[0]
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, d] and logits of the classes [B, K], both float32, in one pass."""
@@ -75,7 +74,7 @@ def one_ruler(device: torch.device) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------- Inception
-class Inception:
+class Inception(Extractor):
     """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et al. 2017).
 
     Its logits are those without the last layer's bias, which the public Inception Scores are computed from.
@@ -109,9 +108,6 @@ class Inception:
             ) from None
         self._network.to(self._device)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.with_logits(images)[0]
-
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
         with torch.no_grad(), one_ruler(self._device):
@@ -120,12 +116,11 @@ class Inception:
 
 
 # --------------------------------------------------------------------------------------------------------- classifier
-class Classifier:
+class Classifier(Extractor):
     """64 features of a small network trained to tell the classes of the very images that are learned.
 
-    It needs no network and no download. Training is seeded and runs on one CPU thread: the same
-    images give the same weights, bit for bit on the same kind of machine, whatever the state of torch's generators. The
-    weights are kept in the cache folder under the digest of the images.
+    It needs no download. Training is seeded and runs on one CPU thread: the same images give the same weights, bit for
+    bit on the same kind of machine, whatever the state of torch's generators; they are kept in the cache folder.
     """
 
     name = "classifier"
@@ -137,12 +132,7 @@ class Classifier:
         if images.labels is None:
             weights.refuse_unlabelled()
         path = cache_dir() / f"classifier-{images.digest[:16]}-{_VERSION}.safetensors"
-        with locked(path):
-            trained = _read(path, images)
-            if trained is None:
-                trained = _train(images)
-                content = safetensors.torch.save(trained.tensors | {"accuracy": torch.tensor(trained.accuracy)})
-                keep(path, lambda file: file.write(content))
+        trained = once(path, lambda path: _read(path, images), lambda: _train(images), _write)
         self._device = torch.device(device)
         self._network = _network(images)
         self._network.load_state_dict(trained.tensors)
@@ -154,9 +144,6 @@ class Classifier:
         for name, tensor in sorted(trained.tensors.items()):
             content_of.update(name.encode() + tensor.numpy().tobytes())
         self.digest = content_of.hexdigest()
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.with_logits(images)[0]
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), one_ruler(self._device):
@@ -208,18 +195,16 @@ def _network(images: Images) -> _Network:
         return _Network(images.pixels.shape[1], images.pixels.shape[2], len(images.class_names))
 
 
-def _read(path: Path, images: Images) -> _Trained | None:
-    """A trained network from the cache; None if there is none that fits."""
-    if not path.is_file():
-        return None
-    try:
-        tensors = safetensors.torch.load(path.read_bytes())
-        trained = _Trained(tensors, tensors.pop("accuracy").item())
-        _network(images).load_state_dict(trained.tensors)
-    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        log.warning("%s: cannot be read, the classifier is trained again: %s", path, error)
-        return None
+def _read(path: Path, images: Images) -> _Trained:
+    """Raises if the file does not hold the network for these images."""
+    tensors = safetensors.torch.load(path.read_bytes())
+    trained = _Trained(tensors, tensors.pop("accuracy").item())
+    _network(images).load_state_dict(trained.tensors)
     return trained
+
+
+def _write(file: BinaryIO, trained: _Trained) -> None:
+    file.write(safetensors.torch.save(trained.tensors | {"accuracy": torch.tensor(trained.accuracy)}))
 
 
 def _train(images: Images) -> _Trained:

@@ -108,12 +108,11 @@ class Quality:
                 found["frechet_infinite"] = Value(extrapolated(self._stops, distances) if straight else None, None)
             if "kid" in self._kinds:
                 assert real.features is not None
-                kid = kernel_distance(self._features, real.features)
-                found["kid"] = Value(None, kept) if kid is None else Value(kid[0], kept, kid[1])
+                mean, sd = kernel_distance(self._features, real.features) or (None, None)
+                found["kid"] = Value(mean, kept, sd)
             if self._score is not None:
-                score = self._score.value()
-                count = self._stops[-1]
-                found["inception_score"] = Value(None, count) if score is None else Value(score[0], count, score[1])
+                mean, sd = self._score.value() or (None, None)
+                found["inception_score"] = Value(mean, self._stops[-1], sd)
             if "pr" in self._kinds:
                 assert real.features is not None
                 precision, recall = precision_recall(self._features, real.features) or (None, None)

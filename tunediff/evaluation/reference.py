@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tunediff.data.cache import cache_dir, keep, locked
+from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation.distance import FeatureStatistics, Reference
 from tunediff.evaluation.features import Extractor
@@ -24,34 +23,34 @@ _VERSION = 1  # raise it when the same images and extractor would give other num
 
 def reference(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
     """Statistics of all `images`, on `device`: read from the cache folder, or computed and put there."""
+
+    def read(path: Path) -> Reference:
+        stored = _read(path, min(len(images), KID_FEATURES), extractor.dim)
+        return Reference(count=int(stored.pop("count")), **stored)
+
+    def make() -> Reference:
+        return _compute(images, extractor, device, batch_size).to("cpu")
+
     path = cache_path(images, extractor)
-    with locked(path):
-        found = _read(path, extractor.dim)
-        if found is None:
-            found = _compute(images, extractor, device, batch_size).to("cpu")
-            arrays = {name: getattr(found, name).numpy() for name in ("mean", "cov", "root", "features")}
-            keep(path, lambda file: np.savez(file, count=np.int64(found.count), **arrays))
-    return found.to(device)
+    return once(path, read, make, lambda file, made: np.savez(file, **vars(made))).to(device)
 
 
 def real_features(
     images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
 ) -> Tensor:
-    """Features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle.
-
-    Read from the cache folder, or computed and put there.
-    """
+    """Features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle; cached likewise."""
     chosen = _shuffled(len(images))[:count]
+
+    def read(path: Path) -> Tensor:
+        return _read(path, len(chosen), extractor.dim)["features"]
+
+    def make() -> Tensor:
+        log.info("features of %d real images with %s", len(chosen), extractor.name)
+        parts = torch.split(chosen, batch_size)
+        return torch.cat([extractor(images.pixels[part].to(device)).float() for part in parts]).cpu()
+
     path = cache_path(images, extractor, f"features{len(chosen)}")
-    with locked(path):
-        found = _read_features(path, len(chosen), extractor.dim)
-        if found is None:
-            log.info("features of %d real images with %s", len(chosen), extractor.name)
-            parts = torch.split(chosen, batch_size)
-            found = torch.cat([extractor(images.pixels[part].to(device)).float() for part in parts]).cpu()
-            array = found.numpy()
-            keep(path, lambda file: np.savez(file, features=array))
-    return found.to(device)
+    return once(path, read, make, lambda file, made: np.savez(file, features=made)).to(device)
 
 
 def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
@@ -78,35 +77,9 @@ def _compute(images: Images, extractor: Extractor, device: torch.device | str, b
     return Reference.of(statistics, torch.cat(features).float())
 
 
-def _read(path: Path, dim: int) -> Reference | None:
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            found = Reference(
-                mean=torch.from_numpy(stored["mean"]),
-                cov=torch.from_numpy(stored["cov"]),
-                root=torch.from_numpy(stored["root"]),
-                count=int(stored["count"]),
-                features=torch.from_numpy(stored["features"]),
-            )
-        if found.cov.shape != (dim, dim):
-            raise ValueError(f"holds features of another length than {dim}")
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s: cannot be read and is computed again: %s", path, error)
-        return None
-    return found
-
-
-def _read_features(path: Path, count: int, dim: int) -> Tensor | None:
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            found = torch.from_numpy(stored["features"])
-        if found.shape != (count, dim):
-            raise ValueError(f"holds {list(found.shape)} numbers, not {[count, dim]}")
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s: cannot be read and is computed again: %s", path, error)
-        return None
+def _read(path: Path, count: int, dim: int) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as stored:
+        found = {name: torch.from_numpy(array) for name, array in stored.items()}
+    if (shape := list(found["features"].shape)) != [count, dim]:
+        raise ValueError(f"holds {shape} numbers, not {[count, dim]}")
     return found

@@ -69,7 +69,7 @@ def test_tables_are_computed_in_double_precision() -> None:
         product *= 1 - (1e-4 + (0.02 - 1e-4) * i / 999)
     assert LINEAR.alphas_cumprod.dtype == torch.float64
     assert LINEAR.alphas_cumprod[-1].item() == pytest.approx(product, rel=1e-12)
-    assert LINEAR.snr(torch.tensor([999])).item() == pytest.approx(product / (1 - product), rel=1e-6)
+    assert LINEAR.snr_table[999].item() == pytest.approx(product / (1 - product), rel=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------- training

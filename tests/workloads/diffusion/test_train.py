@@ -19,8 +19,8 @@ from tests.helpers import (
     weights,
 )  # fmt: skip
 from tunediff import config as cfg
+from tunediff.record import NotFiniteError
 from tunediff.training.observer import Recorder
-from tunediff.training.precision import NotFiniteError
 from tunediff.workloads.diffusion import train as workload
 from tunediff.workloads.diffusion import unet
 

@@ -14,8 +14,8 @@ from tunediff.evaluation import features
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
 from tunediff.evaluation.reference import reference
 from tunediff.workloads.diffusion.knobs import Evaluation
-from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import Predict, generate
+from tunediff.workloads.diffusion.process import Diffusion, Predict
+from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 GRID_IMAGES = 64
@@ -42,60 +42,36 @@ class Evaluator:
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
-        """Builds extractor and reference, or reads them from the cache, and loads the images of the validation loss.
-
-        Raises `ConfigError`.
-        """
-        self._protocol, self._world, device = evaluation, world, world.device
-        _, channels, height, width = images.pixels.shape
-        self._shape = (channels, height, width)
-        self.extractor = features.build(evaluation, images, device)
-        self.reference = reference(images, self.extractor, device, evaluation.batch_size)
-        self._validation: Validation | None = None
-        if evaluation.validation_images:
-            self._validation = Validation(data, evaluation, images, world)
+        """Builds or reads extractor and reference, loads the images of the validation loss. Raises `ConfigError`."""
+        self._protocol, self._world = evaluation, world
+        self._shape = images.pixels.shape[1:]
+        self.extractor = features.build(evaluation, images, world.device)
+        self.reference = reference(images, self.extractor, world.device, evaluation.batch_size)
+        self._validation = Validation(data, evaluation, images, world) if evaluation.validation_images else None
         self.last_images: Tensor | None = None
         """uint8 [≤ 64, C, H, W] on the CPU: the first images of the last evaluation, on every rank."""
 
-    @property
-    def label(self) -> str:
-        """What the Fréchet distance may be called: FID, or FD and the extractor."""
-        return self.extractor.label
-
     def __call__(
-        self,
-        predict: Predict,
-        diffusion: Diffusion,
-        *,
-        autocast: torch.dtype | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        self, predict: Predict, diffusion: Diffusion, *, should_stop: Callable[[], bool] | None = None
     ) -> Scores:
         """Scores of `evaluation.images` images drawn with `predict`, a network in evaluation mode, and its validation
-        loss. `autocast` is for drawing only.
+        loss.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
         TimeoutError if `should_stop()` held before all images were drawn.
         """
-        n = self._protocol.images
-        statistics = FeatureStatistics(self.extractor.dim, self._world.device)
+        n, world = self._protocol.images, self._world
+        statistics = FeatureStatistics(self.extractor.dim, world.device)
         # Every rank fills in the rows of its own images; the sum over ranks is the whole.
-        first = torch.zeros(min(n, GRID_IMAGES), *self._shape, dtype=torch.uint8, device=self._world.device)
-        raw = torch.zeros(min(n, KID_IMAGES), self.extractor.dim, device=self._world.device)
+        first = torch.zeros(min(n, GRID_IMAGES), *self._shape, dtype=torch.uint8, device=world.device)
+        raw = torch.zeros(min(n, KID_IMAGES), self.extractor.dim, device=world.device)
         failure = ""
         try:
-            with features.one_ruler(self._world.device):  # sampling too: a trial's own number format must not judge it
+            with features.one_ruler(world.device):  # sampling too: a trial's own number format must not judge it
                 for start, batch in generate(
-                    predict,
-                    diffusion,
-                    self._protocol,
-                    self._shape,
-                    n,
-                    self._world.device,
-                    rank=self._world.rank,
-                    world=self._world.size,
-                    autocast=autocast,
-                    should_stop=should_stop,
-                ):
+                    predict, diffusion, self._protocol, self._shape, n, world.device,
+                    rank=world.rank, world=world.size, should_stop=should_stop,
+                ):  # fmt: skip
                     found = self.extractor(batch)
                     statistics.update(found)
                     first[start : start + len(batch)] = batch[: max(0, len(first) - start)]
@@ -104,18 +80,18 @@ class Evaluator:
             failure = str(error)
 
         # No rank may leave alone: the others would wait for it in the collectives below.
-        if self._world.any(bool(failure)):
+        if world.any(bool(failure)):
             raise NonFiniteError(failure or "non-finite values in images generated by another rank")
-        statistics.merge(self._world)
+        statistics.merge(world)
         if statistics.count < n:
             raise TimeoutError(f"evaluation stopped after {statistics.count} of {n} images")
-        self.last_images = self._world.sum(first).cpu()
-        kid = kernel_distance(self._world.sum(raw), self.reference.features)
+        self.last_images = world.sum(first).cpu()
+        kid = kernel_distance(world.sum(raw), self.reference.features)
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {
-            "frechet": self._world.agree(frechet(statistics, self.reference)),
-            "kid": None if kid is None else self._world.agree(kid[0]),
+            "frechet": world.agree(frechet(statistics, self.reference)),
+            "kid": None if kid is None else world.agree(kid[0]),
             "evaluation_images": n,
-            "label": self.label,
+            "label": self.extractor.label,
             **losses,
         }

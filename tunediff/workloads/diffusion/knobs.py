@@ -91,11 +91,9 @@ class Mixed(Corrected):
 
     def check(self, config: Any) -> None:
         if self.importance_correction > 0 and self.uniform_share < 0.001:
-            raise Refusal(
-                "timesteps.importance_correction",
-                f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them explodes; "
-                "set timesteps.uniform_share to at least 0.001, which bounds it",
-            )
+            why = f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them explodes"
+            bound = "set timesteps.uniform_share to at least 0.001, which bounds it"
+            raise Refusal("timesteps.importance_correction", f"{why}; {bound}")
 
 
 @section
@@ -175,23 +173,27 @@ class LogitNormal(Mixed, Spread):
 
 
 @section
-class LogSnrLaplace(Mixed, Spread):
+class Centred(Mixed, Spread):
+    """What samplers share that are given by a density over the log-SNR."""
+
+    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
+    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
+
+
+@section
+class LogSnrLaplace(Centred):
     """Log signal-to-noise ratio drawn from a Laplace distribution (Hang et al. 2024, arXiv 2407.03297)."""
 
     name: Literal["log_snr_laplace"] = "log_snr_laplace"
-    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
-    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
     scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
     """b, the width of the Laplace distribution in log-SNR."""
 
 
 @section
-class LogSnrCosine(Mixed, Spread):
+class LogSnrCosine(Centred):
     """Log-SNR drawn as the cosine schedule spreads it, sech((λ−μ)/2)/2π, shifted by μ (arXiv 2301.11093)."""
 
     name: Literal["log_snr_cosine"] = "log_snr_cosine"
-    log_snr: Annotated[Float, Ge(-10.0), Le(10.0)] = 0.0
-    """μ, the log-SNR that is drawn most densely; below 0 draws noisier timesteps."""
 
 
 @section
@@ -221,11 +223,9 @@ class BetaPolicy(Mixed):
         if self.uniform_share == 1.0:
             raise Refusal("timesteps.uniform_share", "the policy would never be asked; use a value below 1")
         if config.compile.mode in CUDA_GRAPHS:
-            raise Refusal(
-                "compile.mode",
-                "timesteps.name = beta_policy looks ahead between backward pass and optimizer step, where CUDA graphs "
-                "hold the gradients in memory that a further forward pass overwrites; use default",
-            )
+            why = "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
+            graphs = "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
+            raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
 
@@ -254,19 +254,8 @@ class GradientNorm(Binned):
     importance_correction: Share = 1.0
 
 
-Timesteps = Annotated[
-    Uniform
-    | Stratified
-    | LossSecondMoment
-    | Speed
-    | LogitNormal
-    | LogSnrLaplace
-    | LogSnrCosine
-    | BetaPolicy
-    | GradientNorm
-    | JointError,
-    Field(discriminator="name"),
-]
+_Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogSnrLaplace | LogSnrCosine
+Timesteps = Annotated[_Drawn | BetaPolicy | GradientNorm | JointError, Field(discriminator="name")]
 
 
 # --------------------------------------------------------------------------------------------------------- weightings
@@ -329,16 +318,12 @@ class Uncertainty:
 
     def check(self, config: Any) -> None:
         if isinstance(config.timesteps, LossSecondMoment):
-            raise Refusal(
-                "weighting.name",
-                "it makes the losses of all timesteps alike: timesteps.name = loss_second_moment has nothing to go by",
-            )
+            why = "it makes the losses of all timesteps alike"
+            raise Refusal("weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by")
 
 
-Weighting = Annotated[
-    Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty,
-    Field(discriminator="name"),
-]
+_Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty
+Weighting = Annotated[_Weighted, Field(discriminator="name")]
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it
@@ -388,7 +373,6 @@ QUANTITIES = {
     "step_ema_s": Quantity("EMA", "ms", "of a step: the averaged weights", 1000.0),
 }
 
-# What a search may conclude from trials that ran out of memory.
 MEMORY_FREE = (
     *("model.dropout", "optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay"),
     *("optimizer.warmup", "optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay"),

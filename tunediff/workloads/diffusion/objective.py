@@ -27,8 +27,7 @@ class Objective:
         self.sampler, self.weighting, self._diffusion = sampler, weighting, diffusion
         self._all = torch.arange(diffusion.steps, device=diffusion.device)
         self._changes = sampler.adaptive or weighting.learned
-        self._mass = sampler.mass()
-        self._scale = self._current_scale()
+        self._follow()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
         """What the mean squared errors at t [b] are multiplied by, float32 [b]; `factor` comes from the sampler."""
@@ -41,14 +40,12 @@ class Objective:
 
     def refresh(self) -> None:
         """Follow sampler and weighting, once a step; does nothing where neither has changed."""
-        if not self._changes:
-            return
-        if self.weighting.learned or self.sampler.mass() is not self._mass:
-            self._mass = self.sampler.mass()
-            self._scale = self._current_scale()
+        if self._changes and (self.weighting.learned or self.sampler.mass() is not self._mass):
+            self._follow()
 
-    def _current_scale(self) -> Tensor:
-        return (1 / (self._mass * self.weighting.weights(self._all)).sum()).float()
+    def _follow(self) -> None:
+        self._mass = self.sampler.mass()
+        self._scale = (1 / (self._mass * self.weighting.weights(self._all)).sum()).float()
 
     def effective_weight(self) -> Tensor:
         """W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from tunediff.workloads.diffusion.knobs import Process
 
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""(x_t [B, C, H, W], t int64 [B]) → the network's output [B, C, H, W]."""
+Progress = Callable[[int, int, Tensor], None]
+"""(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
+
 MAX_BETA = 0.999
 LARGEST_LOG_SNR = 12.0
 """Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch bins over nothing."""
@@ -64,11 +69,7 @@ class Diffusion:
         later = self.betas[1:] if process.variance == "fixed_large" else self.posterior_variance[1:]
         self.log_variance = torch.cat((self.posterior_variance[1:2], later)).log()
 
-        def on_device(table: Tensor) -> Tensor:
-            return table.to(self.device, torch.float32)
-
-        self._signal, self._noise = on_device(ab.sqrt()), on_device((1 - ab).sqrt())
-        self._snr = on_device(self.snr_table)
+        self._signal, self._noise = (share.sqrt().to(self.device, torch.float32) for share in (ab, 1 - ab))
 
     # ------------------------------------------------------------------------------------------------------- training
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -100,10 +101,6 @@ class Diffusion:
         if self.prediction == "x0":
             return (x_t - signal * output) / noise
         return noise * x_t + signal * output
-
-    def snr(self, t: Tensor) -> Tensor:
-        """Signal-to-noise ratio ᾱ/(1−ᾱ), float32 [B]."""
-        return self._snr[t]
 
     # ------------------------------------------------------------------------------------------------------- sampling
     def ddim_timesteps(self, steps: int, skip: Literal["linear", "quadratic"]) -> list[int]:
@@ -169,7 +166,7 @@ class Diffusion:
     @torch.no_grad()
     def sample(
         self,
-        predict: Callable[[Tensor, Tensor], Tensor],
+        predict: Predict,
         noise: Tensor,
         *,
         sampler: Literal["ddpm", "ddim"],
@@ -177,14 +174,13 @@ class Diffusion:
         skip: Literal["linear", "quadratic"] = "linear",
         eta: float = 0.0,
         step_noise: Callable[[int], Tensor],
-        progress: Callable[[int, int, Tensor], None] | None = None,
+        progress: Progress | None = None,
     ) -> Tensor:
         """Images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
-        `predict(x, t [B] int64)` is the network. `ddpm` takes all T ancestral steps; `steps`, `skip` and `eta` are for
-        `ddim`. `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps
-        that add noise: never in DDIM with `eta` = 0. `progress(k, number of steps, x)` is called after step k. Nothing
-        here makes the host wait for the device.
+        `ddpm` takes all T ancestral steps; `steps`, `skip` and `eta` are for `ddim`. `step_noise(k)` returns the
+        standard normal noise of step k = 0, 1, … and is called only for steps that add noise: never in DDIM with `eta`
+        = 0. Nothing here makes the host wait for the device.
         """
         visited = list(range(self.steps)) if sampler == "ddpm" else self.ddim_timesteps(steps, skip)
         visited.reverse()

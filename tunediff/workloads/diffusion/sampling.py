@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
 
 import torch
 from PIL import Image
@@ -14,30 +14,7 @@ from torch import Tensor
 from tunediff.data.loader import mix
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.knobs import Evaluation
-
-Predict = Callable[[Tensor, Tensor], Tensor]
-"""(x_t [B, C, H, W], t int64 [B]) → the network's output [B, C, H, W]."""
-Progress = Callable[[int, int, Tensor], None]
-"""(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
-
-
-class Process(Protocol):
-    """The sampler of a diffusion process: `tunediff.workloads.diffusion.process.Diffusion`."""
-
-    def sample(
-        self,
-        predict: Predict,
-        noise: Tensor,
-        *,
-        sampler: Literal["ddpm", "ddim"],
-        steps: int,
-        skip: Literal["linear", "quadratic"],
-        eta: float,
-        step_noise: Callable[[int], Tensor],
-        progress: Progress | None,
-    ) -> Tensor:
-        """x0 [B, C, H, W] in [−1, 1] from initial noise; `step_noise(k)` is the noise added in step k."""
-        ...
+from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
 
 
 class Noise:
@@ -45,23 +22,20 @@ class Noise:
 
     BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
 
-    def __init__(self, seed: int, shape: tuple[int, int, int], device: torch.device | str) -> None:
+    def __init__(self, seed: int, shape: Sequence[int], device: torch.device | str) -> None:
         self._seed, self._shape, self._device = seed, tuple(shape), device
 
     def initial(self, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: x_T of images start…stop−1."""
-        return self._draw("initial", start, stop)
+        return self.step("initial", start, stop)
 
-    def step(self, k: int, start: int, stop: int) -> Tensor:
+    def step(self, k: int | str, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: what sampling step k adds to these images."""
-        return self._draw(k, start, stop)
-
-    def _draw(self, purpose: int | str, start: int, stop: int) -> Tensor:
         # On the CPU: a GPU's generator gives other numbers on other devices.
         first = start // self.BLOCK
         blocks = []
         for block in range(first, -(-stop // self.BLOCK)):
-            generator = torch.Generator().manual_seed(mix("noise", self._seed, purpose, block))
+            generator = torch.Generator().manual_seed(mix("noise", self._seed, k, block))
             blocks.append(torch.randn(self.BLOCK, *self._shape, generator=generator))
         offset = first * self.BLOCK
         return torch.cat(blocks)[start - offset : stop - offset].to(self._device)
@@ -69,9 +43,9 @@ class Noise:
 
 def generate(
     predict: Predict,
-    diffusion: Process,
+    diffusion: Diffusion,
     evaluation: Evaluation,
-    shape: tuple[int, int, int],
+    shape: Sequence[int],
     n: int,
     device: torch.device | str,
     *,
@@ -83,39 +57,26 @@ def generate(
 ) -> Iterator[tuple[int, Tensor]]:
     """Images 0…n−1, this rank's share of them: (number of the first, uint8 [b, C, H, W]) per batch.
 
-    The ranks take batches in turn. All batches have one size, the largest up to `evaluation.batch_size` that spreads n
-    evenly: a compiled network is not compiled again for a smaller last batch. `autocast` is the number format of
-    `predict`; the sampler itself computes in float32. Ends early when `should_stop()` holds. `progress` is called after
-    every sampling step of every batch. Raises `NonFiniteError`.
+    The ranks take batches in turn, all of one size (see `shares`): a compiled network is not compiled again for a
+    smaller last batch. `autocast` is the number format of `predict`; the sampler itself computes in float32. Ends early
+    when `should_stop()` holds. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
-        context = contextlib.nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-        with context:
+        with contextlib.nullcontext() if autocast is None else torch.autocast(device.type, autocast):
             return predict(x, t).float()
 
+    how = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}
     for start in range(rank * size, n, world * size):
         if should_stop is not None and should_stop():
             return
         stop = start + size
-
-        def step_noise(k: int, start: int = start, stop: int = stop) -> Tensor:
-            return noise.step(k, start, stop)
-
+        step_noise = functools.partial(noise.step, start=start, stop=stop)
         with torch.no_grad():
-            x0 = diffusion.sample(
-                plain,
-                noise.initial(start, stop),
-                sampler=evaluation.sampler,
-                steps=evaluation.steps,
-                skip=evaluation.skip,
-                eta=evaluation.eta,
-                step_noise=step_noise,
-                progress=progress,
-            )
+            x0 = diffusion.sample(plain, noise.initial(start, stop), step_noise=step_noise, progress=progress, **how)
         if not torch.isfinite(x0).all():
             raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")
         yield start, to_uint8(x0[: n - start])

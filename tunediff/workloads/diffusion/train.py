@@ -132,6 +132,5 @@ def judge_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
 
 def evaluator(config: Any, world: World) -> Any:
     """What judges a finished model by this configuration: a model in, what a point of its curve would hold out."""
-    knobs: Knobs = config.knobs
-    judge, process = judge_of(knobs.data, knobs.evaluation, world), Diffusion(knobs.process, world.device)
+    judge, process = judge_of(config.data, config.evaluation, world), Diffusion(config.process, world.device)
     return lambda model: {**judge(model, process)}

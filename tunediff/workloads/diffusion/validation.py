@@ -21,8 +21,8 @@ from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.features import one_ruler
 from tunediff.workloads.diffusion.knobs import Evaluation
-from tunediff.workloads.diffusion.process import Diffusion, equal_bins
-from tunediff.workloads.diffusion.sampling import Noise, Predict, shares
+from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
+from tunediff.workloads.diffusion.sampling import Noise, shares
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class Losses(TypedDict, total=False):
 
 
 class Validation:
-    """Measures models on one set of images. Built once, called at every evaluation point.
+    """Measures models on one set of images. Built once, called by all ranks together at every evaluation point.
 
-    Each image is seen once in each bin, at a timestep of that bin. All ranks call it together and all get the same
-    numbers, which do not depend on their number or on the batch size beyond rounding.
+    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers, which do not depend
+    on their number or on the batch size beyond rounding.
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
@@ -62,21 +62,22 @@ class Validation:
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
         so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
         """
-        members, edges = _in_bins(diffusion)
+        bins, edges = equal_bins(diffusion.log_snr, BINS)
+        members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         filled = [b for b in range(BINS) if len(members[b])]
-        count, width = len(self.pixels), len(filled)
+        count, width, device = len(self.pixels), len(filled), self._world.device
         timesteps = torch.stack([_spread(members[b], count, b) for b in filled], dim=1)  # [N, bins that are filled]
-        noises = Noise(mix("validation"), self._shape, self._world.device)
+        noises = Noise(mix("validation"), self.pixels.shape[1:], device)
 
         # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
         total = count * width
-        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
+        errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
-        with torch.no_grad(), one_ruler(self._world.device):
+        with torch.no_grad(), one_ruler(device):
             for start in range(self._world.rank * size, total, self._world.size * size):
                 items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
-                x0 = self.pixels[items // width].to(self._world.device).float().div_(127.5).sub_(1.0)
-                t = timesteps.flatten()[items].to(self._world.device)
+                x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
+                t = timesteps.flatten()[items].to(device)
                 noise = noises.initial(start, start + size)
                 x_t = diffusion.add_noise(x0, noise, t)
                 found = diffusion.predict_noise(predict(x_t, t), x_t, t)
@@ -97,17 +98,6 @@ class Validation:
             "validation_log_snr": edges,
             "validation_split": self.split,
         }
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
-
-
-def _in_bins(diffusion: Diffusion) -> tuple[list[Tensor], list[float]]:
-    """The timesteps of each of 10 bins of equal width in log-SNR, int64, rising; the bins' 11 edges."""
-    bins, edges = equal_bins(diffusion.log_snr, BINS)
-    return [(bins == b).nonzero().squeeze(1) for b in range(BINS)], edges
 
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:

@@ -175,10 +175,9 @@ class Uncertainty(Weighting, of=knobs.Uncertainty):
         return {"map": self._map.detach().clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        found = state.get("map")
-        if found is None or found.shape != self._map.shape:
-            held = "none" if found is None else f"{len(found)}"
-            raise ValueError(f"uncertainty weighting: {held} channels in the checkpoint, {len(self._map)} here")
+        found = state.get("map", torch.empty(0))
+        if found.shape != self._map.shape:
+            raise ValueError(f"uncertainty weighting: {len(found)} channels in the checkpoint, {len(self._map)} here")
         with torch.no_grad():
             self._map.copy_(found)
 

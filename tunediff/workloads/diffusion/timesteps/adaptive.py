@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class _Adaptive(TableSampler):
     """
 
     adaptive = True
+    KEPT: ClassVar[Mapping[str, str]]
+    """Tensors of the state by name, without the `_` of the attribute, and what they are called."""
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -36,6 +38,7 @@ class _Adaptive(TableSampler):
             held, self._pending = self._held(), []
             t, errors, weights = held.permute(2, 1, 0, 3).flatten(1)
             self._learn(t.long(), errors, weights)
+            self._refresh()
 
     def _held(self) -> Tensor:
         """(t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
@@ -45,17 +48,32 @@ class _Adaptive(TableSampler):
         return self.world.stack(mine)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Take in errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank; refresh p(t)."""
+        """Take in errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank."""
         raise NotImplementedError
 
+    def _importance(self) -> Tensor:
+        """What p(t) shall be in proportion to, float64 [T]; uniform where the sum is not finite or zero."""
+        raise NotImplementedError
+
+    def _refresh(self) -> None:
+        wanted = self._importance()
+        total = wanted.sum()
+        ready = total.isfinite() & (total > 0)
+        self._set(torch.where(ready, mixed(wanted, self.member.uniform_share), 1 / self.steps))
+
     def state_dict(self) -> dict[str, Any]:
-        return {"pending": self._held()}
+        return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, what in self.KEPT.items():
+            if (found := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
+                raise ValueError(f"{what} of shape {tuple(found)} does not fit; expected {tuple(expected)}")
+            getattr(self, f"_{name}").copy_(state[name])
         held = state["pending"]
         if held.dim() != 4 or held.shape[0] != self.world.size:
             raise ValueError(f"errors of {held.shape[0]} workers in the checkpoint, {self.world.size} here")
         self._pending = [(t.long(), e, w) for t, e, w in held[self.world.rank].to(self.device)]
+        self._refresh()
 
 
 class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
@@ -64,6 +82,8 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
     p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
     remembered loss is not finite or all are zero.
     """
+
+    KEPT: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
 
     def __init__(self, member: knobs.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -84,23 +104,10 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
         place = torch.where(end - here <= limit, place, self.steps * limit)
         self._memory.scatter_(0, place, losses[order])
         self._counts.index_add_(0, t, torch.ones_like(t))
-        self._refresh()
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"history": self._history.clone(), "counts": self._counts.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        _same_shape("loss history (T, history)", state["history"], self._history)
-        self._history.copy_(state["history"])
-        self._counts.copy_(state["counts"])
-        self._refresh()
-
-    def _refresh(self) -> None:
-        w = self._history.square().mean(dim=1).sqrt()
-        total = w.sum()
-        ready = (self._counts >= self.member.history).all() & total.isfinite() & (total > 0)
-        self._set(torch.where(ready, mixed(w, self.member.uniform_share), 1 / self.steps))
+    def _importance(self) -> Tensor:
+        full = (self._counts >= self.member.history).all()
+        return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
 class _LogSnrBins(_Adaptive):
@@ -111,61 +118,48 @@ class _LogSnrBins(_Adaptive):
     operations on K and T numbers per refresh, and neither the host waits for the device nor the device for the host.
     """
 
-    def __init__(
-        self, member: knobs.GradientNorm | knobs.JointError, diffusion: Diffusion, channels: int, world: World
-    ) -> None:
+    KEPT: ClassVar = {"sums": "running means (2, bins)"}
+
+    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         place, _ = equal_bins(-diffusion.log_snr, member.bins)
         # Bins without a timestep are left out: every one that is left can be visited.
         _, bins = torch.unique(place, return_inverse=True)
-        self._bins = int(bins.max()) + 1
         self._bin = bins.to(self.device)
-        self._sums = torch.zeros(2, self._bins, dtype=torch.float64, device=self.device)  # errors, images
+        self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
         self._seen = 0
-        self._width: Tensor | float = 1.0  # from what the density is over to t
-        self._exponent = 1.0
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        importance = self._importance(t, errors, weights)
+        squares = self._squares(t, errors, weights)
         # Loss scaling passes over steps that overflow: what they say is not remembered.
-        finite = importance.isfinite()
-        both = torch.stack((torch.where(finite, importance, 0.0), finite.double()))
+        finite = squares.isfinite()
+        both = torch.stack((torch.where(finite, squares, 0.0), finite.double()))
         here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
         self._seen += len(t)
         self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
-        self._refresh()
 
-    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
         """What is averaged per bin, float64 [b]."""
         raise NotImplementedError
 
-    def _density(self, mean: Tensor) -> Tensor:
-        """The importance of each t, float64 [T], from the bins' means [bins]."""
+    def _density(self, roots: Tensor) -> Tensor:
+        """The importance of each t, float64 [T], from the roots of the means of its bin [T]."""
         raise NotImplementedError
 
-    def _refresh(self) -> None:
+    def _importance(self) -> Tensor:
         known = self._sums[1] >= 1
         mean = self._sums[0] / self._sums[1]
         # A bin that was not visited yet counts like the mean of the others.
         mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())
-        p = self._density(mean)
-        p = p.clamp(min=1e-12 * p.max()).pow(self._exponent) * self._width
-        total = p.sum()
-        ready = total.isfinite() & (total > 0)
-        self._set(torch.where(ready, mixed(p, self.member.uniform_share), 1 / self.steps))
+        roots = mean.sqrt()[self._bin]
+        return self._density(roots.clamp(min=1e-12 * roots.max()))
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"sums": self._sums.clone(), "seen": self._seen}
+        return super().state_dict() | {"seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        _same_shape("running means (2, bins)", state["sums"], self._sums)
-        self._sums.copy_(state["sums"])
         self._seen = state["seen"]
-        if self._seen:
-            self._refresh()
-        else:
-            self._set(torch.full_like(self._p, 1 / self.steps))
 
 
 class GradientNorm(_LogSnrBins, of=knobs.GradientNorm):
@@ -176,15 +170,11 @@ class GradientNorm(_LogSnrBins, of=knobs.GradientNorm):
     that of all parameters (Katharopoulos & Fleuret 2018, arXiv 1803.00942, eq. 20).
     """
 
-    def __init__(self, member: knobs.GradientNorm, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
-        self._exponent = member.temperature
-
-    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
         return weights.square() * errors
 
-    def _density(self, mean: Tensor) -> Tensor:
-        return mean.sqrt()[self._bin]
+    def _density(self, roots: Tensor) -> Tensor:
+        return roots.pow(self.member.temperature)
 
 
 class JointError(_LogSnrBins, of=knobs.JointError):
@@ -204,16 +194,10 @@ class JointError(_LogSnrBins, of=knobs.JointError):
         self._width = torch.gradient(snr.log())[0].abs().to(self.device)  # |dλ/dt|: p is a density over λ
         self._to_epsilon = diffusion.to_epsilon.to(self.device)
         self._snr = snr.to(self.device)
-        self._exponent = member.concentration
 
-    def _importance(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
         epsilon = self._to_epsilon[t] * errors
         return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
 
-    def _density(self, mean: Tensor) -> Tensor:
-        return mean.sqrt()[self._bin]
-
-
-def _same_shape(what: str, found: Tensor, expected: Tensor) -> None:
-    if found.shape != expected.shape:
-        raise ValueError(f"{what} of shape {tuple(found.shape)} does not fit; expected {tuple(expected.shape)}")
+    def _density(self, roots: Tensor) -> Tensor:
+        return roots.pow(self.member.concentration) * self._width

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ KINDS: dict[type, type[TimestepSampler]] = {}
 """The sampler of each member of `knobs.Timesteps`: `class Speed(TableSampler, of=knobs.Speed)`."""
 
 
-class TimestepSampler(ABC):
+class TimestepSampler:
     """`sample`, then train, then `update` with the errors. `state_dict` belongs in the checkpoint.
 
     A sampler draws t with probability p(t) and returns a factor for each image's loss: (1/(T·p))^α, where α = 1 keeps
@@ -39,6 +38,11 @@ class TimestepSampler(ABC):
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         """`member`: this sampler's part of the configuration; `channels`: those of an image."""
         self.member, self.steps, self.device, self.world = member, diffusion.steps, diffusion.device, world
+        self._p = self._initial(diffusion).to(self.device)
+
+    def _initial(self, diffusion: Diffusion) -> Tensor:
+        """p(t) at the start, float64 [T] on any device."""
+        return torch.full((self.steps,), 1 / self.steps, dtype=torch.float64)
 
     def sample(
         self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
@@ -52,28 +56,28 @@ class TimestepSampler(ABC):
         mine = slice(first, first + len(images))
         return t[mine], factor[mine]
 
-    @abstractmethod
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """t and factor for a whole batch."""
+        raise NotImplementedError
 
-    @abstractmethod
     def probabilities(self) -> Tensor:
         """p(t), float64 [T] on the device, sums to 1: what `sample` draws from now, in the mean over images."""
+        return self._p.clone()
 
-    @abstractmethod
     def mass(self) -> Tensor:
         """p(t) times the factor, float64 [T] on the device: how much an error at t counts, before the weighting.
 
         Another tensor once it has changed.
         """
+        return self._p
 
-    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:  # noqa: B027 (most samplers learn nothing)
+    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         """Learn from the mean squared errors [b] at t [b] and their weights w(t) [b], without the factor."""
 
-    def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:  # noqa: B027
+    def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
         """Called after the gradients are there and before the weights change."""
 
-    def after_step(self, errors_at: ErrorsAt) -> None:  # noqa: B027
+    def after_step(self, errors_at: ErrorsAt) -> None:
         """Called after the weights have changed."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class TableSampler(TimestepSampler):
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
-        self._set(torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device))
+        self._set(self._p)
 
     def _set(self, p: Tensor) -> None:
         """Draw from p float64 [T] from now on."""
@@ -107,9 +111,6 @@ class TableSampler(TimestepSampler):
             u = torch.rand(batch, generator=generator, device=self.device, dtype=torch.float64)
         t = torch.searchsorted(self._cumulative, u * self._cumulative[-1], right=True).clamp_(max=self.steps - 1)
         return t, self._factor[t]
-
-    def probabilities(self) -> Tensor:
-        return self._p.clone()
 
     def mass(self) -> Tensor:
         return self._mass

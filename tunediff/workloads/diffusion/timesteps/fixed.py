@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tunediff.distributed import World
 from tunediff.workloads.diffusion import knobs
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler, mixed, stratified
@@ -17,12 +16,6 @@ class Uniform(TimestepSampler, of=knobs.Uniform):
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         t = torch.randint(self.steps, (batch,), generator=generator, device=self.device)
         return t, torch.ones(batch, device=self.device)
-
-    def probabilities(self) -> Tensor:
-        return torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device)
-
-    def mass(self) -> Tensor:
-        return self.probabilities()
 
 
 class Stratified(Uniform, of=knobs.Stratified):
@@ -41,21 +34,18 @@ class Speed(TableSampler, of=knobs.Speed):
     batch, although τ of the paper and m differ; p(t) is then the mean of both.
     """
 
-    def __init__(self, member: knobs.Speed, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
-        steps, k = self.steps, member.suppression
-        border = round(member.tau * steps)
+    def _initial(self, diffusion: Diffusion) -> Tensor:
+        steps = self.steps
         p = torch.ones(steps, dtype=torch.float64)
-        p[:border] = k
+        p[: round(self.member.tau * steps)] = self.member.suppression
         p /= p.sum()
-        t = torch.arange(steps)
         growth = torch.gradient((1 - diffusion.alphas_cumprod).sqrt())[0]
         slow = (growth < 0.1 / steps).nonzero()
         self._mirror = min(int(slow[0]) + 1, steps - 1) if len(slow) else steps - 1
         self._drawn_cumulative = p.cumsum(0).to(self.device)
-        if member.dual:
-            p = (p + torch.zeros_like(p).index_add_(0, self._mirrored(t), p)) / 2
-        self._set(p.to(self.device))
+        if not self.member.dual:
+            return p
+        return (p + torch.zeros_like(p).index_add_(0, self._mirrored(torch.arange(steps)), p)) / 2
 
     def _mirrored(self, t: Tensor) -> Tensor:
         return torch.where(t < self._mirror, self._mirror - t, t - self._mirror)
@@ -77,23 +67,19 @@ class LogitNormal(TableSampler, of=knobs.LogitNormal):
     descending list of timesteps with u has the opposite direction.
     """
 
-    def __init__(self, member: knobs.LogitNormal, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
+    def _initial(self, diffusion: Diffusion) -> Tensor:
         edges = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
-        below = torch.special.ndtr((torch.logit(edges) - member.mean) / member.std)
-        self._set(mixed(below.diff(), member.uniform_share).to(self.device))
+        below = torch.special.ndtr((torch.logit(edges) - self.member.mean) / self.member.std)
+        return mixed(below.diff(), self.member.uniform_share)
 
 
 class _LogSnr(TableSampler):
     """p(t) ∝ density(λ_t)·|λ_{t+1} − λ_{t−1}|/2 with λ = log SNR: a density over noise levels on a fixed chain."""
 
-    def __init__(
-        self, member: knobs.LogSnrLaplace | knobs.LogSnrCosine, diffusion: Diffusion, channels: int, world: World
-    ) -> None:
-        super().__init__(member, diffusion, channels, world)
+    def _initial(self, diffusion: Diffusion) -> Tensor:
         log_snr = diffusion.snr_table.log()
-        log_p = self._log_density(log_snr - member.log_snr) + torch.gradient(log_snr)[0].abs().log()
-        self._set(mixed(log_p.softmax(0), member.uniform_share).to(self.device))  # in logarithms: nothing underflows
+        log_p = self._log_density(log_snr - self.member.log_snr) + torch.gradient(log_snr)[0].abs().log()
+        return mixed(log_p.softmax(0), self.member.uniform_share)  # in logarithms: nothing underflows
 
     def _log_density(self, distance: Tensor) -> Tensor:
         """Up to a constant, float64 [T]."""

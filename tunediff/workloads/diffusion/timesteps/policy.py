@@ -46,14 +46,15 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
         alphas, ab = 1 - diffusion.betas, diffusion.alphas_cumprod
         variance = torch.cat((diffusion.posterior_variance[1:2], diffusion.posterior_variance[1:]))
         self._kl = (diffusion.betas**2 / (2 * variance * alphas * (1 - ab))).float().to(self.device)
-        grid = (torch.arange(member.scan, device=self.device) + 0.5) * self.steps / member.scan
-        self._scanned = grid.long()
-        self._selected = self._scanned[_evenly(member.scan, member.selected).to(self.device)]
+        self._scanned = self._evenly(self.steps, member.scan)
+        self._selected = self._scanned[self._evenly(member.scan, member.selected)]
         self._queue = torch.zeros(member.queue, member.scan, device=self.device)
         self._scans = self._taken = 0
-        self._p = torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device)
         self._drawn: tuple[Tensor, Tensor, int, int] | None = None
         self._before: tuple[Tensor, ...] | None = None
+
+    def _evenly(self, count: int, chosen: int) -> Tensor:
+        return ((torch.arange(chosen, device=self.device) + 0.5) * count / chosen).long()
 
     @property
     def _due(self) -> bool:
@@ -72,11 +73,9 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
             factor = torch.exp(-self.member.importance_correction * (math.log(self.steps) + log_p.gather(1, t)))
             if self._due:
                 self._drawn = (images, t[:, 0], batch, first)
+                # What counts as p(t) until the next update is the mean over this batch.
                 self._p = self.world.mean(F.softmax(log_p.double(), dim=1).mean(0))
         return t[:, 0], factor[:, 0]
-
-    def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the policy draws for images")
 
     def _log_p(self, images: Tensor) -> Tensor:
         """log π(t|x0), float32 [b, T]."""
@@ -86,10 +85,6 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
             return log_p
         floor = torch.full_like(log_p, math.log(share / self.steps))
         return torch.logaddexp(log_p + math.log1p(-share), floor) if share < 1.0 else floor
-
-    def probabilities(self) -> Tensor:
-        """p(t) in the mean over the batch of the last update of the policy."""
-        return self._p.clone()
 
     def mass(self) -> Tensor:
         return self._p * (self.steps * self._p).pow(-self.member.importance_correction)
@@ -101,8 +96,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
         assert self._drawn is not None
         images, _, batch, first = self._drawn
         shape = images.shape[1:]
-        one = images[:1].clone()
-        one = self.world.first(one)  # all ranks scan the same image, and so choose the same S
+        one = self.world.first(images[:1].clone())  # all ranks scan the same image, and so choose the same S
         scan_noise = torch.randn((len(self._scanned), *shape), generator=generator, device=self.device)
         noise = torch.randn((batch, *shape), generator=generator, device=self.device)[first : first + len(images)]
         self._before = (one, scan_noise, noise, *self._terms(errors_at, one, scan_noise, noise))
@@ -111,9 +105,8 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
         if self._before is not None:
             one, scan_noise, noise, scan_before, before = self._before
             scan_after, after = self._terms(errors_at, one, scan_noise, noise)
-            # A step that overflowed and was passed over says nothing.
-            self._improve(torch.nan_to_num((before - after).mean(1), nan=0.0, posinf=0.0, neginf=0.0))
-            self._remember(scan_before - scan_after)
+            self._improve(_finite((before - after).mean(1)))
+            self._remember(_finite(scan_before - scan_after))
             self._before = self._drawn = None
         self._taken += 1
 
@@ -143,7 +136,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
 
     def _remember(self, change: Tensor) -> None:
         """Put a scan [scan] into the queue and choose S anew once there are three to compare."""
-        self._queue[self._scans % len(self._queue)] = torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
+        self._queue[self._scans % len(self._queue)] = change
         self._scans += 1
         rows = self._queue[: min(self._scans, len(self._queue))]
         if len(rows) < 3:
@@ -194,5 +187,6 @@ class _Policy(nn.Module):
         return F.softplus(self.head(pooled)) + 1e-5
 
 
-def _evenly(count: int, chosen: int) -> Tensor:
-    return ((torch.arange(chosen) + 0.5) * count / chosen).long()
+def _finite(change: Tensor) -> Tensor:
+    """A step that overflowed and was passed over says nothing."""
+    return torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,194 @@
+"""Our U-Net and our process in the options of diffusers' config files, in both directions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff.config import ConfigError
+
+INDEX = {
+    "_class_name": "DDPMPipeline",
+    "scheduler": ["diffusers", "DDPMScheduler"],
+    "unet": ["diffusers", "UNet2DModel"],
+}
+"""`model_index.json`."""
+
+# The one value of each option that our U-Net computes, and diffusers' default where a config.json leaves it out.
+_UNET: dict[str, tuple[Any, Any]] = {
+    "time_embedding_type": ("positional", "positional"), "freq_shift": (1, 0), "flip_sin_to_cos": (False, True),
+    "mid_block_type": ("UNetMidBlock2D", "UNetMidBlock2D"), "mid_block_scale_factor": (1, 1),
+    "downsample_padding": (0, 1), "downsample_type": ("conv", "conv"), "upsample_type": ("conv", "conv"),
+    "norm_eps": (1e-6, 1e-5), "resnet_time_scale_shift": ("default", "default"), "add_attention": (True, True),
+    "class_embed_type": (None, None), "num_class_embeds": (None, None), "center_input_sample": (False, False),
+}  # fmt: skip
+# Other options that we know, with diffusers' defaults.
+_SIZES: dict[str, Any] = {
+    "act_fn": "silu", "sample_size": None, "in_channels": 3, "out_channels": 3, "time_embedding_dim": None,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
+    "block_out_channels": [224, 448, 672, 896], "layers_per_block": 2, "dropout": 0.0, "attention_head_dim": 8,
+    "norm_num_groups": 32, "attn_norm_num_groups": None,
+    "num_train_timesteps": None,  # of learned time embeddings only
+}  # fmt: skip
+_SCHEDULER: dict[str, tuple[Any, Any]] = {
+    "clip_sample": (True, True), "clip_sample_range": (1.0, 1.0), "thresholding": (False, False),
+    "rescale_betas_zero_snr": (False, False), "trained_betas": (None, None),
+}  # fmt: skip
+# Options of inference alone do not change the chain. Of a DDIM scheduler the chain is the same.
+_CHAIN: dict[str, Any] = {
+    "num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
+    "prediction_type": "epsilon", "variance_type": "fixed_small", "timestep_spacing": None, "steps_offset": None,
+    "set_alpha_to_one": None, "dynamic_thresholding_ratio": None, "sample_max_value": None,
+}  # fmt: skip
+# Of these options our knob, and our word for each of theirs; the first of several is the one we write.
+_CHOICES = {
+    "beta_schedule": ("schedule", {"linear": "linear", "squaredcos_cap_v2": "cosine"}),
+    "prediction_type": ("prediction", {"epsilon": "epsilon", "sample": "x0", "v_prediction": "v"}),
+    "variance_type": (
+        "variance",
+        {"fixed_small": "fixed_small", "fixed_small_log": "fixed_small", "fixed_large": "fixed_large"},
+    ),
+}
+_BETAS = {"beta_start": 1e-4, "beta_end": 0.02}
+"""Of 1000 steps; scaled for others."""
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+def of_unet(config: Any) -> dict[str, Any]:
+    """`unet/config.json`."""
+    model, data = config.model, config.data
+    sides = [data.image_size >> level for level in range(len(model.multipliers))]
+    downs = ["AttnDownBlock2D" if side in model.attention else "DownBlock2D" for side in sides]
+    return {name: ours for name, (ours, _) in _UNET.items()} | {
+        "_class_name": "UNet2DModel",
+        "act_fn": "silu",
+        "sample_size": data.image_size,
+        "in_channels": data.channels,
+        "out_channels": data.channels,
+        "block_out_channels": [model.channels * multiplier for multiplier in model.multipliers],
+        "down_block_types": downs,
+        "up_block_types": _mirrored(downs),
+        "layers_per_block": model.blocks,
+        "dropout": model.dropout,
+        "attention_head_dim": None,  # one head over all channels
+        "norm_num_groups": model.norm_groups,
+    }
+
+
+def of_scheduler(config: Any) -> dict[str, Any]:
+    """`scheduler/scheduler_config.json`."""
+    process = config.process
+    found = {name: ours for name, (ours, _) in _SCHEDULER.items()}
+    found |= {"_class_name": "DDPMScheduler", "num_train_timesteps": process.steps}
+    found |= {name: beta * 1000 / process.steps for name, beta in _BETAS.items()}
+    for option, (knob, words) in _CHOICES.items():
+        found[option] = next(theirs for theirs, ours in words.items() if ours == getattr(process, knob))
+    return found
+
+
+def _mirrored(downs: list[str]) -> list[str]:
+    return [kind.replace("Down", "Up") for kind in reversed(downs)]
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+_Rule = tuple[str, bool, str]
+"""An option, whether its value is what we compute, and what is allowed."""
+
+
+def _options(
+    path: Path,
+    kinds: tuple[str, ...],
+    fixed: Mapping[str, tuple[Any, Any]],
+    others: Mapping[str, Any],
+    rules: Callable[[Mapping[str, Any]], Iterable[_Rule]],
+) -> dict[str, Any]:
+    """The options in a file of one of these classes, with diffusers' defaults for those that are left out.
+
+    A rule may count on those before it. Raises `ConfigError` for the first that is broken, and for unknown options.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: is not JSON") from None
+    if not isinstance(content, dict) or content.get("_class_name", kinds[0]) not in kinds:
+        kind = content.get("_class_name") if isinstance(content, dict) else type(content).__name__
+        raise ConfigError(f"{path}: _class_name: {kind!r} is not understood; allowed: {' and '.join(kinds)}")
+    found = {name: default for name, (_, default) in fixed.items()} | dict(others)
+    for name, value in content.items():
+        if name not in found and not name.startswith("_") and value is not None:
+            raise ConfigError(f"{path}: {name}: {value!r}: this option is not known here")
+    found |= content
+    equal = ((name, found[name] == ours, repr(ours)) for name, (ours, _) in fixed.items())
+    for name, holds, allowed in itertools.chain(equal, rules(found)):
+        if not holds:
+            left_out = "" if name in content else " (diffusers' default)"
+            raise ConfigError(f"{path}: {name}: {found[name]!r}{left_out} is not what we compute; allowed: {allowed}")
+    return found
+
+
+def _side(size: Any) -> Any:
+    return size[0] if isinstance(size, list) and len(set(size)) == 1 else size
+
+
+def _unet_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
+    yield "act_fn", found["act_fn"] in ("silu", "swish"), "'silu'"
+    yield "sample_size", isinstance(_side(found["sample_size"]), int), "the side of square images in pixels"
+    images = found["in_channels"]
+    yield "out_channels", found["out_channels"] == images, f"in_channels = {images}: no variance is learned"
+    widths, downs = found["block_out_channels"], found["down_block_types"]
+    multiples = isinstance(widths, list) and all(isinstance(w, int) and w > 0 and w % widths[0] == 0 for w in widths)
+    yield "block_out_channels", multiples and bool(widths), "multiples of the first"
+    known = isinstance(downs, list) and all(kind in ("DownBlock2D", "AttnDownBlock2D") for kind in downs)
+    words = "DownBlock2D or AttnDownBlock2D for each of block_out_channels"
+    yield "down_block_types", known and len(downs) == len(widths), words
+    ups = _mirrored(downs)
+    yield "up_block_types", found["up_block_types"] == ups, f"{ups}, the mirror image of down_block_types"
+    attending = {width for width, kind in zip(widths, downs, strict=True) if kind.startswith("Attn")} | {widths[-1]}
+    heads = found["attention_head_dim"]
+    yield "attention_head_dim", heads is None or attending == {heads}, "null: one head over all channels"
+    embedding = 4 * widths[0]
+    words = f"null or {embedding}, 4 times the first of block_out_channels"
+    yield "time_embedding_dim", found["time_embedding_dim"] in (None, embedding), words
+    groups = (None, found["norm_num_groups"])
+    yield "attn_norm_num_groups", found["attn_norm_num_groups"] in groups, "null or norm_num_groups"
+
+
+def read_unet(path: Path) -> dict[str, Any]:
+    """What `unet/config.json` says about data and model, by dotted knob name. Raises `ConfigError`."""
+    found = _options(path, ("UNet2DModel",), _UNET, _SIZES, _unet_rules)
+    size, widths, downs = _side(found["sample_size"]), found["block_out_channels"], found["down_block_types"]
+    return {
+        "data.image_size": size,
+        "data.channels": found["in_channels"],
+        "model.channels": widths[0],
+        "model.multipliers": [width // widths[0] for width in widths],
+        "model.blocks": found["layers_per_block"],
+        "model.attention": [size >> level for level, kind in enumerate(downs) if kind.startswith("Attn")],
+        "model.dropout": found["dropout"],
+        "model.norm_groups": found["norm_num_groups"],
+    }
+
+
+def _scheduler_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
+    for option, (_, words) in _CHOICES.items():
+        yield option, found[option] in [*words], ", ".join(words)
+    steps = found["num_train_timesteps"]
+    for name, beta in _BETAS.items() if found["beta_schedule"] == "linear" else ():
+        scaled = beta * 1000 / steps if isinstance(steps, int) and steps > 0 else beta
+        near = isinstance(found[name], float | int) and math.isclose(found[name], scaled, rel_tol=1e-6)
+        yield name, near, f"{scaled:.6g} in {steps} steps"
+
+
+def read_scheduler(path: Path) -> dict[str, Any]:
+    """What `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
+    found = _options(path, ("DDPMScheduler", "DDIMScheduler"), _SCHEDULER, _CHAIN, _scheduler_rules)
+    values = {f"process.{knob}": words[found[option]] for option, (knob, words) in _CHOICES.items()}
+    values["process.steps"] = found["num_train_timesteps"]
+    return values
