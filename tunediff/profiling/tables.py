@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff.cli import knobs, number, seconds
+import pandas as pd
+
+from tunediff.cli import knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
 
 PARTS = {
@@ -58,17 +59,15 @@ class Section:
 
     def text(self) -> str:
         """For a terminal."""
-        rows = self.rows if len(self.rows) > 1 else []
-        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
-        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
-        return "\n".join([f"{self.title}:", *(f"  {line}" for line in [*self.sentences, *lines])])
+        lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
+        return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
     def markdown(self, files: Sequence[str]) -> str:
         """For a file, with the figure where it is one of `files`."""
         lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
         if len(self.rows) > 1:
-            table = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
-            lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in table]
+            rows = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
+            lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in rows]
             lines.append("")
         if self.figure in files:
             lines += [f"![{self.title}]({self.figure})", ""]
@@ -229,15 +228,15 @@ def write_all(found: Profile, folder: Path) -> dict[str, Path]:
     names = {
         "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
     }  # fmt: skip
-    _csv(found["operations"]["longest"], folder / "operations.csv")
+    pd.DataFrame(found["operations"]["longest"]).to_csv(folder / "operations.csv", index=False)
     figures.step(found, folder / "step.png")
     if (lines := found["memory"]["timeline"]) is not None:
         names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
-        _csv([dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)], folder / "memory.csv")
+        pd.DataFrame(lines).to_csv(folder / "memory.csv", index=False)
         figures.memory(found, folder / "memory.png")
     if found["sweep"] is not None and found["sweep"]["rows"]:
         names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
-        _csv(found["sweep"]["rows"], folder / "batch_sweep.csv")
+        pd.DataFrame(found["sweep"]["rows"]).to_csv(folder / "batch_sweep.csv", index=False)
         figures.sweep(found, found["sweep"], folder / "batch_sweep.png")
     (folder / "profile.json").write_text(numbers(found), encoding="utf-8")
     (folder / "profile.md").write_text(markdown(found, list(names.values())), encoding="utf-8")
@@ -257,26 +256,14 @@ def numbers(found: Profile) -> str:
 def markdown(found: Profile, files: Sequence[str]) -> str:
     """The report as a file, with those of the figures that are among `files`."""
     machine = found["environment"]
-    lines = [
-        f"# Profile of {found['name']}",
-        "",
-        f"`{found['command']}`",
-        "",
+    about = (
         f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
-        f"torch {machine['versions']['torch']}, Python {machine['python']}",
-        "",
-        *(section.markdown(files) for section in sections(found)),
+        f"torch {machine['versions']['torch']}, Python {machine['python']}"
+    )
+    parts = [section.markdown(files) for section in sections(found)]
+    after = (
         f"`{found['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
-        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.",
-        "",
-    ]
-    if found["snapshot"] is not None:
-        lines += [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.", ""]
-    return "\n".join(lines)
-
-
-def _csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.\n"
+    )
+    snapshot = [] if found["snapshot"] is None else [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.\n"]
+    return "\n".join([f"# Profile of {found['name']}\n\n`{found['command']}`\n\n{about}\n", *parts, after, *snapshot])
