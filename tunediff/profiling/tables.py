@@ -120,16 +120,12 @@ def _step(found: Profile) -> Section:
 
 def _operations(found: Profile) -> Section:
     device = "GPU" if found["device"]["type"] == "cuda" else "CPU"
-    rows = [
-        (
-            name if len(name := row["operation"]) <= 60 else f"{name[:59]}…",
-            number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"]),
-        )
-        for row in found["operations"]["longest"]
-    ]  # fmt: skip
+    rows = [("operation", "calls per step", "per step", "share")]
+    for row in found["operations"]["longest"]:
+        name = name if len(name := row["operation"]) <= 60 else f"{name[:59]}…"
+        rows.append((name, number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"])))
     said = f"{device} time of their own, under the profiler, which slows small ones down"
-    header = ("operation", "calls per step", "per step", "share")
-    return Section(f"the ten longest {found['operations']['kind']}", [said], [header, *rows])
+    return Section(f"the ten longest {found['operations']['kind']}", [said], rows)
 
 
 def feeding(found: Profile) -> str:
@@ -170,21 +166,17 @@ def _memory(found: Profile) -> Section:
 
 
 def _sweep(sweep: Sweep) -> Section:
-    rows = [
-        (
-            str(row["batch_size"]), rate(row["images_per_s"]), milliseconds(row["step_s"]), mebibytes(held_mib(row)),
-            "disturbed" if row["disturbed"] else "",
-        )
-        for row in sweep["rows"]
-    ]  # fmt: skip
+    rows = [("batch", "images/s", "per step", "peak memory", "")]
+    for row in sweep["rows"]:
+        spoilt, held = "disturbed" if row["disturbed"] else "", mebibytes(held_mib(row))
+        rows.append((f"{row['batch_size']}", rate(row["images_per_s"]), milliseconds(row["step_s"]), held, spoilt))
     lines = [f"ended: {sweep['stopped']}"]
     if sweep["limit_batch"]:
         lines.append(
             f"memory ({mebibytes(sweep['memory_limit_mib'])} may be taken) would end at a batch of about "
             f"{sweep['limit_batch']:,}, on a straight line through the two largest"
         )
-    header = ("batch", "images/s", "per step", "peak memory", "")
-    return Section("batch sizes", lines, [header, *rows], "batch_sweep.png")
+    return Section("batch sizes", lines, rows, "batch_sweep.png")
 
 
 def compiling(cost: CompileCost | Failed | Skipped) -> str:
