@@ -68,6 +68,13 @@ def writing(option: str, path: Path) -> Iterator[None]:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
 
+def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
+    """Refuse the value of an option unless it fits. Raises `ConfigError`."""
+    if not fits:
+        shown = str(value) if isinstance(value, Path) else value
+        raise ConfigError(f"{option}: {shown!r} is not allowed; allowed: {allowed}")
+
+
 def check_writable(option: str, path: Path) -> None:
     """Find out before hours of work that its result could not be written. Raises `ConfigError`."""
     with writing(option, path):

@@ -108,15 +108,12 @@ class _Task:
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse what needs no model to be refused; returns the metrics that are wanted."""
     drawing.check(args, "--keep", args.keep, ".npz")
-    if not 1 <= args.seeds <= MOST_SEEDS:
-        raise ConfigError(f"--seeds: {args.seeds} is not allowed; allowed: a whole number from 1 to {MOST_SEEDS}")
-    if args.split not in (None, "train", "test", "all"):
-        raise ConfigError(f"--split: {args.split!r} is not allowed; allowed: train, test, all")
+    cli.allow(1 <= args.seeds <= MOST_SEEDS, "--seeds", args.seeds, f"a whole number from 1 to {MOST_SEEDS}")
+    cli.allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
     wanted = args.metrics.split(",")
-    if unknown := [name for name in wanted if name not in KINDS]:
-        raise ConfigError(f"--metrics: {unknown[0]!r} is not allowed; allowed: {', '.join(KINDS)}")
-    if args.json is not None and args.json.suffix != ".json":
-        raise ConfigError(f"--json: {str(args.json)!r} is not allowed; allowed: a name that ends in .json")
+    for name in wanted:
+        cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
+    cli.allow(args.json is None or args.json.suffix == ".json", "--json", args.json, "a name that ends in .json")
     return tuple(kind for kind in KINDS if kind in wanted)
 
 
@@ -132,8 +129,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
             "give --data digits, --data cifar10, or --data-path with a folder or .zip of images"
         )
     name = args.data or "images"
-    if name not in cfg.baseline_names():
-        raise ConfigError(f"--data: {name!r} is not allowed; allowed: {', '.join(cfg.baseline_names())}")
+    cli.allow(name in cfg.baseline_names(), "--data", name, ", ".join(cfg.baseline_names()))
     values: dict[str, Any] = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
     if name == "digits":
         values["data.split"] = "all"

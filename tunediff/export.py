@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tunediff import cli, models, results
 from tunediff import config as cfg
-from tunediff.config import ConfigError
 from tunediff.models import Saved
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import sentences
@@ -48,11 +47,17 @@ def _export_configuration(args: argparse.Namespace) -> None:
     found = results.read((args.storage / args.name).absolute())
     trial = choose(found, args.trial)
     to = args.to or args.storage / args.name / (f"{args.trial}.yaml" if args.trial else "best.yaml")
-    if to.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--to: {str(to)!r} is not allowed; allowed: a file name that ends in .yaml")
+    cli.allow(to.suffix in (".yaml", ".yml"), "--to", to, "a file name that ends in .yaml")
+    config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
+    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
+    written = {"trial": trial.name, "configuration": str(to)}
     with cli.writing("--to", to):
-        written = export(found, trial, to)
-    print(cli.block({"trial": trial.name, **written, "train": _train(trial, to)}))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if weights.exists():
+            shutil.copyfile(weights, beside)
+            written["weights"] = str(beside)
+        to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
+    print(cli.block(written | {"train": _train(trial, to)}))
 
 
 def _model(args: argparse.Namespace) -> Saved:
@@ -71,19 +76,6 @@ def _export_pipeline(model: Saved, folder: Path) -> None:
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
     sample = f"diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})"
     print(cli.block({"model": model.name, "pipeline": folder, "sample": sample}))
-
-
-def export(found: Results, trial: TrialRecord, to: Path) -> dict[str, str]:
-    """Write `to` (YAML) and beside it the weights, if the trial left any. Returns what was written, by kind."""
-    config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
-    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
-    written = {"configuration": str(to)}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    if weights.exists():
-        shutil.copyfile(weights, beside)
-        written["weights"] = str(beside)
-    to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
-    return written
 
 
 def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:

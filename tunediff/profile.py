@@ -61,8 +61,7 @@ def _one_worker(config: Systems) -> tuple[Systems, int]:
 
 def _check(config: Systems, steps: int | None) -> None:
     """Refuse what would fail later, before torch is imported."""
-    if steps is not None and steps < 3:
-        raise ConfigError(f"--steps: {steps} is not allowed; allowed: a whole number of at least 3")
+    cli.allow(steps is None or steps >= 3, "--steps", steps, "a whole number of at least 3")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("torchrun: profile runs in one process; start it with python -m tunediff.profile")
     if (check_files := cfg.of(config).offers("check_files")) is not None:

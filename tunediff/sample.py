@@ -61,10 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse what needs no model to be refused."""
     most = STRIP_IMAGES if args.strip else 1_000_000
-    if not 1 <= args.n <= most:
-        raise ConfigError(f"-n: {args.n} is not allowed; allowed: a whole number of at least 1 and at most {most}")
-    if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
-        raise ConfigError(f"--device: {args.device!r} is not allowed; allowed: cpu, cuda, cuda:N")
+    cli.allow(1 <= args.n <= most, "-n", args.n, f"a whole number of at least 1 and at most {most}")
+    known = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
+    cli.allow(known, "--device", args.device, "cpu, cuda, cuda:N")
     drawing.check(args, "--out", args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
         out = str(args.out)

@@ -104,11 +104,10 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, dict[str, Any]]:
         content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
     wanted = space.parse(content, str(path), path.parent, words, _limits(args))
     if args.seed is not None:
-        if args.seed < 0:
-            raise ConfigError(f"--seed: {args.seed} is not allowed; allowed: a whole number of at least 0")
+        cli.allow(args.seed >= 0, "--seed", args.seed, "a whole number of at least 0")
         wanted = dataclasses.replace(wanted, seed=args.seed)
-    if args.name is not None and (not args.name or set(args.name) & set("/\\") or args.name.startswith(".")):
-        raise ConfigError(f"--name: {args.name!r} is not allowed; allowed: a plain folder name")
+    if (name := args.name) is not None:
+        cli.allow(bool(name) and not set(name) & set("/\\") and name[0] != ".", "--name", name, "a plain folder name")
     return storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"), wanted, content
 
 

@@ -51,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _budget(seconds: str | None, images: int | None, every: str | None, config: Systems) -> Budget:
-    if images is not None and images < 1:
-        raise ConfigError(f"--images: {images} is not allowed; allowed: a whole number of at least 1")
+    cli.allow(images is None or images >= 1, "--images", images, "a whole number of at least 1")
     if seconds is not None or images is not None:
         if every is not None:
             raise ConfigError(f"--every: {every} goes without --budget and --images; set evaluation.points instead")

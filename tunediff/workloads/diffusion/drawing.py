@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunediff import cli
 from tunediff.config import ConfigError, override
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: s
             raise ConfigError(f"--{name}: belongs to --ddim; without it all steps of the process are taken")
     if path is None:
         return
-    if path.suffix not in ("", *suffixes):
-        ends = " or ".join(suffixes)
-        raise ConfigError(f"{option}: {str(path)!r} is not allowed; allowed: a name that ends in {ends}, or a folder")
+    ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
+    cli.allow(path.suffix in ("", *suffixes), option, path, ends)
     if path.exists() and (path.suffix or not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{option}: {path} exists; allowed: a new file, or a new or empty folder")
 
