@@ -645,7 +645,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay; see `--help`."""
-    return cli.guarded(_main, argv)
+    return cli.guarded(_main)(argv)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.config import ConfigError
+from tunediff.record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
 # other load on the same cores it stops training almost completely (measured with 2 threads on 2 cores, images/s, alone
@@ -20,16 +23,24 @@ OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 STORAGE = Path("ray_results")
 
 
-def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
-    """Run a command; bad input becomes one clear message and exit code 2."""
-    try:
-        return command(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except BrokenPipeError:  # `… | head`
-        sys.stderr.close()
-        return OK
+def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+    """A command whose bad input, diverged model or Ctrl-C becomes one clear message and an exit code."""
+
+    @functools.wraps(command)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            return command(argv)
+        except (ConfigError, NotFiniteError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:  # `… | head`
+            sys.stderr.close()
+            return OK
+
+    return run
 
 
 def parser(module: str, text: str) -> argparse.ArgumentParser:
@@ -42,12 +53,32 @@ def parser(module: str, text: str) -> argparse.ArgumentParser:
     )
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Find out before hours of work that its result could not be written. Raises `ConfigError`."""
+def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:
+    """The option --storage."""
+    words = f"folder of {of} (default: %(default)s)"
+    parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
+
+
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
+
+
+def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
+    """Refuse the value of an option unless it fits. Raises `ConfigError`."""
+    if not fits:
+        shown = str(value) if isinstance(value, Path) else value
+        raise ConfigError(f"{option}: {shown!r} is not allowed; allowed: {allowed}")
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Find out before hours of work that its result could not be written. Raises `ConfigError`."""
+    with writing(option, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{option}: {path} cannot be written: no permission in {path.parent}")
 
@@ -60,6 +91,17 @@ def number(value: Any) -> str:
         return f"{value:.2e}"
     digits = f"{value:.3g}"
     return f"{value:.0f}" if "e" in digits else digits
+
+
+def block(values: Mapping[str, Any]) -> str:
+    """A result as lines of `key: value`; what is not known is `none`."""
+    return "\n".join(f"{key}: {'none' if value is None else number(value)}" for key, value in values.items())
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose first column is words and the others numbers."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
 
 
 def seconds(value: float) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tunediff import cli, models, results
 from tunediff import config as cfg
-from tunediff.config import ConfigError
 from tunediff.models import Saved
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import sentences
@@ -24,17 +23,12 @@ from tunediff.results.confirmation import choose
 from tunediff.workloads.diffusion import handoff
 
 
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Export a trial; see `--help`."""
-    return cli.guarded(_main, argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("export", __doc__ or "")
     parser.add_argument("name", help="name of the search")
-    parser.add_argument(
-        "--storage", type=Path, default=cli.STORAGE, help="folder of all searches (default: %(default)s)"
-    )
+    cli.add_storage(parser)
     parser.add_argument("--trial", help="export this trial (default: the best)")
     parser.add_argument("--to", type=Path, help="YAML file to write (default: best.yaml in the folder of the search)")
     parser.add_argument(
@@ -53,16 +47,17 @@ def _export_configuration(args: argparse.Namespace) -> None:
     found = results.read((args.storage / args.name).absolute())
     trial = choose(found, args.trial)
     to = args.to or args.storage / args.name / (f"{args.trial}.yaml" if args.trial else "best.yaml")
-    if to.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--to: {str(to)!r} is not allowed; allowed: a file name that ends in .yaml")
-    try:
-        written = export(found, trial, to)
-    except OSError as error:
-        raise ConfigError(f"--to: {to} cannot be written: {error.strerror}") from None
-    print(f"trial: {trial.name}")
-    for kind, path in written.items():
-        print(f"{kind}: {path}")
-    print(f"train: {_train(trial, to)}")
+    cli.allow(to.suffix in (".yaml", ".yml"), "--to", to, "a file name that ends in .yaml")
+    config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
+    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
+    written = {"trial": trial.name, "configuration": str(to)}
+    with cli.writing("--to", to):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if weights.exists():
+            shutil.copyfile(weights, beside)
+            written["weights"] = str(beside)
+        to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
+    print(cli.block(written | {"train": _train(trial, to)}))
 
 
 def _model(args: argparse.Namespace) -> Saved:
@@ -77,26 +72,10 @@ def _model(args: argparse.Namespace) -> Saved:
 
 
 def _export_pipeline(model: Saved, folder: Path) -> None:
-    try:
+    with cli.writing("--diffusers", folder):
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
-    except OSError as error:
-        raise ConfigError(f"--diffusers: {folder} cannot be written: {error.strerror}") from None
-    print(f"model: {model.name}")
-    print(f"pipeline: {folder}")
-    print(f"sample: diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})")
-
-
-def export(found: Results, trial: TrialRecord, to: Path) -> dict[str, str]:
-    """Write `to` (YAML) and beside it the weights, if the trial left any. Returns what was written, by kind."""
-    config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
-    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
-    written = {"configuration": str(to)}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    if weights.exists():
-        shutil.copyfile(weights, beside)
-        written["weights"] = str(beside)
-    to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
-    return written
+    sample = f"diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})"
+    print(cli.block({"model": model.name, "pipeline": folder, "sample": sample}))
 
 
 def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:

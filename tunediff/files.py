@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,3 +33,9 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
 def write_text(path: Path, text: str) -> None:
     """`write_atomically` for UTF-8 text."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
+    """The path, and with -2, -3, … for as long as its name is taken."""
+    yield folder / f"{stem}{suffix}"
+    yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))

@@ -28,17 +28,13 @@ WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", "checkpoint.pt", "config.
 class Saved:
     """A model on disk."""
 
-    config: Any
-    """Of a pipeline of diffusers, data, model and process; the rest are defaults."""
-    weights: Path
-    """The file that holds them."""
+    config: Any  # of a pipeline of diffusers, data, model and process; the rest are defaults
+    weights: Path  # the file that holds them
     kind: Literal["run", "weights", "diffusers"]
     """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration;
     `diffusers`: a pipeline folder."""
-    name: str
-    """For file names: `train-digits`, `night-t0003`, `best`."""
-    folder: Path
-    """Where results about it are written unless told otherwise."""
+    name: str  # for file names: `train-digits`, `night-t0003`, `best`
+    folder: Path  # where results about it are written unless told otherwise
 
     def network(self, device: torch.device | str) -> Any:
         """The network with the weights that were evaluated, in evaluation mode, without gradients.
@@ -54,7 +50,7 @@ class Saved:
         elif self.weights.suffix == ".safetensors":
             weights = read(self.weights)
         else:
-            weights = _of_checkpoint(self.weights, "result")
+            weights = _inside(self.weights, "result")
         network = build(self.config.knobs)
         check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
@@ -72,12 +68,17 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
 
     Raises `ConfigError` saying what was looked for and which names are near.
     """
-    paths = [path for path in _candidates(what, storage) if path.exists()]
+    named = [Path(what).expanduser(), storage / what]
+    paths = [path for one in named for path in (one, one.parent / "trials" / one.name) if path.exists()]  # NAME/t0003
     for path in paths:
         if path.is_file():
             return _of_file(path)
         if (path / "search.yaml").is_file():
-            return _best_of(path)
+            from tunediff import results
+            from tunediff.results import confirmation
+
+            best = confirmation.choose(results.read(path.absolute()), None)
+            return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
         if handoff.is_pipeline(path):
@@ -93,29 +94,14 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
     raise ConfigError(f"{what}: no such file or folder, and no training or search of that name in {storage}; {hint}")
 
 
-def _candidates(what: str, storage: Path) -> Iterator[Path]:
-    for path in (Path(what).expanduser(), storage / what):
-        yield path
-        yield path.parent / "trials" / path.name  # NAME/t0003
-
-
 def _names(storage: Path) -> Iterator[str]:
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
         if (folder / "search.yaml").is_file():
             yield folder.name
-            yield from (
-                f"{folder.name}/{journal.parent.name}" for journal in sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
-            )
+            journals = sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
+            yield from (f"{folder.name}/{journal.parent.name}" for journal in journals)
         elif (folder / record.JOURNAL).is_file() or handoff.is_pipeline(folder):
             yield folder.name
-
-
-def _best_of(search: Path) -> Saved:
-    from tunediff import results
-    from tunediff.results import confirmation
-
-    best = confirmation.choose(results.read(search.absolute()), None)
-    return _of_run(search / "trials" / best.name)
 
 
 def _of_run(folder: Path) -> Saved:
@@ -127,7 +113,7 @@ def _of_run(folder: Path) -> Saved:
     elif (folder / _CONFIG).is_file():
         config = cfg.load(folder / _CONFIG)
     elif weights.name == _CHECKPOINT:
-        config = cfg.from_dict(_of_checkpoint(weights, "config"), str(weights))
+        return _of_checkpoint(weights)
     else:
         raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {_CONFIG}")
     return Saved(config, weights, "run", _name_of_run(folder), folder)
@@ -138,25 +124,26 @@ def _name_of_run(folder: Path) -> str:
     return f"{place.parent.parent.name}-{place.name}" if place.parent.name == "trials" else place.name
 
 
+def _of_checkpoint(path: Path) -> Saved:
+    config = cfg.from_dict(_inside(path, "config"), str(path))
+    return Saved(config, path, "run", _name_of_run(path.parent), path.parent)
+
+
 def _of_file(path: Path) -> Saved:
-    if path.suffix in (".yaml", ".yml"):
-        config, weights = path, path.with_suffix(".safetensors")
-        if not weights.is_file():
-            raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
-    elif path.suffix == ".safetensors":
+    config, weights = path, path.with_suffix(".safetensors")
+    if path.suffix == ".pt":
+        return _of_checkpoint(path)
+    if path.suffix == ".safetensors":
         if path.name == WEIGHTS and (path.parent / record.JOURNAL).is_file():
             return _of_run(path.parent)
         beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
-        found = next((candidate for candidate in beside if candidate.is_file()), None)
-        if found is None:
-            looked = ", ".join(str(candidate) for candidate in beside)
-            raise ConfigError(f"{path}: weights without a configuration; looked for {looked}")
-        config, weights = found, path
-    elif path.suffix == ".pt":
-        config_inside = cfg.from_dict(_of_checkpoint(path, "config"), str(path))
-        return Saved(config_inside, path, "run", _name_of_run(path.parent), path.parent)
-    else:
+        if not (there := [candidate for candidate in beside if candidate.is_file()]):
+            raise ConfigError(f"{path}: weights without a configuration; looked for {', '.join(map(str, beside))}")
+        config = there[0]
+    elif path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder")
+    elif not weights.is_file():
+        raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
     return Saved(cfg.load(config), weights, "weights", weights.stem, weights.parent)
 
 
@@ -169,7 +156,7 @@ def _of_pipeline(folder: Path) -> Saved:
     return Saved(config, handoff.weights_file(folder), "diffusers", folder.absolute().name, folder)
 
 
-def _of_checkpoint(path: Path, key: str) -> dict[str, Any]:
+def _inside(path: Path, key: str) -> dict[str, Any]:
     from tunediff.training.weights import read
 
     content = read(path).get(key)

@@ -20,14 +20,12 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
+from tunediff.files import numbered
 
 
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
-    return cli.guarded(_main, argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("profile", __doc__ or "")
     add, either = parser.add_argument, argparse.BooleanOptionalAction
     add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
@@ -49,9 +47,6 @@ def _main(argv: Sequence[str] | None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         return _profile(config, workers, args)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return cli.INTERRUPTED
     finally:
         _tidy(args.out)
 
@@ -66,8 +61,7 @@ def _one_worker(config: Systems) -> tuple[Systems, int]:
 
 def _check(config: Systems, steps: int | None) -> None:
     """Refuse what would fail later, before torch is imported."""
-    if steps is not None and steps < 3:
-        raise ConfigError(f"--steps: {steps} is not allowed; allowed: a whole number of at least 3")
+    cli.allow(steps is None or steps >= 3, "--steps", steps, "a whole number of at least 3")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("torchrun: profile runs in one process; start it with python -m tunediff.profile")
     if (check_files := cfg.of(config).offers("check_files")) is not None:
@@ -76,17 +70,13 @@ def _check(config: Systems, steps: int | None) -> None:
 
 def _folder(out: Path | None, stem: str) -> Path:
     """A folder that holds nothing yet. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
-    folder, number = out or cli.STORAGE / f"profile-{stem}", 1
-    while folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if out is not None:
-            raise ConfigError(f"--out: {out} exists and is not empty; allowed: a new or an empty folder")
-        number += 1
-        folder = cli.STORAGE / f"profile-{stem}-{number}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out: {folder} cannot be written: {error.strerror}") from None
-    return folder
+    names = [out] if out is not None else numbered(cli.STORAGE, f"profile-{stem}")
+    for folder in names:
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            with cli.writing("--out", folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            return folder
+    raise ConfigError(f"--out: {out} exists and is not empty; allowed: a new or an empty folder")
 
 
 def _tidy(folder: Path) -> None:
@@ -100,7 +90,6 @@ def _tidy(folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- measurement
 def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     from tunediff.profiling import run, tables
-    from tunediff.record import NotFiniteError
     from tunediff.training import memory
 
     began = time.monotonic()
@@ -116,19 +105,15 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     except Exception as error:
         if memory.is_oom(error):
             print(f"error: out of memory with a batch of {config.loader.batch_size}: {error}", file=sys.stderr)
-        elif isinstance(error, NotFiniteError):
-            print(f"error: {error}", file=sys.stderr)
-        else:
-            raise
-        return cli.FAILED
+            return cli.FAILED
+        raise
     written = tables.write_all(found, args.out)
     if args.json:
         print(written["numbers"].read_text(encoding="utf-8"), end="")
         return cli.OK
     for section in tables.sections(found):
         print(section.text(), end="\n\n")
-    for kind, path in written.items():
-        print(f"{kind}: {path}")
+    print(cli.block(written))
     print(f"trace: {args.out / found['trace']} (open it at ui.perfetto.dev)")
     if found["snapshot"] is not None:
         print(f"memory_snapshot: {args.out / found['snapshot']} (open it at pytorch.org/memory_viz)")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import collections
+import dataclasses
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from tunediff import cli, record, results, space
 from tunediff.config import ConfigError
@@ -17,7 +22,7 @@ from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
 from tunediff.report.words import plain_table
-from tunediff.results import comparison, confirmation
+from tunediff.results import Results, comparison, confirmation
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
@@ -27,65 +32,41 @@ from tunediff.tuning import confirming, experiment, resources
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = cli.parser("search", __doc__ or "")
-    parser.add_argument("words", nargs="*", metavar="SPACE.yaml | knob=value", help="search file (default: digits)")
-    parser.add_argument("--name", help="name of the search and its folder (default: search file and time)")
-    parser.add_argument(
-        "--storage", type=Path, default=cli.STORAGE, help="folder of all searches (default: %(default)s)"
-    )
-    parser.add_argument("--trials", type=int, help="trials in all, the baseline included")
-    parser.add_argument("--budget", help="training seconds per trial, e.g. 90s, 10m")
-    parser.add_argument("--total", help="wall-clock of the whole search, e.g. 8h")
-    parser.add_argument("--seed", type=int, help="seed of the search")
-    parser.add_argument("--address", help="a running Ray cluster (default: one on this machine for this search)")
-    parser.add_argument("--resume", metavar="NAME", help="go on with a search that was interrupted")
-    parser.add_argument("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
-    parser.add_argument("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+    add = parser.add_argument
+    add("words", nargs="*", metavar="SPACE.yaml | knob=value", help="search file (default: digits)")
+    add("--name", help="name of the search and its folder (default: search file and time)")
+    cli.add_storage(parser)
+    add("--trials", type=int, help="trials in all, the baseline included")
+    add("--budget", help="training seconds per trial, e.g. 90s, 10m")
+    add("--total", help="wall-clock of the whole search, e.g. 8h")
+    add("--seed", type=int, help="seed of the search")
+    add("--address", help="a running Ray cluster (default: one on this machine for this search)")
+    add("--resume", metavar="NAME", help="go on with a search that was interrupted")
+    add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
+    add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
+    add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
+    add("-q", "--quiet", action="store_true", help="print the result only")
     return parser.parse_intermixed_args(argv)  # knob=value may stand before and after options
 
 
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
-    return cli.guarded(_main, argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     args = arguments(argv)
     args.address = args.address or os.environ.get("RAY_ADDRESS")
-    storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
-    if args.resume is not None:
-        if args.words or args.name or args.budget or args.seed is not None or args.warm_start:
-            raise ConfigError(
-                "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
-            )
-        folder = storage / args.resume
-        wanted = experiment.reopen(folder, _limits(args))
-    else:
-        path, words = _words(args.words)
-        # What a cluster elsewhere has is not known before it is asked.
-        content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
-        if args.warm_start is not None:
-            content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
-        wanted = space.parse(content, str(path), path.parent, words, _limits(args))
-        if args.seed is not None:
-            wanted = _seeded(wanted, args.seed)
-        folder = storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-        if args.name is not None and (not args.name or set(args.name) & set("/\\") or args.name.startswith(".")):
-            raise ConfigError(f"--name: {args.name!r} is not allowed; allowed: a plain folder name")
-    _check_inputs(wanted)
+    folder, wanted, content = _resumed(args) if args.resume is not None else _new(args)
+    # ---- data and weights that a trial would miss are missed now
+    if (check_files := wanted.workload.offers("check_files")) is not None:
+        check_files(wanted.baseline.knobs, wanted.evaluates)
     if args.address is None:
         resources.share(wanted, resources.local())
     if args.dry_run:
         print("\n".join(_plan(wanted, folder)))
         return cli.OK
-    if args.resume is None:
+    if content is not None:
         experiment.create(folder, wanted, content)
-
     try:
-        if not _complete(folder, wanted):
-            with _console(folder, wanted, args) as console:
-                experiment.run(folder, wanted, console.listen, args.address, console.greet)
+        _run(folder, wanted, args)
         confirmed = _confirm(folder, args) if wanted.confirm is not None else None
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         resume = f"python -m tunediff.search --resume {folder.name}"
@@ -96,30 +77,56 @@ def _main(argv: Sequence[str] | None) -> int:
         return cli.FAILED if stopped else cli.INTERRUPTED
     found = results.read(folder)
     outputs.write_all(found)
-    compared = comparison.compare(found) if found.space.seeds > 1 else None
-    studied = study_table.table(found) if found.space.study is not None else None
-    block = summary(found, experiment.spent_s(folder), compared)
-    if confirmed is not None:
-        block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
-    if args.json:
-        rows = {"study_rows": json.loads(studied.frame().to_json(orient="records"))} if studied is not None else {}
-        if found.space.cost is not None:
-            rows["pareto_rows"] = json.loads(found.pareto_table().to_json(orient="records"))
-        print(json.dumps(block | _records(compared) | rows, indent=2))
-    else:
-        print("\n" + "\n".join(f"{key}: {_word(value)}" for key, value in block.items()))
-        if compared is not None:
-            table = plain_table(verdicts.comparison_table(compared, compact=True))
-            print("\n".join(["", table, "", *verdicts.conclusions(compared)]))
-        if found.space.cost is not None:
-            front = found.pareto_table().to_string(index=False, float_format=cli.number)
-            print(f"\nPareto front, from the best value to the lowest cost:\n{front}")
-        if confirmed is not None:
-            table = plain_table(verdicts.confirmation_table(confirmed))
-            print("\n".join(["", table, "", *verdicts.sentences(confirmed)]))
-        if studied is not None:
-            print("\n".join(["", *filter(None, [studied.study.title]), studied.text()]))
+    _conclude(found, confirmed, args.json)
     return cli.OK if found.best is not None else cli.NO_SUCCESS
+
+
+def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
+    """Folder and space of an earlier search."""
+    if args.words or args.name or args.budget or args.seed is not None or args.warm_start:
+        raise ConfigError(
+            "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
+        )
+    folder = args.storage.resolve() / args.resume
+    return folder, experiment.reopen(folder, _limits(args)), None
+
+
+def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, dict[str, Any]]:
+    """Folder, space and search file of a new search."""
+    files = [word for word in args.words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
+    path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
+    storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
+    # What a cluster elsewhere has is not known before it is asked.
+    content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
+    if args.warm_start is not None:
+        content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
+    wanted = space.parse(content, str(path), path.parent, words, _limits(args))
+    if args.seed is not None:
+        cli.allow(args.seed >= 0, "--seed", args.seed, "a whole number of at least 0")
+        wanted = dataclasses.replace(wanted, seed=args.seed)
+    if (name := args.name) is not None:
+        cli.allow(bool(name) and not set(name) & set("/\\") and name[0] != ".", "--name", name, "a plain folder name")
+    return storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"), wanted, content
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"per_trial": args.budget, "trials": args.trials, "total": args.total}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace, confirms: bool = False) -> None:
+    """Run what is not finished, under a live table in a terminal, a line per event elsewhere."""
+    trials = record.read_trials(folder)
+    if len(trials) >= wanted.budget.trials and all(trial.finished for trial in trials):
+        return
+    quiet = args.quiet or args.json
+    with Console(folder, wanted, quiet) if quiet or not sys.stdout.isatty() else Table(folder, wanted) as console:
+        if confirms:
+            finalists = len(wanted.candidates) // wanted.seeds - 1
+            console.say(f"confirming: {finalists} finalists and the baseline, new seeds")
+        experiment.run(folder, wanted, console.listen, args.address, None if confirms else console.greet)
 
 
 def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
@@ -128,59 +135,45 @@ def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
     if (prepared := confirming.prepare(found)) is None:
         return None
     of, wanted = prepared
-    if not _complete(of, wanted):
-        with _console(of, wanted, args) as console:
-            finalists = len(wanted.candidates) // wanted.seeds - 1
-            console.say(f"confirming: {finalists} finalists and the baseline, new seeds")
-            experiment.run(of, wanted, console.listen, args.address)
+    _run(of, wanted, args, confirms=True)
     runs = results.read(of)
     outputs.write_all(runs)
     return confirmation.confirm(found, runs)
 
 
-def _console(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Console:
-    """A live table in a terminal, a line per event elsewhere."""
-    quiet = args.quiet or args.json
-    return Console(folder, wanted, quiet) if quiet or not sys.stdout.isatty() else Table(folder, wanted)
-
-
-def _complete(folder: Path, wanted: SearchSpace) -> bool:
-    """Whether a resumed search has nothing left to do."""
-    trials = record.read_trials(folder)
-    return len(trials) >= wanted.budget.trials and all(trial.finished for trial in trials)
-
-
-def _words(words: list[str]) -> tuple[Path, list[str]]:
-    """The search file, and the `knob=value` words."""
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
-    return space.find(files[0] if files else None), [word for word in words if "=" in word]
-
-
-def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    given = {"per_trial": args.budget, "trials": args.trials, "total": args.total}
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _seeded(wanted: SearchSpace, seed: int) -> SearchSpace:
-    import dataclasses
-
-    if seed < 0:
-        raise ConfigError(f"--seed: {seed} is not allowed; allowed: a whole number of at least 0")
-    return dataclasses.replace(wanted, seed=seed)
-
-
-def _check_inputs(wanted: SearchSpace) -> None:
-    """Data and weights that a trial would miss are missed now."""
-    if (check_files := wanted.workload.offers("check_files")) is not None:
-        check_files(wanted.baseline.knobs, wanted.evaluates)
+def _conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> None:
+    """Print the result."""
+    compared = comparison.compare(found) if found.space.seeds > 1 else None
+    studied = study_table.table(found) if found.space.study is not None else None
+    front = found.pareto_table() if found.space.cost is not None else None
+    block = summary(found, experiment.spent_s(found.folder), compared)
+    if confirmed is not None:
+        block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
+    if as_json:
+        if compared is not None:
+            block |= {"configurations": _records(compared.table()), "conclusions": verdicts.conclusions(compared)}
+        if studied is not None:
+            block["study_rows"] = _records(studied.frame())
+        if front is not None:
+            block["pareto_rows"] = _records(front)
+        print(json.dumps(block, indent=2))
+        return
+    said = ["", cli.block(block)]
+    if compared is not None:
+        table = plain_table(verdicts.comparison_table(compared, compact=True))
+        said += ["", table, "", *verdicts.conclusions(compared)]
+    if front is not None:
+        words = front.to_string(index=False, float_format=cli.number)
+        said.append(f"\nPareto front, from the best value to the lowest cost:\n{words}")
+    if confirmed is not None:
+        said += ["", plain_table(verdicts.confirmation_table(confirmed)), "", *verdicts.sentences(confirmed)]
+    if studied is not None:
+        said += ["", *filter(None, [studied.study.title]), studied.text()]
+    print("\n".join(said))
 
 
 def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     """What a search would run and cost."""
-    import shutil
-
     machine = resources.local()
     share = resources.share(wanted, machine)
     trials, per_trial = wanted.budget.trials, wanted.budget.per_trial_s
@@ -216,18 +209,14 @@ def _parameters(wanted: SearchSpace) -> int:
         return sum(parameter.numel() for parameter in network(wanted.baseline.knobs).parameters())
 
 
-def _word(value: Any) -> str:
-    return cli.number(value) if value is not None else "none"
-
-
-def summary(found: results.Results, wall_s: float, compared: Comparison | None = None) -> dict[str, Any]:
+def summary(found: Results, wall_s: float, compared: Comparison | None = None) -> dict[str, Any]:
     """The result of a search, for people (`key: value`) and for `--json`; `compared`: of one with several seeds."""
-    parts, best = found.seconds(), found.best
-    statuses = [trial.status or "unfinished" for trial in found.trials]
+    parts, best, folder, study = found.seconds(), found.best, found.folder, found.space.study
+    statuses = collections.Counter(trial.status or "unfinished" for trial in found.trials)
     block: dict[str, Any] = {
-        "search": found.folder.name,
+        "search": folder.name,
         "trials": len(found.trials),
-        **{status: statuses.count(status) for status in (*record.STATUSES, "unfinished") if status in statuses},
+        **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
         block |= _best(found, best) if compared is None else _best_of_seeds(compared, best)
@@ -236,80 +225,56 @@ def summary(found: results.Results, wall_s: float, compared: Comparison | None =
                 "baseline's training seconds / those of the best until equal (linear between points)"
             )
     training = parts["train"] + parts["data_wait"]
-    counted = sum(parts.values())
     block |= {
         "wall_s": wall_s,
         "training_s": training,
-        "data_wait_s": parts["data_wait"],
-        "compile_s": parts["compile"],
-        "evaluation_s": parts["evaluation"],
-        "checkpoint_s": parts["checkpoint"],
-        "setup_s": parts["setup"],
-        "overhead_s": max(0.0, wall_s - counted),
+        **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
+        "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
-        "results": str(found.folder),
-        "table": str(found.folder / "trials.csv"),
-        "curves": str(found.folder / "curves.png"),
-        **({"comparison": str(found.folder / "comparison.png")} if compared is not None else {}),
-        **({"pareto": str(found.folder / "pareto.csv")} if found.space.cost is not None else {}),
-        **_study_files(found),
-        "study": f"sqlite:///{found.folder / 'study.db'}",
+        "results": str(folder),
     }
+    files = (
+        ("table", "trials.csv", True),
+        ("curves", "curves.png", True),
+        ("comparison", "comparison.png", compared is not None),
+        ("pareto", "pareto.csv", found.space.cost is not None),
+        ("study_table", "study.md", study is not None),
+        ("study_figure", "study.png", study is not None and study.has_figure),
+    )
+    block |= {what: str(folder / name) for what, name, there in files if there}
+    block["study"] = f"sqlite:///{folder / 'study.db'}"
     if best is not None:
         if not found.by_rate:
-            block["samples"] = str(found.folder / "trials" / best.name / "samples.png")
-        block["export"] = f"python -m tunediff.export {found.folder.name}"
-    block["report"] = f"python -m tunediff.report {found.folder.name}"
-    return block
+            block["samples"] = str(folder / "trials" / best.name / "samples.png")
+        block["export"] = f"python -m tunediff.export {folder.name}"
+    return block | {"report": f"python -m tunediff.report {folder.name}"}
 
 
-def _study_files(found: results.Results) -> dict[str, str]:
-    if found.space.study is None:
-        return {}
-    figure = {"study_figure": str(found.folder / "study.png")} if found.space.study.has_figure else {}
-    return {"study_table": str(found.folder / "study.md"), **figure}
-
-
-def _best(found: results.Results, best: TrialRecord) -> dict[str, Any]:
+def _best(found: Results, best: TrialRecord) -> dict[str, Any]:
     """The best trial of a search with one seed, beside the baseline."""
-    base = found.baseline
-    block: dict[str, Any] = {
-        "best_trial": best.name,
-        "best_configuration": cli.knobs(found.changed(best)),
-        f"best_{found.label}": best.value(found.metric),
-        f"baseline_{found.label}": base.value(found.metric) if base is not None else None,
-        "speedup": found.speedup(best),
-    }
-    if not found.by_rate and base is not None and base.points:
-        block["seconds_to_baseline"] = found.seconds_to_baseline(best)
-    return block
+    base, label = found.baseline, found.label
+    of_base = base.value(found.metric) if base is not None else None
+    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": cli.knobs(found.changed(best))}
+    block |= {f"best_{label}": best.value(found.metric), f"baseline_{label}": of_base, "speedup": found.speedup(best)}
+    timed = not found.by_rate and base is not None and base.points
+    return block | ({"seconds_to_baseline": found.seconds_to_baseline(best)} if timed else {})
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
     """The configuration with the best mean over the seeds, beside the baseline; `best` is its best run."""
-    rows = _records(compared)["configurations"]
+    rows, mean, label = _records(compared.table()), f"{compared.metric}_mean", compared.found.label
     row = rows[compared.groups.index(compared.of(best))]
     base = rows[0] if compared.baseline is not None else {}
-    block: dict[str, Any] = {
-        "best_trial": best.name,
-        "best_configuration": row["configuration"],
-        "best_verdict": row["verdict"],
-        f"best_{compared.found.label}": row[f"{compared.metric}_mean"],
-        f"baseline_{compared.found.label}": base.get(f"{compared.metric}_mean"),
-        "means_over": f"{row['finished']} seeds",
-        "speedup": row["speedup"],
-    }
-    if not compared.found.by_rate:
-        block["seconds_to_baseline"] = row["seconds_to_baseline"]
-    return block
+    block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}
+    block |= {f"best_{label}": row[mean], f"baseline_{label}": base.get(mean)}
+    block |= {"means_over": f"{row['finished']} seeds", "speedup": row["speedup"]}
+    return block if compared.found.by_rate else block | {"seconds_to_baseline": row["seconds_to_baseline"]}
 
 
-def _records(compared: Comparison | None) -> dict[str, Any]:
-    """The comparison as JSON has it."""
-    if compared is None:
-        return {}
-    rows = json.loads(compared.table().to_json(orient="records"))
-    return {"configurations": rows, "conclusions": verdicts.conclusions(compared)}
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows in JSON types; what is missing is null."""
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
+    return rows
 
 
 if __name__ == "__main__":

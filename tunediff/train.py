@@ -25,27 +25,19 @@ from tunediff.space import duration_s
 CHECKPOINT_EVERY_S = 60.0
 
 
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
-    return cli.guarded(_main, argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("train", __doc__ or "")
-    parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    parser.add_argument(
-        "--config", type=Path, required=True,
-        help="configuration file, such as an exported best.yaml; or digits or cifar10 for that workload's baseline",
-    )  # fmt: skip
-    parser.add_argument("--budget", help="training seconds, e.g. 90s, 10m, 8h")
-    parser.add_argument("--images", type=int, help="training images, instead of or besides --budget")
-    parser.add_argument(
-        "--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)"
-    )
-    parser.add_argument("--out", type=Path, help="folder of the run (default: ray_results/train-CONFIG)")
-    parser.add_argument(
-        "--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline"
-    )
+    add = parser.add_argument
+    add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    file = "configuration file, such as an exported best.yaml; or digits or cifar10 for that workload's baseline"
+    add("--config", type=Path, required=True, help=file)
+    add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
+    add("--images", type=int, help="training images, instead of or besides --budget")
+    add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
+    add("--out", type=Path, help="folder of the run (default: ray_results/train-CONFIG)")
+    add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
     budget = _budget(args.budget, args.images, args.every, config)
@@ -59,8 +51,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _budget(seconds: str | None, images: int | None, every: str | None, config: Systems) -> Budget:
-    if images is not None and images < 1:
-        raise ConfigError(f"--images: {images} is not allowed; allowed: a whole number of at least 1")
+    cli.allow(images is None or images >= 1, "--images", images, "a whole number of at least 1")
     if seconds is not None or images is not None:
         if every is not None:
             raise ConfigError(f"--every: {every} goes without --budget and --images; set evaluation.points instead")
@@ -123,11 +114,11 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
         # ---- journal and curves, on rank 0
         start = _weights(initial, config) if initial is not None else None
-        done = known.points[-1].images if known is not None and known.points else None
-        metric = cfg.of(config).objective
-        observer = Console(folder, metric, done, asked) if world.main else Observer(asked)
+        observer, journal = Observer(asked), Journal(folder)
         if world.main:
-            Journal(folder).start(config, _identity(budget), budget.seconds)
+            done = known.points[-1].images if known is not None and known.points else None
+            observer = Console(folder, cfg.of(config).objective, done, asked)
+            journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config))
             (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
@@ -140,29 +131,24 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             outcome = run(trial)
         except NotFiniteError as error:
             if world.main:
-                Journal(folder).end(End("nan", str(error)))
+                journal.end(End("nan", str(error)))
                 print(f"error: {error}", file=sys.stderr)
             return cli.FAILED
         finally:
             if isinstance(observer, Console):
                 observer.close()
 
-        # ---- conclude
+        # ---- conclude, on rank 0
         if world.main:
             metadata = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
             weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
-        if not outcome.finished:
-            if world.main:
-                print(
-                    f"\nstopped after {outcome.steps:,} steps; the same command again goes on\n"
-                    f"weights: {folder / weights.NAME}",
-                    file=sys.stderr,
-                )
-            return cli.INTERRUPTED
-        if world.main:
-            Journal(folder).end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
-            _conclude(folder)
-    return cli.OK
+            if outcome.finished:
+                journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
+                _conclude(folder)
+            else:
+                again = f"stopped after {outcome.steps:,} steps; the same command again goes on"
+                print(f"\n{again}\nweights: {folder / weights.NAME}", file=sys.stderr)
+        return cli.OK if outcome.finished else cli.INTERRUPTED
 
 
 def _weights(path: Path, config: Systems) -> Any:
@@ -204,8 +190,8 @@ def _conclude(folder: Path) -> None:
     """The result of a finished training, as `key: value`."""
     known = record.read_trial(folder)
     assert known is not None
-    last = known.points[-1]
     assert known.end is not None
+    last = known.points[-1]
     metric = cfg.of(known.configuration).objective
     lines = {
         last.get("label", metric.label): last[metric.name],
@@ -217,7 +203,7 @@ def _conclude(folder: Path) -> None:
         **{path.stem: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
-    print("\n".join(f"{key}: {cli.number(value)}" for key, value in lines.items()))
+    print(cli.block(lines))
 
 
 if __name__ == "__main__":

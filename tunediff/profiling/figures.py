@@ -29,13 +29,10 @@ def step(found: Profile, path: Path) -> None:
     """Milliseconds of each part of the step."""
     whole, parts = found["step"]["step_s"], dict(reversed(found["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    bars = axes.barh(
-        [PARTS.get(name, name) for name in parts],
-        [1000 * spent for spent in parts.values()],
-        color=[COLORS.get(name, NAMELESS) for name in parts],
-    )
-    labels = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
-    axes.bar_label(bars, labels, padding=4, fontsize=9)
+    names, colors = [PARTS.get(name, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
+    bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=colors)
+    shares = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
+    axes.bar_label(bars, shares, padding=4, fontsize=9)
     axes.set_xlim(right=1.22 * 1000 * max(parts.values()))
     axes.set_xlabel("ms per step")
     axes.set_title(
@@ -53,32 +50,22 @@ def memory(found: Profile, path: Path) -> None:
     assert peak is not None
     figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
     owners = [owner for owner in OWNERS if any(lines[owner])]
-    areas = axes.stackplot(
-        [1000 * moment for moment in lines["seconds"]],
-        [lines[owner] for owner in owners],
-        colors=[COLORS[owner] for owner in owners],
-        step="post",
-        linewidth=0,
-    )
+    moments, heights = [1000 * moment for moment in lines["seconds"]], [lines[owner] for owner in owners]
+    colors = [COLORS[owner] for owner in owners]
+    areas = axes.stackplot(moments, heights, colors=colors, step="post", linewidth=0)
     for begin, end, name in phases:  # a ribbon above the curve says what was going on
         axes.axvspan(1000 * begin, 1000 * end, ymin=0.965, color=COLORS.get(name, NAMELESS), linewidth=0)
     axes.set_ylim(0, 1.12 * peak["total_mib"])
-    axes.set_xlim(0, 1000 * lines["seconds"][-1])
+    axes.set_xlim(0, moments[-1])
     axes.set_xlabel("ms (under the profiler)")
     axes.set_ylabel("MiB")
-    phase = PARTS.get(peak["phase"], peak["phase"])
-    axes.set_title(
-        f"{found['name']}: tensors in memory, peak {mebibytes(peak['total_mib'])} during {phase}", fontsize=10
-    )
-    seen = {name for _, _, name in phases}
-    names = [name for name in found["step"]["parts_s"] if name in seen]
-    words = [OWNERS[owner] for owner in owners[::-1]]
+    peaks = f"peak {mebibytes(peak['total_mib'])} during {PARTS.get(peak['phase'], peak['phase'])}"
+    axes.set_title(f"{found['name']}: tensors in memory, {peaks}", fontsize=10)
+    words, seen = [OWNERS[owner] for owner in owners[::-1]], {name for _, _, name in phases}
     figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
-    ribbons, words = (
-        [Patch(color=COLORS.get(name, NAMELESS)) for name in names],
-        [PARTS.get(name, name) for name in names],
-    )
-    figure.legend(ribbons, words, loc="outside right lower", title="ribbon: the step", fontsize=8)
+    names = [name for name in found["step"]["parts_s"] if name in seen]
+    ribbons = [Patch(label=PARTS.get(name, name), color=COLORS.get(name, NAMELESS)) for name in names]
+    figure.legend(handles=ribbons, loc="outside right lower", title="ribbon: the step", fontsize=8)
     _save(figure, path, grid="y")
 
 

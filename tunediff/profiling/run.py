@@ -50,19 +50,15 @@ def profile(
     traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
     snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
     swept = sweep(bench, config, step["step_s"], lambda batch: say(f"batch {batch}")) if sweep_batches else None
-    cost: CompileCost | Failed | Skipped
+    why = "it takes minutes on a CPU; --compile measures it" if compile_too is None else "--no-compile"
+    cost: CompileCost | Failed | Skipped = {"skipped": why}
     if bench.cuda if compile_too is None else compile_too:
         say("torch.compile, in a process of its own and with an empty cache")
         cost = compiling.compile_cost(config, steps, folder)
-    else:
-        cost = {
-            "skipped": "it takes minutes on a CPU; --compile measures it" if compile_too is None else "--no-compile"
-        }
     found: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
-        "device": device, "format_gains": gains,
-        "images": bench.images,
+        "device": device, "format_gains": gains, "images": bench.images,
         "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
         "step": step, "loader_alone": loader, "model_alone": model,
         "feed_ratio": loader["images_per_s"] / model["images_per_s"] if loader and model else None,

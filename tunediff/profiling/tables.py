@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff.cli import knobs, number, seconds
+import pandas as pd
+
+from tunediff.cli import knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
 
 PARTS = {
@@ -58,17 +59,15 @@ class Section:
 
     def text(self) -> str:
         """For a terminal."""
-        rows = self.rows if len(self.rows) > 1 else []
-        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
-        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
-        return "\n".join([f"{self.title}:", *(f"  {line}" for line in [*self.sentences, *lines])])
+        lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
+        return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
     def markdown(self, files: Sequence[str]) -> str:
         """For a file, with the figure where it is one of `files`."""
         lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
         if len(self.rows) > 1:
-            table = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
-            lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in table]
+            rows = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
+            lines += [" | ".join(["", *(cell.replace("|", r"\|") for cell in row), ""]).strip() for row in rows]
             lines.append("")
         if self.figure in files:
             lines += [f"![{self.title}]({self.figure})", ""]
@@ -121,16 +120,12 @@ def _step(found: Profile) -> Section:
 
 def _operations(found: Profile) -> Section:
     device = "GPU" if found["device"]["type"] == "cuda" else "CPU"
-    rows = [
-        (
-            name if len(name := row["operation"]) <= 60 else f"{name[:59]}…",
-            number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"]),
-        )
-        for row in found["operations"]["longest"]
-    ]  # fmt: skip
+    rows = [("operation", "calls per step", "per step", "share")]
+    for row in found["operations"]["longest"]:
+        name = name if len(name := row["operation"]) <= 60 else f"{name[:59]}…"
+        rows.append((name, number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"])))
     said = f"{device} time of their own, under the profiler, which slows small ones down"
-    header = ("operation", "calls per step", "per step", "share")
-    return Section(f"the ten longest {found['operations']['kind']}", [said], [header, *rows])
+    return Section(f"the ten longest {found['operations']['kind']}", [said], rows)
 
 
 def feeding(found: Profile) -> str:
@@ -171,21 +166,17 @@ def _memory(found: Profile) -> Section:
 
 
 def _sweep(sweep: Sweep) -> Section:
-    rows = [
-        (
-            str(row["batch_size"]), rate(row["images_per_s"]), milliseconds(row["step_s"]), mebibytes(held_mib(row)),
-            "disturbed" if row["disturbed"] else "",
-        )
-        for row in sweep["rows"]
-    ]  # fmt: skip
+    rows = [("batch", "images/s", "per step", "peak memory", "")]
+    for row in sweep["rows"]:
+        spoilt, held = "disturbed" if row["disturbed"] else "", mebibytes(held_mib(row))
+        rows.append((f"{row['batch_size']}", rate(row["images_per_s"]), milliseconds(row["step_s"]), held, spoilt))
     lines = [f"ended: {sweep['stopped']}"]
     if sweep["limit_batch"]:
         lines.append(
             f"memory ({mebibytes(sweep['memory_limit_mib'])} may be taken) would end at a batch of about "
             f"{sweep['limit_batch']:,}, on a straight line through the two largest"
         )
-    header = ("batch", "images/s", "per step", "peak memory", "")
-    return Section("batch sizes", lines, [header, *rows], "batch_sweep.png")
+    return Section("batch sizes", lines, rows, "batch_sweep.png")
 
 
 def compiling(cost: CompileCost | Failed | Skipped) -> str:
@@ -229,15 +220,15 @@ def write_all(found: Profile, folder: Path) -> dict[str, Path]:
     names = {
         "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
     }  # fmt: skip
-    _csv(found["operations"]["longest"], folder / "operations.csv")
+    pd.DataFrame(found["operations"]["longest"]).to_csv(folder / "operations.csv", index=False)
     figures.step(found, folder / "step.png")
     if (lines := found["memory"]["timeline"]) is not None:
         names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
-        _csv([dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)], folder / "memory.csv")
+        pd.DataFrame(lines).to_csv(folder / "memory.csv", index=False)
         figures.memory(found, folder / "memory.png")
     if found["sweep"] is not None and found["sweep"]["rows"]:
         names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
-        _csv(found["sweep"]["rows"], folder / "batch_sweep.csv")
+        pd.DataFrame(found["sweep"]["rows"]).to_csv(folder / "batch_sweep.csv", index=False)
         figures.sweep(found, found["sweep"], folder / "batch_sweep.png")
     (folder / "profile.json").write_text(numbers(found), encoding="utf-8")
     (folder / "profile.md").write_text(markdown(found, list(names.values())), encoding="utf-8")
@@ -257,26 +248,14 @@ def numbers(found: Profile) -> str:
 def markdown(found: Profile, files: Sequence[str]) -> str:
     """The report as a file, with those of the figures that are among `files`."""
     machine = found["environment"]
-    lines = [
-        f"# Profile of {found['name']}",
-        "",
-        f"`{found['command']}`",
-        "",
+    about = (
         f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
-        f"torch {machine['versions']['torch']}, Python {machine['python']}",
-        "",
-        *(section.markdown(files) for section in sections(found)),
+        f"torch {machine['versions']['torch']}, Python {machine['python']}"
+    )
+    parts = [section.markdown(files) for section in sections(found)]
+    after = (
         f"`{found['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
-        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.",
-        "",
-    ]
-    if found["snapshot"] is not None:
-        lines += [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.", ""]
-    return "\n".join(lines)
-
-
-def _csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.\n"
+    )
+    snapshot = [] if found["snapshot"] is None else [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.\n"]
+    return "\n".join([f"# Profile of {found['name']}\n\n`{found['command']}`\n\n{about}\n", *parts, after, *snapshot])

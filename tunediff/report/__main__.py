@@ -11,32 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunediff import cli
-from tunediff.config import ConfigError
 from tunediff.report import page, subject
 
 
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report; see `--help`."""
-    return cli.guarded(_main, argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     parser = cli.parser("report", __doc__ or "")
     parser.add_argument("name", help="name of the search")
-    parser.add_argument(
-        "--storage", type=Path, default=cli.STORAGE, help="folder of all searches (default: %(default)s)"
-    )
+    cli.add_storage(parser)
     parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
     args = parser.parse_args(argv)
     folder = (args.storage / args.name).absolute()
     storage = "" if args.storage == cli.STORAGE else str(args.storage)
     about, out = subject.read(folder, args.name, storage), args.out or folder
-    try:
+    with cli.writing("--out", out):
         written = page.write_all(about, out)
-    except OSError as error:
-        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
-    for kind, path in written.items():
-        print(f"{kind}: {path}")
+    print(cli.block(written))
     return cli.OK
 
 

@@ -1,0 +1,101 @@
+"""What the commands that draw images share: the sampler's options, and where images go. Imports torch late."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunediff import cli
+from tunediff.config import ConfigError, override
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tunediff.distributed import World
+
+
+def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: str) -> None:
+    """Refuse options of DDIM without it, and a `path` that is taken or neither a folder nor of these `suffixes`."""
+    for name in ("steps", "skip", "eta"):
+        if getattr(args, name) is not None and not args.ddim:
+            raise ConfigError(f"--{name}: belongs to --ddim; without it all steps of the process are taken")
+    if path is None:
+        return
+    ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
+    cli.allow(path.suffix in ("", *suffixes), option, path, ends)
+    if path.exists() and (path.suffix or not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{option}: {path} exists; allowed: a new file, or a new or empty folder")
+
+
+def configured(config: Any, wanted: Mapping[str, Any]) -> Any:
+    """With knobs of the evaluation as the options of their names say; None: left. Raises `ConfigError` naming one."""
+    for name, value in wanted.items():
+        if value is not None:
+            option = "--ddim" if name == "sampler" else "--" + name.replace("_", "-")
+            config = override(config, {f"evaluation.{name}": value}, where=option)
+    return config
+
+
+def sampler(config: Any) -> dict[str, Any]:
+    """How a configuration draws, in JSON types."""
+    evaluation = config.evaluation
+    if evaluation.sampler == "ddpm":
+        return {"name": "ddpm", "steps": config.process.steps}
+    return {"name": "ddim", "steps": evaluation.steps, "skip": evaluation.skip, "eta": evaluation.eta}
+
+
+def said(how: dict[str, Any]) -> str:
+    """`ddim, 50 steps, linear, eta 0`."""
+    ddim = f", {how['skip']}, eta {how['eta']:g}" if how["name"] == "ddim" else ""
+    return f"{how['name']}, {how['steps']} steps{ddim}"
+
+
+class Drawn:
+    """Images put away as they are drawn: each into a file of its own, or all ranks' into one array."""
+
+    def __init__(self, path: Path | None, n: int, shape: tuple[int, ...], world: World) -> None:
+        """`n` of this `shape`, [C, H, W] or several of those; a `path` without suffix is a folder."""
+        import torch
+
+        self._path, self._count, self._world = path, n, world
+        self._folder = path if path is not None and not path.suffix else None
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._whole = torch.zeros(0 if self._folder is not None else n, *shape, dtype=torch.uint8)
+
+    def add(self, start: int, images: Tensor) -> None:
+        """Images start, start + 1, …, uint8 [b, *shape]."""
+        from tunediff.workloads.diffusion.sampling import write_files
+
+        if self._folder is not None:
+            write_files(images, start, self._count, self._folder)
+        else:
+            self._whole[start : start + len(images)] = images.cpu()
+
+    def whole(self) -> Tensor | None:
+        """uint8 [n, *shape] on the CPU; None where there is a folder. All ranks call it."""
+        if self._folder is not None:
+            return None
+        # Every rank filled in the rows of its own images; the sum is the whole.
+        return self._world.sum(self._whole.to(self._world.device)).cpu()
+
+    def write(self) -> None:
+        """Write the file, if it is to be one. All ranks call it."""
+        if (whole := self.whole()) is not None and self._world.main and self._path is not None:
+            write(whole, self._path)
+
+
+def write(images: Tensor, path: Path, columns: int = 8) -> None:
+    """Write images uint8 [n, C, H, W] as a sheet, or as arr_0, uint8 [n, H, W, C], of a .npz. Raises `OSError`."""
+    import numpy as np
+
+    from tunediff.files import write_atomically
+    from tunediff.training.observer import image_grid
+
+    if path.suffix == ".npz":
+        array = images.permute(0, 2, 3, 1).numpy()
+        write_atomically(path, lambda file: np.savez(file, array))
+    else:
+        image_grid(images, path, columns)
