@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pandas as pd
 
 from tunediff import config as cfg
@@ -13,7 +11,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.verdicts import sentences, sped
-from tunediff.report.words import between, duration, estimated, percent, rounded, secs, some, times, with_sd
+from tunediff.report.words import duration, estimated, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
@@ -21,19 +19,18 @@ from tunediff.results.statistics import BETTER, SAME
 
 
 def won(subject: Subject, files: Files) -> Html:
-    """The answer, the numbers that a reader wants first, and what the winner changes."""
+    """The answer, and what the winner changes."""
     winner = subject.stars.winner
     if winner is None:
         return lead(_nothing_won(subject))
     parts: list[object] = []
     if subject.told is not None:
         first, *more = sentences(subject.told)
-        parts += [lead(first), *(el("p", sentence) for sentence in more), _key_figures(subject, winner)]
-        parts += [_confirmation(subject.told, files)]
+        parts += [lead(first), *(el("p", sentence) for sentence in more), _confirmation(subject.told, files)]
     elif subject.compared is not None:
-        parts += [lead(*_best_of_seeds(subject, subject.compared, winner)), _key_figures(subject, winner)]
+        parts.append(lead(*_best_of_seeds(subject, subject.compared, winner)))
     else:
-        parts += [lead(*_single(subject, winner)), _key_figures(subject, winner), note(_luck(subject))]
+        parts += [lead(*_single(subject, winner)), note(_luck(subject))]
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
         parts.append(note(subject.confirming))
@@ -113,66 +110,6 @@ def _luck(subject: Subject) -> str:
         return said + "A search file with confirm: runs the best again on new seeds and says whether they still win."
     again = "runs every configuration several times and compares by the noise between them."
     return f"{said}A search file with seeds: {again}"
-
-
-def _key_figures(subject: Subject, winner: TrialRecord) -> Html:
-    """A few numbers that a reader wants first."""
-    base = subject.rival
-    entries = list(_confirmed(subject.told) if subject.told is not None else _searched(subject, winner))
-    if not subject.by_rate:
-        entries.append(_beside("images/s", last(winner, RATE), last(base, RATE) if base else None))
-    name = "peak_memory_mib"
-    entries.append(_beside("peak memory", last(winner, name), last(base, name) if base else None, " MiB"))
-    shown_ = (el("div", el("dt", what), el("dd", value), el("dd", beside)) for what, value, beside in entries if value)
-    return el("dl", *shown_, class_="keys")
-
-
-def _confirmed(told: Confirmation) -> Iterator[tuple[str, str, str]]:
-    """(what, value, beside it) of the confirming runs."""
-    group, base = told.leader, told.compared.baseline
-    if group is None:
-        return
-    beside = f"baseline {with_sd(told.values(base))}" if base is not None else ""
-    yield f"{told.label}, new seeds", with_sd(told.values(group)), beside
-    if (paired := told.paired(group)) is not None:
-        signed = f"{'−' if paired.mean < 0 else '+'}{number(abs(paired.mean))}"
-        yield "difference to the baseline", signed, _interval(between(paired))
-    speedup, reached = told.speedup(group)
-    if speedup is not None:
-        often = [_interval(between(speedup)), f"in {reached} of {some(len(group.done), 'run')}"]
-        yield "as good as the baseline", f"{times(speedup.mean)} faster", ", ".join(filter(None, often))
-
-
-def _searched(subject: Subject, winner: TrialRecord) -> Iterator[tuple[str, str, str]]:
-    """(what, value, beside it) of a search that has no confirming runs."""
-    metric, base = subject.found.metric, subject.rival
-    if subject.compared is not None:
-        values, first = subject.compared.of(winner).values(metric), subject.compared.baseline
-        others = first.values(metric) if first is not None else []
-        beside = f"baseline {with_sd(others)}" if base is not None and others else ""
-        yield f"{subject.label}, mean of {some(len(values), 'seed')}", with_sd(values), beside
-    else:
-        yield _beside(subject.label, winner.value(metric), base.value(metric) if base is not None else None)
-    if base is None or subject.by_rate or base.value(metric) is None:
-        return
-    end_s, crossing_s = float(base.points[-1]["train_s"]), subject.crossing_s
-    if crossing_s:
-        less, when = ("> ", "before") if subject.crosses_before_first else ("", "after")
-        seconds = f"{when} {secs(crossing_s)} instead of {secs(end_s)}"
-        yield "as good as the baseline", f"{less}{times(end_s / crossing_s)} faster", seconds
-    else:
-        yield "as good as the baseline", "never", "within its budget"
-
-
-def _interval(ends: str) -> str:
-    return f"{ends} (95 %)".replace("-", "−") if ends else ""
-
-
-def _beside(what: str, own: float | None, of_base: float | None, unit: str = "") -> tuple[str, str, str]:
-    if own is None:
-        return what, "", ""
-    ratio = f": {times(own / of_base)}" if of_base else ""
-    return what, f"{rounded(own)}{unit}", f"baseline {rounded(of_base)}{unit}{ratio}" if of_base is not None else ""
 
 
 def _confirmation(told: Confirmation, files: Files) -> Html:
