@@ -41,11 +41,7 @@ class Files:
         if (chart := style.draw(build)) is None:
             return None
         self.keep(f"{name}.png", chart.png)
-        return self.figure(name, picture("svg+xml", chart.svg, alt), *caption)
-
-    def figure(self, name: str, image: Html, *caption: object) -> Html:
-        """An image with its caption and the way to its files."""
-        return el("figure", image, el("figcaption", *caption, " ", self.links(name)))
+        return el("figure", picture("svg+xml", chart.svg, alt), el("figcaption", *caption, " ", self.links(name)))
 
     def links(self, name: str) -> Html:
         """Where the data of a section lie."""
