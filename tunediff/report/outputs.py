@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from tunediff.cli import seconds
 from tunediff.report import study_figure, study_table
-from tunediff.report.sections import curves, seeds
+from tunediff.report.sections import curves
 from tunediff.report.style import Stars, draw
 from tunediff.report.subject import sampled
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
@@ -29,7 +29,7 @@ def write_all(found: Results) -> dict[str, Path]:
     about = f"{found.space.baseline.evaluation.images:,} images, {sampled(found, ' ')}"
     grey = "grey: other trials" if found.by_rate else f"{about}; grey: other trials"
     written = _csv(found, "trials.csv", found.table()) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.drawn(found, Stars.of(found, found.best)), grey)
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())
     if found.space.seeds > 1:
@@ -38,7 +38,7 @@ def write_all(found: Results) -> dict[str, Path]:
         written |= _csv(found, "comparison.csv", compared.table())
         written |= _markdown(found, "comparison.md", found.folder.name, said)
         means = f"{about}, {compared.seeds} seeds: mean ± sd"
-        written |= _png(found, "comparison.png", lambda: seeds.drawn(compared), means)
+        written |= _png(found, "comparison.png", lambda: curves.of_means(compared), means)
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 
 
