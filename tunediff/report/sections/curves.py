@@ -28,9 +28,9 @@ from tunediff.report.style import (
     say,
     sheet,
 )
-from tunediff.report.subject import Subject, lead, note
-from tunediff.report.verdicts import conclusions
-from tunediff.report.words import interval, is_known, rounded, secs, some, times, with_sd
+from tunediff.report.subject import Subject, lead, marked, note
+from tunediff.report.verdicts import comparison_table, conclusions
+from tunediff.report.words import secs, some
 from tunediff.results import Results, curve
 from tunediff.results.comparison import Comparison, Group
 
@@ -135,23 +135,9 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     """Every configuration of a search with several seeds, and which differences are noise."""
     if (compared := subject.compared) is None:
         return None
-    frame, best = compared.table(), subject.stars.winner
-    files.csv("comparison", frame)
-    rows, marks = list[list[object]](), list[str]()
-    for group, row in zip(compared.groups, frame.astype(object).to_dict("records"), strict=True):
-        known = interval(group.difference) if group.difference.low is not None else ""
-        p_holm = number(float(row["p_holm"])) if is_known(row["p_holm"]) else ""
-        reached = [
-            f"{len(group.done)} of {compared.seeds}",
-            with_sd(group.values(compared.metric)),
-            known,
-            p_holm,
-        ]
-        fast = [times(row["speedup"]), rounded(row["images_per_s"])]
-        rows.append([group.name, group.difference.verdict, *reached, *fast])
-        mine = best is not None and any(trial.name == best.name for trial in group.runs)
-        marks.append("baseline" if not group.changed else "winner" if mine else "")
-    header = ["configuration", "verdict", "runs", f"{subject.label}, mean ± sd", f"{compared.effect} (95 %)"]
+    best = compared.of(subject.stars.winner) if subject.stars.winner is not None else None
+    files.csv("comparison", compared.table())
+    header, *rows = comparison_table(compared)
     said = conclusions(compared) or ["Nothing can be compared yet."]
     figure = None
     if not subject.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
@@ -164,7 +150,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     return join(
         lead(said[0]),
         figure,
-        table([*header, "p (Holm)", "speed-up", "images/s"], rows, marks, words=2),
+        table(header, rows, marked(compared, best), words=2),
         el("p", said[-1]) if compared.resolution is not None else None,  # what lies between is in the table
         note(files.links("comparison")),
     )

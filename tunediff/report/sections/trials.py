@@ -86,7 +86,7 @@ def failures(subject: Subject, files: Files) -> Html | None:
         parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
         parts.append(note(files.links("failures")))
     if hints := suspects(found, subject.effects):
-        words = "; ".join(f"{one.failed} of {one.trials} with {one.knob} = {one.value}" for one in hints)
+        words = "; ".join(f"{of.failed} of {len(of.members)} with {knob} = {of.label}" for knob, of in hints)
         parts.append(el("p", f"More than twice as often as elsewhere trials failed with these values: {words}."))
     if disturbed := sum(any(point.get("disturbed") is True for point in trial.points) for trial in found.trials):
         said = (

@@ -13,9 +13,9 @@ from tunediff.cli import number
 from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
-from tunediff.report.subject import Subject, lead, note, sampled
-from tunediff.report.verdicts import sentences, sped
-from tunediff.report.words import duration, estimated, percent, rounded, secs, some, with_sd
+from tunediff.report.subject import Subject, lead, marked, note, sampled
+from tunediff.report.verdicts import confirmation_table, sentences
+from tunediff.report.words import duration, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
@@ -120,20 +120,16 @@ def _luck(subject: Subject) -> str:
 def _confirmation(told: Confirmation, files: Files) -> Html:
     """The confirming runs as a table."""
     files.csv("won", told.table())
-    rows, marks = list[list[object]](), list[str]()
-    for group in told.compared.groups:
-        never = "never as good" if group.changed and group.done and not told.search.by_rate else ""
-        runs = f"{len(group.done)} of {told.compared.seeds}"
-        speedup = sped(told, group, "in ") or never
-        cells = [with_sd(told.values(group)), estimated(told.paired(group)), speedup]
-        rows.append([group.name, group.difference.verdict, runs, *cells])
-        marks.append("baseline" if not group.changed else "winner" if group is told.leader else "")
-    header = ("configuration", "verdict", "runs", f"{told.label}, mean ± sd", "difference to the baseline", "speed-up")
+    header, *rows = confirmation_table(told, compact=False)
     how = (
         "Runs made after the choice, on seeds that had no part in it. Differences are paired by seed, brackets hold "
         "95 % intervals, and the verdict counts all comparisons. "
     )
-    return join(el("h3", "On new seeds"), table(header, rows, marks, words=2), note(how, files.links("won")))
+    return join(
+        el("h3", "On new seeds"),
+        table(header, rows, marked(told.compared, told.leader), words=2),
+        note(how, files.links("won")),
+    )
 
 
 def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) -> Html:
