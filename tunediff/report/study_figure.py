@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table, is_number
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
 from tunediff.report.style import sheet
+from tunediff.results import is_number
 
 MARKERS = "osD^vP*X"
 

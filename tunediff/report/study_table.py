@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeGuard
 
 import pandas as pd
 
@@ -16,7 +15,8 @@ from tunediff.cli import number
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.report.words import is_known, markdown_table, plain_table
-from tunediff.results import Results, last, seconds_of
+from tunediff.results import Results, is_number, last, seconds_of
+from tunediff.results.importance import searched
 from tunediff.space.study import OPERATIONS, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
@@ -166,28 +166,22 @@ def shown(study: Study, column: str, value: object) -> str:
     return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
 
 
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it can be drawn along an axis."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def table(found: Results) -> Table:
     """The table of a search with a `study:` section. Raises `ConfigError` where there is none."""
     if found.space.study is None:
         raise ConfigError(f"{found.folder.name}: its search file has no study:")
     rows = [_row(found, runs) for runs in found.groups]
-    searched = [dimension for dimension in found.space.dimensions if dimension.name != "seed"]
     if found.space.kind == "ladder":
         rows = _of_ladder(found, rows)
     if found.space.kind == "grid":  # as the file lists the choices, whatever the order in which they ran
-        places = {one.name: (one.choices or ()).index for one in searched}
+        places = {one.name: (one.choices or ()).index for one in searched(found)}
         rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
     base = _find(rows, cfg.flat(found.space.baseline))
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
     ]
-    varied = [one.name for one in searched if len({repr(row.config.get(one.name)) for row in rows}) > 1]
+    varied = [one.name for one in searched(found) if len({repr(row.config.get(one.name)) for row in rows}) > 1]
     return Table(found.space.study, compared, varied)
 
 

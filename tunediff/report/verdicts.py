@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunediff.cli import number
-from tunediff.report.words import estimated, interval, is_known, rounded, some, times, verdict, with_sd
+from tunediff.report.words import estimated, interval, rounded, some, times, verdict, with_sd
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
@@ -13,18 +13,17 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
     """Headings and rows of the columns in which anything stands; `compact`: those that decide."""
     rows = []
     for group, row in zip(compared.groups, compared.table().astype(object).to_dict("records"), strict=True):
-        known = {str(name): value for name, value in row.items() if is_known(value)}
         cells = {
             "configuration": group.name,
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "runs": f"{len(group.done)} of {compared.seeds}",
             f"{compared.found.quantity(compared.found.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
             f"{compared.effect} (95 % interval)": interval(group.difference),
-            "p (Holm)": "" if compact else rounded(known.get("p_holm")),
-            "seconds to baseline": "" if compact else rounded(known.get("seconds_to_baseline")),
-            "speed-up": times(known.get("speedup")),
-            "images/s": "" if compact else rounded(known.get("images_per_s")),
-            "cost": times(known.get("cost")),
+            "p (Holm)": "" if compact else rounded(row["p_holm"]),
+            "seconds to baseline": "" if compact else rounded(row["seconds_to_baseline"]),
+            "speed-up": times(row["speedup"]),
+            "images/s": "" if compact else rounded(row["images_per_s"]),
+            "cost": times(row["cost"]),
             "validation loss": with_sd(group.values("validation_loss")),
         }
         rows.append(cells)

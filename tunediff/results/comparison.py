@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,7 @@ from tunediff.results import RATE, Results, last, without_seed
 from tunediff.results.statistics import BASELINE, Difference, differences, mean, sd
 
 
-@dataclasses.dataclass(frozen=True)
-class CurveMean:
+class CurveMean(NamedTuple):
     """The mean curve of a configuration at one evaluation."""
 
     train_s: float

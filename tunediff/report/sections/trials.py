@@ -50,13 +50,9 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.by_rate else [_two(row["speedup"]), _plain(row[RATE])]
-    value = [_plain(row[subject.found.metric]), _two(row["versus_baseline"])]
-    return [row["trial"], row["status"], *value, *fast, _plain(row["train_s"]), _plain(row["peak_memory_mib"])]
-
-
-def _plain(value: Any) -> str:
-    return rounded(float(value)) if is_known(value) else ""
+    fast = [] if subject.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    value = [rounded(row[subject.found.metric]), _two(row["versus_baseline"])]
+    return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]
 
 
 def _two(value: Any) -> str:
