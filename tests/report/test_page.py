@@ -46,7 +46,7 @@ def test_the_same_data_lie_beside_it(night):
     page = written(night)
     files = {path.name for path in (night / "report").iterdir()}
     assert files >= {
-        "curves.csv", "curves.png", "effects.csv", "effects.png", "parallel.png", "step.csv", "step.png", "trials.csv",
+        "curves.csv", "curves.png", "effects.csv", "effects.png", "step.csv", "step.png", "trials.csv",
         "trade_offs.csv", "trade_offs.png", "why.csv", "why_curves.png", "won.csv", "baseline_samples.png",
         "winner_samples.png", "seconds.csv",
     }  # fmt: skip

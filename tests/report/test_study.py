@@ -301,17 +301,15 @@ FIGURES = {
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
     """The panels that a study is drawn in."""
-    sheets, close = [], study_figure.plt.close
-    monkeypatch.setattr(study_figure.plt, "close", sheets.append)
+    sheets, build = [], study_figure.figure
+    monkeypatch.setattr(study_figure, "figure", lambda *about: sheets.append(build(*about)) or sheets[-1])
 
     def draw(text, measure=by_grid, operations=None):
         found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
         outputs.study(found, study_table.table(found))
         return sheets[-1].axes
 
-    yield draw
-    for sheet in sheets:
-        close(sheet)
+    return draw
 
 
 @pytest.mark.parametrize("kind", FIGURES)

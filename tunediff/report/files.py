@@ -18,7 +18,7 @@ FOLDER = "report"
 """Beside the page: its data."""
 NAMES = (
     *("curves", "trials", "won", "comparison", "study", "why", "why_curves", "step", "importance", "effects"),
-    *("trade_offs", "parallel", "compile", "failures", "baseline_samples", "winner_samples", "seconds"),
+    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds"),
 )
 """Of all tables and pictures that there may be."""
 
@@ -41,11 +41,7 @@ class Files:
         if (chart := style.draw(build)) is None:
             return None
         self.keep(f"{name}.png", chart.png)
-        return self.figure(name, picture("svg+xml", chart.svg, alt), *caption)
-
-    def figure(self, name: str, image: Html, *caption: object) -> Html:
-        """An image with its caption and the way to its files."""
-        return el("figure", image, el("figcaption", *caption, " ", self.links(name)))
+        return el("figure", picture("svg+xml", chart.svg, alt), el("figcaption", *caption, " ", self.links(name)))
 
     def links(self, name: str) -> Html:
         """Where the data of a section lie."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import seconds
 from tunediff.report import study_figure, study_table
-from tunediff.report.sections import curves, seeds
-from tunediff.report.style import Stars, draw, drawing
+from tunediff.report.sections import curves
+from tunediff.report.style import Stars, draw
 from tunediff.report.subject import sampled
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import markdown_table, plain_table
@@ -25,58 +26,39 @@ def write_all(found: Results) -> dict[str, Path]:
     trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv,
     comparison.md and comparison.png; of a study also study.csv, study.md and, where it has one, the figure study.png.
     """
-    written = _paths(found, "trials.csv", "curves.csv", "curves.png")
-    found.table().to_csv(written["trials.csv"], index=False)
-    found.curves().to_csv(written["curves.csv"], index=False)
     about = f"{found.space.baseline.evaluation.images:,} images, {sampled(found, ' ')}"
     grey = "grey: other trials" if found.by_rate else f"{about}; grey: other trials"
-    _draw(found, grey, lambda: curves.drawn(found, Stars.of(found, found.best)), written["curves.png"])
+    written = _csv(found, "trials.csv", found.table()) | _csv(found, "curves.csv", found.curves())
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
     if found.space.cost is not None:
-        written |= _paths(found, "pareto.csv")
-        found.pareto_table().to_csv(written["pareto.csv"], index=False)
+        written |= _csv(found, "pareto.csv", found.pareto_table())
     if found.space.seeds > 1:
         compared = compare(found)
-        written |= _paths(found, "comparison.csv", "comparison.md", "comparison.png")
-        compared.table().to_csv(written["comparison.csv"], index=False)
-        lines = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
-        _write(written["comparison.md"], [f"# {found.folder.name}", "", *lines])
+        said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
+        written |= _csv(found, "comparison.csv", compared.table())
+        written |= _markdown(found, "comparison.md", found.folder.name, said)
         means = f"{about}, {compared.seeds} seeds: mean ± sd"
-        _draw(found, means, lambda: seeds.drawn(compared), written["comparison.png"])
+        written |= _png(found, "comparison.png", lambda: curves.of_means(compared), means)
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 
 
 def study(found: Results, table: study_table.Table) -> dict[str, Path]:
     """Write the table and the figure of a study; returns their paths by file name."""
-    drawn = ("study.png",) if table.study.has_figure else ()
-    written = _paths(found, "study.csv", "study.md", *drawn)
-    table.frame().to_csv(written["study.csv"], index=False)
     about = measured_on(found)
-    title = f"# {table.study.title or found.folder.name}"
-    _write(written["study.md"], [title, "", *([about + ".", ""] if about else []), table.markdown()])
+    lines = [*([about + ".", ""] if about else []), table.markdown()]
+    written = _csv(found, "study.csv", table.frame())
+    written |= _markdown(found, "study.md", table.study.title or found.folder.name, lines)
     if table.study.has_figure:
-        draw_study(found, table, written["study.png"])
+        written |= _png(found, "study.png", lambda: study_figure.figure(table, about))
     return written
-
-
-def draw_study(found: Results, table: study_table.Table, path: Path) -> None:
-    """Draw the figure of a study as all figures look. Writes a PNG."""
-    with drawing():
-        study_figure.draw(table, measured_on(found), path)
 
 
 def confirmation(told: Confirmation) -> dict[str, Path]:
     """Write `confirm.csv` and `confirm.md` into the folder of the search; returns their paths by file name."""
-    written = _paths(told.search, "confirm.csv", "confirm.md")
-    told.table().to_csv(written["confirm.csv"], index=False)
-    lines = [f"# {told.search.folder.name}: confirmed", "", *(f"{said}\n" for said in sentences(told)), "```text"]
-    lines += [
-        plain_table(confirmation_table(told)),
-        "```",
-        "",
-        f"- intervals: 95 %, over {told.compared.seeds} seeds",
-    ]
-    _write(written["confirm.md"], lines)
-    return written
+    lines = [*(f"{said}\n" for said in sentences(told)), "```text", plain_table(confirmation_table(told)), "```", ""]
+    lines.append(f"- intervals: 95 %, over {told.compared.seeds} seeds")
+    title = f"{told.search.folder.name}: confirmed"
+    return _csv(told.search, "confirm.csv", told.table()) | _markdown(told.search, "confirm.md", title, lines)
 
 
 def measured_on(found: Results) -> str:
@@ -90,20 +72,26 @@ def measured_on(found: Results) -> str:
     return f"{where}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
 
 
-def _draw(found: Results, about: str, build: Callable[[], Figure], path: Path) -> None:
-    """A figure of the report, with a title, for it will stand alone."""
+def _csv(found: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:
+    frame.to_csv(path := found.folder / name, index=False)
+    return {name: path}
+
+
+def _markdown(found: Results, name: str, title: str, lines: Sequence[str]) -> dict[str, Path]:
+    (path := found.folder / name).write_text("\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8")
+    return {name: path}
+
+
+def _png(found: Results, name: str, build: Callable[[], Figure], about: str = "") -> dict[str, Path]:
+    """A figure of the report; it will stand alone, and gets a title where it has none."""
 
     def titled() -> Figure:
-        (figure := build()).suptitle(f"{found.folder.name}: {about}", fontsize=10)
+        figure = build()
+        if about:
+            figure.suptitle(f"{found.folder.name}: {about}", fontsize=10)
         return figure
 
+    path = found.folder / name
     if (chart := draw(titled)) is not None:
         path.write_bytes(chart.png)
-
-
-def _paths(found: Results, *names: str) -> dict[str, Path]:
-    return {name: found.folder / name for name in names}
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {name: path}

@@ -12,22 +12,7 @@ from pathlib import Path
 
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
-from tunediff.report.sections import (
-    compiling,
-    curves,
-    effects,
-    failures,
-    importance,
-    parallel,
-    reproduce,
-    samples,
-    seeds,
-    study,
-    trade_offs,
-    trials,
-    why,
-    won,
-)  # fmt: skip
+from tunediff.report.sections import curves, knobs, reproduce, speed, study, trials, why, won
 from tunediff.report.subject import Subject
 from tunediff.report.words import duration, some
 
@@ -37,17 +22,16 @@ Section = Callable[[Subject, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "What won", won.won),
-    ("seeds", "All configurations over their seeds", seeds.seeds),
+    ("seeds", "All configurations over their seeds", curves.seeds),
     ("study", "The study", study.study),
     ("curves", "{label} against training seconds", curves.curves),
     ("why", "Why it {wins}", why.why),
-    ("samples", "Images", samples.samples),
-    ("importance", "Which knobs matter", importance.importance),
-    ("effects", "What each knob does", effects.effects),
-    ("trade-offs", "Trade-offs", trade_offs.trade_offs),
-    ("parallel", "All trials at once", parallel.parallel),
-    ("compile", "When torch.compile pays", compiling.compiling),
-    ("failures", "Failures", failures.failures),
+    ("samples", "Images", won.samples),
+    ("importance", "Which knobs matter", knobs.importance),
+    ("effects", "What each knob does", knobs.effects),
+    ("trade-offs", "Trade-offs", speed.trade_offs),
+    ("compile", "When torch.compile pays", speed.compiling),
+    ("failures", "Failures", trials.failures),
     ("trials", "Every trial", trials.trials),
     ("reproduce", "Run it again", reproduce.reproduce),
 )

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no window, also where there is a screen
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table, is_number
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
+from tunediff.report.style import sheet
+from tunediff.results import is_number
 
 MARKERS = "osD^vP*X"
 
 
-def draw(table: Table, subtitle: str, path: Path) -> None:
-    """Draw the study's figure; `subtitle` says what it was measured on. Writes a PNG."""
+def figure(table: Table, subtitle: str) -> Figure:
+    """The study's figure; `subtitle` says what it was measured on. Raises `ValueError` where it has none."""
     study = table.study
     if not study.has_figure:
         raise ValueError("this study has no figure")
     if study.of_operations:
-        figure = _operations(table)
+        drawn = _operations(table)
     elif any(row.place for row in table.rows):
-        figure = _ladder(table, study.y[0])
+        drawn = _ladder(table, study.y[0])
     else:
-        figure = _bars(table) if study.x is None else _lines(table, study.x)
+        drawn = _bars(table) if study.x is None else _lines(table, study.x)
     words = {NO_EFFECT: "changes nothing here", DISTURBED: "others used the machine"}
     marks = [f"{mark} {meaning}" for mark, meaning in words.items() if any(mark in table.marks(r) for r in table.rows)]
     marks += ["others used the machine during every run"] * table.all_disturbed
-    figure.suptitle("\n".join(filter(None, (study.title, subtitle, ", ".join(marks)))), fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    drawn.suptitle("\n".join(filter(None, (study.title, subtitle, ", ".join(marks)))), fontsize=10)
+    return drawn
 
 
 def _scaled(table: Table, row: Row, name: str) -> float | None:
@@ -56,8 +52,8 @@ def _lines(table: Table, x: str) -> Figure:
     along = "".join(table.varied[-1:]) if measured else x
     others = [knob for knob in table.varied if knob != along]
     names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
-    figure, panels = plt.subplots(1, len(ys), squeeze=False, figsize=(5.6 * len(ys) + 1, 4.6), layout="constrained")
-    for axes, y in zip(panels[0], ys, strict=True):
+    figure, panels = sheet(len(ys), 4.6, 5.6 * len(ys) + 1)
+    for axes, y in zip(panels, ys, strict=True):
         found = [
             (_scaled(table, row, x), _scaled(table, row, y), name, row)
             for name, row in zip(names, table.rows, strict=True)
@@ -111,7 +107,7 @@ def _bars(table: Table) -> Figure:
     said = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
     names = [words or row.label for words, row in zip(said, rows, strict=True)]
     panels = [ys] if stacked else [(y,) for y in ys]
-    figure, sheets = _sheets(len(panels), len(rows))
+    figure, sheets = sheet(len(panels), _height_in(len(rows)), 5.5 * len(panels) + 4, sharey=True)
     for axes, parts in zip(sheets, panels, strict=True):
         lengths = [[_scaled(table, row, y) for row in rows] for y in parts]
         known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
@@ -143,7 +139,7 @@ def _ladder(table: Table, y: str) -> Figure:
         percents = [f"{100 * one / base:.0f} %" if one is not None and base else None for one in lengths]
         words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
         series[label] = lengths, words
-    figure, (axes,) = _sheets(1, 1.1 * len(together))
+    figure, (axes,) = sheet(1, _height_in(1.1 * len(together)), 9.5)
     _draw(axes, [row.label for row in together], series, table.study.quantity(y).heading)
     if base:
         axes.axvline(base, color="0.4", linewidth=1, linestyle=":")
@@ -154,8 +150,8 @@ def _operations(table: Table) -> Figure:
     """The longest operations of every configuration, by their own time in one step."""
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
-    figure, panels = plt.subplots(len(rows) or 1, 1, squeeze=False, sharex=True, layout="constrained",
-                                  figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))))  # fmt: skip
+    figure = Figure(figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))), layout="constrained")
+    panels = figure.subplots(len(rows) or 1, 1, squeeze=False, sharex=True)
     for axes, row in zip(panels[:, 0], rows, strict=False):
         columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
         lengths = list(columns["self_s_per_step"] * table.study.quantity("self_s_per_step").scale)
@@ -167,10 +163,8 @@ def _operations(table: Table) -> Figure:
     return figure
 
 
-def _sheets(panels: int, bars: float) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, panels, squeeze=False, sharey=True, layout="constrained",
-                                figsize=(5.5 * panels + 4, 1.6 + 0.42 * max(2.0, bars)))  # fmt: skip
-    return figure, list(axes[0])
+def _height_in(bars: float) -> float:
+    return 1.6 + 0.42 * max(2.0, bars)
 
 
 def _ending(table: Table, row: Row, text: str | None) -> str:

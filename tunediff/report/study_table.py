@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeGuard
 
 import pandas as pd
 
@@ -15,7 +14,9 @@ from tunediff import config as cfg
 from tunediff.cli import number
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.results import Results
+from tunediff.report.words import is_known, markdown_table, plain_table
+from tunediff.results import Results, is_number, last, seconds_of
+from tunediff.results.importance import searched
 from tunediff.space.study import OPERATIONS, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
@@ -114,7 +115,7 @@ class Table:
                 "not_effective": "; ".join(f"{name}: {why}" for name, why in row.without_effect.items()),
                 "disturbed": row.disturbed,
             }
-            found.append({**line, **{key: value for key, value in how.items() if key not in line}})
+            found.append(line | {key: value for key, value in how.items() if key not in line})
         return found
 
     def frame(self) -> pd.DataFrame:
@@ -123,14 +124,11 @@ class Table:
 
     def markdown(self) -> str:
         """The table for reading, in Markdown, with its notes."""
-        names, *rows = self._cells(cut=80)
-        lines = [f"| {' | '.join(names)} |", "|" + "|".join("-" * (len(name) + 2) for name in names) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes())]).rstrip()
+        return "\n".join([markdown_table(self.cells(80)), "", *(f"- {note}" for note in self.notes())]).rstrip()
 
     def text(self) -> str:
         """The table for a terminal, with its notes."""
-        return "\n".join(["  ".join(row).rstrip() for row in self._cells(cut=50)] + ["", *self.notes()]).rstrip()
+        return "\n".join([plain_table(self.cells(50)), "", *self.notes()]).rstrip()
 
     def notes(self) -> list[str]:
         """What the marks mean, and why runs failed."""
@@ -152,26 +150,20 @@ class Table:
             for one in row.operations.to_dict("records") or [{}] if self.study.of_operations else [{}]:
                 yield row, {name: one.get(name) if name in OPERATIONS else row.value(name) for name in self.columns}
 
-    def _cells(self, cut: int) -> list[list[str]]:
-        """Headings and cells in words, padded to equal widths; names longer than `cut` characters are cut."""
+    def cells(self, most: int) -> list[list[str]]:
+        """Headings and cells in words; names longer than `most` characters are cut."""
         lines = [[self.study.quantity(column).heading for column in self.columns]]
         for row, line in self._lines():
-            first, *others = [shown(self.study, column, value)[:cut] for column, value in line.items()]
+            first, *others = [shown(self.study, column, value)[:most] for column, value in line.items()]
             lines.append([f"{first} {self.marks(row)}".rstrip(), *others])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return lines
 
 
 def shown(study: Study, column: str, value: object) -> str:
     """A value in words, in the unit of its column's heading; '' when it is not known."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if not is_known(value):
         return ""
     return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it can be drawn along an axis."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def table(found: Results) -> Table:
@@ -179,18 +171,17 @@ def table(found: Results) -> Table:
     if found.space.study is None:
         raise ConfigError(f"{found.folder.name}: its search file has no study:")
     rows = [_row(found, runs) for runs in found.groups]
-    searched = [dimension for dimension in found.space.dimensions if dimension.name != "seed"]
     if found.space.kind == "ladder":
         rows = _of_ladder(found, rows)
     if found.space.kind == "grid":  # as the file lists the choices, whatever the order in which they ran
-        places = {one.name: (one.choices or ()).index for one in searched}
+        places = {one.name: (one.choices or ()).index for one in searched(found)}
         rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
     base = _find(rows, cfg.flat(found.space.baseline))
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
     ]
-    varied = [one.name for one in searched if len({repr(row.config.get(one.name)) for row in rows}) > 1]
+    varied = [one.name for one in searched(found) if len({repr(row.config.get(one.name)) for row in rows}) > 1]
     return Table(found.space.study, compared, varied)
 
 
@@ -243,13 +234,9 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
     """Numbers of the last point, seconds of its parts, and `set_images`, the images of the data set."""
-    last = trial.points[-1]
-    values = {
-        name: float(value)
-        for name in (study.measured if study else ())
-        if is_number(value := last.get(name)) and math.isfinite(value)
-    }
-    seconds = (trial.end and trial.end.seconds) or last.seconds
+    known = {name: last(trial, name) for name in (study.measured if study else ())}
+    values = {name: float(value) for name, value in known.items() if is_number(value) and math.isfinite(value)}
+    seconds = seconds_of(trial)
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
     told = [event for event in record.events(folder) if event["event"] == "about" and event.get("images")]
     return values | ({"set_images": float(told[-1]["images"])} if told else {})

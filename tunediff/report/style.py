@@ -12,13 +12,14 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
 matplotlib.use("Agg")  # no window, also where there is a screen
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
@@ -127,26 +128,23 @@ def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]])
         say(axes, cut(words, 40), place, (8, shift), color=color, fontsize=9, fontweight="bold", annotation_clip=False)
 
 
-def objective_axis(axes: Axes, found: Results, positive: bool, axis: str = "y") -> None:
+def objective_axis(axes: Axes, found: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
     """Name and scale of the objective: logarithmic for one that falls and is positive."""
-    words = f"{found.label}, {'lower' if found.falls else 'higher'} is better"
-    (axes.set_ylabel if axis == "y" else axes.set_xlabel)(words)
+    axes.set(**{f"{axis}label": f"{found.label}, {'lower' if found.falls else 'higher'} is better"})
     if positive and found.falls:
-        (axes.set_yscale if axis == "y" else axes.set_xscale)("log")
-        _plain_logarithms(axes, axis)
+        axes.set(**{f"{axis}scale": "log"})
+        _plain_logarithms(axes.yaxis if axis == "y" else axes.xaxis)
     axes.grid(True, axis="y")
 
 
-def _plain_logarithms(axes: Axes, axis: str) -> None:
+def _plain_logarithms(side: Axis) -> None:
     """0.6 and 10, not 6×10⁻¹ and 10¹; as many ticks as there is room for."""
-    side = axes.yaxis if axis == "y" else axes.xaxis
-    low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
+    low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
     fine: tuple[float, ...] = (1, 2, 5) if decades > 1.5 else (1, 1.5, 2, 3, 4, 6, 8)
     ticks = [at * 10.0**power for power in range(-12, 13) for at in fine if low <= at * 10.0**power <= high]
-    side.set_major_locator(ticker.FixedLocator(ticks) if 3 <= len(ticks) <= 10 else ticker.MaxNLocator(5))
-    if len(ticks) > 10:
-        side.set_major_locator(ticker.LogLocator(numticks=8))
+    some = ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(5)
+    side.set_major_locator(some if len(ticks) <= 10 else ticker.LogLocator(numticks=8))
     side.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(float(value))))
     side.set_minor_locator(ticker.NullLocator())
 

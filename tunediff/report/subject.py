@@ -12,7 +12,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.results import Results, confirmation, effects, journals
-from tunediff.results.comparison import Comparison, compare
+from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
 from tunediff.results.importance import Importance, importance, searched
@@ -106,6 +106,11 @@ def sampled(found: Results, steps: str = ", ") -> str:
     """How images are drawn for the objective: `DDIM, 20 steps`, with other words before the steps."""
     protocol = found.space.baseline.evaluation
     return str(protocol.sampler).upper() + (f"{steps}{protocol.steps} steps" if protocol.sampler == "ddim" else "")
+
+
+def marked(compared: Comparison, best: Group | None) -> list[str]:
+    """The classes of the rows of a table with a row for each configuration."""
+    return ["baseline" if not group.changed else "winner" if group is best else "" for group in compared.groups]
 
 
 def lead(*words: object) -> Html:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from tunediff.cli import number
-from tunediff.report.words import estimated, interval, is_known, some, verdict, with_sd
+from tunediff.report.words import estimated, interval, rounded, some, times, verdict, with_sd
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
@@ -17,22 +13,20 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
     """Headings and rows of the columns in which anything stands; `compact`: those that decide."""
     rows = []
     for group, row in zip(compared.groups, compared.table().astype(object).to_dict("records"), strict=True):
-        known = {str(name): value for name, value in row.items() if is_known(value)}
         cells = {
             "configuration": group.name,
-            "runs": f"{len(group.done)} of {compared.seeds}",
-            compared.found.label: with_sd(group.values(compared.metric)),
-            f"{compared.effect} (95 % interval)": interval(group.difference),
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
-            "p (Holm)": number(known["p_holm"]) if "p_holm" in known else "",
-            "seconds to baseline": number(known["seconds_to_baseline"]) if "seconds_to_baseline" in known else "",
-            "speedup": f"{known['speedup']:.2f}×" if "speedup" in known else "",
-            "images/s": f"{known['images_per_s']:.0f}" if "images_per_s" in known else "",
-            "cost": f"{known['cost']:.2f}×" if "cost" in known else "",
+            "runs": f"{len(group.done)} of {compared.seeds}",
+            f"{compared.found.quantity(compared.found.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
+            f"{compared.effect} (95 % interval)": interval(group.difference),
+            "p (Holm)": "" if compact else rounded(row["p_holm"]),
+            "seconds to baseline": "" if compact else rounded(row["seconds_to_baseline"]),
+            "speed-up": times(row["speedup"]),
+            "images/s": "" if compact else rounded(row["images_per_s"]),
+            "cost": times(row["cost"]),
             "validation loss": with_sd(group.values("validation_loss")),
         }
-        left_out = ("p (Holm)", "seconds to baseline", "images/s") if compact else ()
-        rows.append({name: cell for name, cell in cells.items() if name not in left_out})
+        rows.append(cells)
     names = [name for name in (rows[0] if rows else {}) if any(cells[name] for cells in rows)]
     return [names, *([cells[name] for name in names] for cells in rows)]
 
@@ -67,9 +61,9 @@ def block(told: Confirmation) -> dict[str, str]:
     if group is None:
         return said
     said["winner" if told.winner else "best_finalist"] = group.name
-    said[f"confirmed_{told.label}"] = _spread(told.values(group))
+    said[f"confirmed_{told.label}"] = with_sd(told.values(group)) or "none"
     if baseline is not None:
-        said[f"confirmed_baseline_{told.label}"] = _spread(told.values(baseline))
+        said[f"confirmed_baseline_{told.label}"] = with_sd(told.values(baseline)) or "none"
     if (paired := told.paired(group)) is not None:
         said["paired_difference"] = estimated(paired)
     speedup, reached = told.speedup(group)
@@ -99,28 +93,22 @@ def sentences(told: Confirmation) -> list[str]:
     return [*said, f"{chosen} on new seeds: {abs(now / before - 1):.0%} {worth}."]
 
 
-def confirmation_table(told: Confirmation) -> list[list[str]]:
-    """Headings and rows for a terminal."""
-    lines = [["configuration", "runs", told.label, "difference to baseline", "speed-up", "verdict"]]
+def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[str]]:
+    """Headings and rows; `compact`: for a terminal."""
+    header = ["configuration", "verdict", "runs", f"{told.label}, mean ± sd", "difference to the baseline", "speed-up"]
+    lines = [header]
     for group in told.compared.groups:
+        said = verdict(group.difference) if compact else group.difference.verdict
         runs = f"{len(group.done)} of {told.compared.seeds}"
-        means = [_spread(told.values(group)), estimated(told.paired(group)), sped(told, group)]
-        lines.append([group.name, runs, *means, verdict(group.difference)])
+        means = [with_sd(told.values(group)) or "none", estimated(told.paired(group)), _sped(told, group)]
+        lines.append([group.name, said, runs, *means])
     return lines
 
 
-def sped(told: Confirmation, group: Group, before: str = "") -> str:
-    """`1.01 (1.01 … 1.01), 2 of 3 runs`, the speed-up and, where it is not all runs, how many got there."""
+def _sped(told: Confirmation, group: Group) -> str:
+    """`1.01 (1.01 … 1.01), in 2 of 3 runs`, the speed-up and, where it is not all runs, how many got there."""
     speedup, reached = told.speedup(group)
     if speedup is None:
-        return ""
-    runs = "" if reached == len(group.done) else f", {before}{reached} of {some(len(group.done), 'run')}"
+        return "never as good" if group.changed and group.done and not told.search.by_rate else ""
+    runs = "" if reached == len(group.done) else f", in {reached} of {some(len(group.done), 'run')}"
     return estimated(speedup) + runs
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation, each to its own 3 digits."""
-    if not values:
-        return "none"
-    sd = f" ± {number(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
-    return number(float(np.mean(values))) + sd

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tunediff.cli import number
-from tunediff.results.statistics import SAME, Difference, Estimate
+from tunediff.results.statistics import SAME, Difference, Estimate, mean, sd
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -50,14 +50,11 @@ def duration(value: float) -> str:
 
 def with_sd(values: Sequence[float]) -> str:
     """`1.44 ± 0.12`: mean and standard deviation, to as many digits as 3 significant ones of the mean have."""
-    if not values:
-        return ""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2 or mean == 0:
-        return number(mean)
-    sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    digits = max(0, 2 - math.floor(math.log10(abs(mean))))
-    return f"{mean:,.{digits}f} ± {sd:,.{digits}f}"
+    middle, spread = mean(values), sd(values)
+    if middle is None or spread is None or middle == 0:
+        return "" if middle is None else number(middle)
+    digits = max(0, 2 - math.floor(math.log10(abs(middle))))
+    return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
 
 
 def between(estimate: Estimate) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
@@ -235,6 +235,11 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
         if pairs[place][1] < least:
             least, before = pairs[place][1], pairs[place]
     return on
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it can be drawn along an axis: no truth value, no word."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:

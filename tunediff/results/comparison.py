@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,11 +11,10 @@ import pandas as pd
 from tunediff.cli import knobs
 from tunediff.record import TrialRecord
 from tunediff.results import RATE, Results, last, without_seed
-from tunediff.results.statistics import BASELINE, Difference, differences
+from tunediff.results.statistics import BASELINE, Difference, differences, mean, sd
 
 
-@dataclasses.dataclass(frozen=True)
-class CurveMean:
+class CurveMean(NamedTuple):
     """The mean curve of a configuration at one evaluation."""
 
     train_s: float
@@ -54,7 +53,7 @@ class Group:
             values = [point[metric] for point in same if point.get(metric) is not None]
             if len(values) == len(self.done):
                 seconds = float(np.mean([point["train_s"] for point in same]))
-                means.append(CurveMean(seconds, float(np.mean(values)), _sd(values) or 0.0))
+                means.append(CurveMean(seconds, float(np.mean(values)), sd(values) or 0.0))
         return means
 
 
@@ -104,17 +103,17 @@ class Comparison:
         `cost`: the baseline's images per second over its own.
         """
         metric, effect, rows = self.metric, self.effect, []
-        base_rate = _mean(_rates(self.baseline)) if self.baseline is not None else None
+        base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:
-            values, loss, rate = group.values(metric), group.values("validation_loss"), _mean(_rates(group))
+            values, loss, rate = group.values(metric), group.values("validation_loss"), mean(_rates(group))
             seconds, speedup = self._reaches(group)
             row = {
                 "configuration": group.name,
                 **group.knobs,
                 "runs": len(group.runs),
                 "finished": len(group.done),
-                f"{metric}_mean": _mean(values),
-                f"{metric}_sd": _sd(values),
+                f"{metric}_mean": mean(values),
+                f"{metric}_sd": sd(values),
                 effect: group.difference.estimate,
                 f"{effect}_low": group.difference.low,
                 f"{effect}_high": group.difference.high,
@@ -125,8 +124,8 @@ class Comparison:
                 "speedup": speedup,
                 "images_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
-                "validation_loss_mean": _mean(loss),
-                "validation_loss_sd": _sd(loss),
+                "validation_loss_mean": mean(loss),
+                "validation_loss_sd": sd(loss),
             }
             rows.append(row)
         return pd.DataFrame(rows)
@@ -136,12 +135,12 @@ class Comparison:
         if self.baseline is None:
             return None, None
         if self.metric == RATE:
-            mine, theirs = _mean(group.values(RATE)), _mean(self.baseline.values(RATE))
+            mine, theirs = mean(group.values(RATE)), mean(self.baseline.values(RATE))
             return None, mine / theirs if mine and theirs else None
-        base, mean = self.baseline.curve(self.metric), group.curve(self.metric)
-        if not base:
+        if not (base := self.baseline.curve(self.metric)):
             return None, None
-        seconds = self.found.seconds_to([(level.train_s, level.mean) for level in mean], base[-1].mean)
+        means = [(level.train_s, level.mean) for level in group.curve(self.metric)]
+        seconds = self.found.seconds_to(means, base[-1].mean)
         return seconds, base[-1].train_s / seconds if seconds else None
 
 
@@ -173,11 +172,3 @@ def compare(found: Results, metric: str | None = None) -> Comparison:
 def _rates(group: Group) -> list[float]:
     """Images per training second of every run that ended ok."""
     return [last(trial, "images") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
-
-
-def _sd(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None

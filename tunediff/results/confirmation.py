@@ -19,7 +19,7 @@ from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.results import Results, last, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
-from tunediff.results.statistics import BETTER, Estimate, estimate
+from tunediff.results.statistics import BETTER, Estimate, estimate, mean, sd
 
 SEED_OFFSET = 1000
 """Added to the baseline's seed: no trial of the search itself may have used these."""
@@ -131,8 +131,8 @@ class Confirmation:
             row = {
                 "configuration": group.name,
                 "runs": len(values),
-                "mean": float(np.mean(values)) if values else None,
-                "sd": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                "mean": mean(values),
+                "sd": sd(values),
                 **_ends("difference", self.paired(group)),
                 **_ends("speedup", speedup),
                 "reached_baseline": reached if group.changed else None,

@@ -133,26 +133,14 @@ def failures_table(found: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["status", "trials", "reason", "names"])
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspect:
-    """A value with which trials fail more often than without."""
-
-    knob: str
-    value: str
-    failed: int
-    trials: int
-    excess: float
-    """By how much its share of failures is above that of the other trials."""
-
-
-def suspects(found: Results, effects: Sequence[Effect], most: int = 5) -> list[Suspect]:
-    """At least two failures and twice the rate of the other trials, the worst first; a hint, no proof."""
-    bad, ended, hints = sum(map(failed, found.trials)), sum(trial.finished for trial in found.trials), list[Suspect]()
-    for effect in effects:
-        for level in effect.levels:
-            inside, others = len(level.members), ended - len(level.members)
-            if level.failed >= 2 and others >= 1:
-                here, there = level.failed / inside, (bad - level.failed) / others
-                if here >= 2 * there:
-                    hints.append(Suspect(effect.knob, level.label, level.failed, inside, here - there))
-    return sorted(hints, key=lambda hint: -hint.excess)[:most]
+def suspects(found: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level]]:
+    """Values with at least two failures and twice the rate of the other trials, the worst first; a hint, no proof."""
+    bad, ended = sum(map(failed, found.trials)), sum(trial.finished for trial in found.trials)
+    hints = list[tuple[float, str, Level]]()
+    for knob, level in ((effect.knob, level) for effect in effects for level in effect.levels):
+        inside, others = len(level.members), ended - len(level.members)
+        if level.failed >= 2 and others >= 1:
+            here, there = level.failed / inside, (bad - level.failed) / others
+            if here >= 2 * there:
+                hints.append((here - there, knob, level))
+    return [(knob, level) for _, knob, level in sorted(hints, key=lambda hint: -hint[0])[:most]]

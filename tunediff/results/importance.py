@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunediff.record import TrialRecord
-from tunediff.results import Results, shown
+from tunediff.results import Results, is_number, shown
 from tunediff.space import Dimension
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def searched(found: Results) -> list[Dimension]:
 
 def is_range(dimension: Dimension, values: Sequence[Any]) -> bool:
     """Whether the values of a knob lie on a scale."""
-    return dimension.choices is None and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return dimension.choices is None and all(map(is_number, values))
 
 
 @dataclasses.dataclass(frozen=True)

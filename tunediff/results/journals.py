@@ -15,7 +15,7 @@ from typing import Any
 from tunediff import record, space
 from tunediff.config import ConfigError
 from tunediff.record import End, Point, TrialRecord
-from tunediff.results import Results
+from tunediff.results import Results, is_number
 from tunediff.space import SearchSpace
 
 _NAME = re.compile(r"t\d{1,9}")
@@ -68,17 +68,17 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
     _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
-    _must(all(map(_is_number, (trial.started, trial.ended, trial.heard))), "time")
+    _must(all(map(is_number, (trial.started, trial.ended, trial.heard))), "time")
     _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
-    _must(trial.budget_s is None or _is_number(trial.budget_s), "budget_s")
+    _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
     for name in ("config", "drawn", "environment", "not_effective"):
         _must(isinstance(getattr(trial, name), dict), name)
     _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
     for point in trial.points:
-        _must(all(_is_number(point.get(name)) for name in ("train_s", "images")), "point: train_s or images")
+        _must(all(is_number(point.get(name)) for name in ("train_s", "images")), "point: train_s or images")
         _must(isinstance(point.index, int), "point: index")
         _must(_are_seconds(point.seconds), "point: seconds")
         _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")
@@ -88,7 +88,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
 def _numbers(flat: dict[str, Any]) -> dict[str, Any]:
     """A point without what is no number: as good as none, and lists play no part in a report."""
     kept = (*_WORDS, "seconds", "disturbed")
-    return {name: value for name, value in flat.items() if name in kept or _is_number(value)}
+    return {name: value for name, value in flat.items() if name in kept or is_number(value)}
 
 
 def _must(holds: bool, what: str) -> None:
@@ -113,10 +113,6 @@ def _plain(text: str) -> str:
     return _CONTROL.sub(" ", text.encode("utf-8", "replace").decode())
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_value(value: Any) -> bool:
     """What a knob can be."""
     of_one = value is None or isinstance(value, str | bool | int | float)
@@ -124,7 +120,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _are_seconds(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
+    return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
@@ -144,11 +140,11 @@ def sessions(folder: Path) -> list[Session]:
     """When the search ran, as far as that was written down."""
     found: list[Session] = []
     for line in _lines(folder / "sessions.jsonl"):
-        if line.get("event") == "begin" and _is_number(line.get("time")):
+        if line.get("event") == "begin" and is_number(line.get("time")):
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
             found.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
-        elif line.get("event") == "end" and found and _is_number(line.get("time")):
+        elif line.get("event") == "end" and found and is_number(line.get("time")):
             found[-1].end = line["time"]
     return found
 

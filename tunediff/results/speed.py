@@ -6,11 +6,11 @@ import dataclasses
 import json
 from collections.abc import Callable
 
-import numpy as np
 import pandas as pd
 
 from tunediff.record import TrialRecord
 from tunediff.results import RATE, Results, front, last, seconds_of, without_seed
+from tunediff.results.statistics import mean
 
 PARTS = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optimizer", "ema", "other")
 """Of a step, in the order in which they happen: `step_forward_s`, … of a point."""
@@ -92,8 +92,7 @@ def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compi
 
 def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
-    values = [value for trial in counted if trial.points and (value := of(trial)) is not None]
-    return float(np.mean(values)) if values else None
+    return mean([value for trial in counted if trial.points and (value := of(trial)) is not None])
 
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs

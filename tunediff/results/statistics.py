@@ -16,6 +16,16 @@ BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW = "baseline", "too few runs"
 
 
+def mean(values: Sequence[float]) -> float | None:
+    """None without values."""
+    return float(np.mean(values)) if values else None
+
+
+def sd(values: Sequence[float]) -> float | None:
+    """Standard deviation of a sample; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """A mean with what it may be off by; `low` and `high` are None for a single run."""
@@ -31,12 +41,12 @@ def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
-    mean, back = float(sample.mean()), math.exp if ratios else float
+    middle, back = float(sample.mean()), math.exp if ratios else float
     if len(values) < 2:
-        return Estimate(back(mean), None, None, 1)
+        return Estimate(back(middle), None, None, 1)
     half = float(sample.std(ddof=1)) / math.sqrt(len(values))
     half *= 1.0 if errors else quantile(1 - LEVEL / 2, len(values) - 1)
-    return Estimate(back(mean), back(mean - half), back(mean + half), len(values))
+    return Estimate(back(middle), back(middle - half), back(middle + half), len(values))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tunediff.record import TrialRecord
 
@@ -46,32 +47,6 @@ class Why:
         return math.log(values[1] / values[0]) * (-1.0 if self.mode == "max" else 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Curve:
-    """One trial's evaluations with a positive objective, which is read on a logarithmic scale."""
-
-    seconds: list[float]
-    images: list[float]
-    values: list[float]
-
-    @property
-    def logs(self) -> list[float]:
-        return list(map(math.log, self.values))
-
-    def at_seconds(self, seconds: float) -> tuple[float, float] | None:
-        """(objective, images) then; None before the first evaluation, where nothing is known, and after the last."""
-        if not self.seconds[0] <= seconds <= self.seconds[-1]:
-            return None
-        value, images = (float(np.interp(seconds, self.seconds, ys)) for ys in (self.logs, self.images))
-        return self.values[-1] if seconds == self.seconds[-1] else math.exp(value), images
-
-    def at_images(self, images: float) -> float | None:
-        """The objective when so many had been seen."""
-        if not self.images[0] <= images <= self.images[-1]:
-            return None
-        return math.exp(float(np.interp(images, self.images, self.logs)))
-
-
 def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "min") -> Why | None:
     """The decomposition; None without positive values of both.
 
@@ -79,24 +54,31 @@ def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "mi
     scale.
     """
     curves = [_curve(trial, metric) for trial in (baseline, winner)]
-    if not all(curve.seconds for curve in curves):
+    if not all(map(len, curves)):
         return None
     # Trainings overshoot their budget by a part of a step: that close, their ends count as the same second.
-    seconds = min(curve.seconds[-1] for curve in curves)
-    alike = max(curve.seconds[-1] for curve in curves) <= 1.02 * seconds
-    ends = [curve.at_seconds(curve.seconds[-1] if alike else seconds) for curve in curves]
-    known = [end for end in ends if end is not None]
+    ends = [float(curve[-1, 0]) for curve in curves]
+    seconds, alike = min(ends), max(ends) <= 1.02 * min(ends)
+    then = [_read(curve, 0, end if alike else seconds) for curve, end in zip(curves, ends, strict=True)]
+    known = [row for row in then if row is not None]
     if len(known) < 2:
         return None
-    (base, of_base), (value, images) = known
+    (_, of_base, base), (_, images, value) = known
     fewer = min(of_base, images)
-    earlier = [
-        end if seen == fewer else curve.at_images(fewer) for (end, seen), curve in zip(known, curves, strict=True)
-    ]
-    same = (earlier[0], earlier[1]) if earlier[0] is not None and earlier[1] is not None else None
+    earlier = [row if row[1] == fewer else _read(curve, 1, fewer) for row, curve in zip(known, curves, strict=True)]
+    same = (earlier[0][2], earlier[1][2]) if earlier[0] is not None and earlier[1] is not None else None
     return Why(seconds, (base, value), (round(of_base), round(images)), round(fewer), same, mode)
 
 
-def _curve(trial: TrialRecord, metric: str) -> _Curve:
-    points = [point for point in trial.points if (point.get(metric) or 0.0) > 0]
-    return _Curve(*([float(point[name]) for point in points] for name in ("train_s", "images", metric)))
+def _curve(trial: TrialRecord, metric: str) -> NDArray[np.float64]:
+    """(seconds, images, logarithm of the objective) of every evaluation where that is positive."""
+    known = [point for point in trial.points if (point.get(metric) or 0.0) > 0]
+    return np.array([(point["train_s"], point["images"], math.log(point[metric])) for point in known], dtype=float)
+
+
+def _read(curve: NDArray[np.float64], column: int, place: float) -> tuple[float, float, float] | None:
+    """(seconds, images, objective) where a column is at `place`; None before the first evaluation or after the last."""
+    if not curve[0, column] <= place <= curve[-1, column]:
+        return None
+    seconds, images, log = (float(np.interp(place, curve[:, column], values)) for values in curve.T)
+    return seconds, images, math.exp(log)

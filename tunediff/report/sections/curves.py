@@ -1,21 +1,40 @@
-"""The objective of all trials against training seconds."""
+"""The objective against training seconds: of all trials, and of configurations with several seeds their means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from tunediff.cli import number
 from tunediff.report.files import Files
-from tunediff.report.html import BASELINE, WINNER, Html, join
-from tunediff.report.style import DASHED, GREY, MANY, Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
-from tunediff.report.subject import Subject, lead
+from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
+from tunediff.report.style import (
+    DASHED,
+    GREY,
+    INK,
+    MANY,
+    WIDTH_IN,
+    Stars,
+    at_the_end,
+    objective_axis,
+    plain_numbers,
+    ring,
+    say,
+    sheet,
+)
+from tunediff.report.subject import Subject, lead, marked, note
+from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import secs, some
 from tunediff.results import Results, curve
+from tunediff.results.comparison import Comparison, Group
 
+# --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
 
 
@@ -33,7 +52,7 @@ def curves(subject: Subject, files: Files) -> Html | None:
         ring_ += f" The ring: {subject.leader} is as good."
     figure = files.chart(
         "curves",
-        lambda: drawn(found, subject.stars),
+        lambda: of_trials(found, subject.stars),
         f"{subject.label} against training seconds, all trials",
         f"Grey: the other trials; dotted: those that failed, were stopped, or are under way.{ring_}",
     )
@@ -51,7 +70,7 @@ def curves(subject: Subject, files: Files) -> Html | None:
     return join(lead(said), figure)
 
 
-def drawn(found: Results, stars: Stars) -> Figure:
+def of_trials(found: Results, stars: Stars) -> Figure:
     """The figure; the winner is marked where it is as good as the baseline at its end."""
     lines = {trial.name: curve(trial, found.metric) for trial in found.trials}
     figure, (axes,) = sheet(1, 4.7)
@@ -100,8 +119,108 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
         if not many and ok and mine:
             dots = [place for line in mine for place in line]
             axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=GREY, zorder=2, linewidths=0)
-    # What failed may lie anywhere; it is drawn as far as it fits.
+    # What failed may lie anywhere; it is of_trials as far as it fits.
     inside = [place for t in found.trials if t.status in ("ok", "pruned", None) for place in lines[t.name]]
     if inside := inside or [place for line in lines.values() for place in line]:
         axes.update_datalim(inside)
         axes.autoscale_view()
+
+
+# ---------------------------------------------------------------------------------------------------------------- seeds
+LINE_STYLES = ("-", "--", ":", "-.")
+"""One for each ten colours."""
+
+
+def seeds(subject: Subject, files: Files) -> Html | None:
+    """Every configuration of a search with several seeds, and which differences are noise."""
+    if (compared := subject.compared) is None:
+        return None
+    best = compared.of(subject.stars.winner) if subject.stars.winner is not None else None
+    files.csv("comparison", compared.table())
+    header, *rows = comparison_table(compared)
+    said = conclusions(compared) or ["Nothing can be compared yet."]
+    figure = None
+    if not subject.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
+        figure = files.chart(
+            "comparison",
+            lambda: of_means(compared),
+            "objective against training seconds, mean and standard deviation over seeds",
+            "Mean over the seeds, and ± one standard deviation.",
+        )
+    return join(
+        lead(said[0]),
+        figure,
+        table(header, rows, marked(compared, best), words=2),
+        el("p", said[-1]) if compared.resolution is not None else None,  # what lies between is in the table
+        note(files.links("comparison")),
+    )
+
+
+def of_means(compared: Comparison) -> Figure:
+    """The objective against training seconds: mean over the seeds and ± one standard deviation.
+
+    Where two knobs were varied there is one panel for each value of the one with fewer; the baseline is in all of them.
+    """
+    found = compared.found
+    shown = [group for group in compared.groups if group.curve(compared.metric)]
+    panel_knob, line_knob = _panels_and_lines(shown) or (None, None)
+    values = _values(shown, panel_knob) if panel_knob is not None else [""]
+    figure, panels = sheet(len(values), 4.7, max(WIDTH_IN, 3.0 * len(values) + 3.0), sharey=True)
+    levels = [level for group in shown for level in group.curve(compared.metric)]
+    named = [(group, group.name if line_knob is None else _line_name(group, shown, line_knob)) for group in shown]
+    styles = {name: _style(i) for i, name in enumerate(dict.fromkeys(name for group, name in named if group.changed))}
+    lines: dict[str, Line2D] = {}
+    for axes, value in zip(panels, values, strict=True):
+        for group, name in named:
+            if not group.changed:
+                name = f"baseline ({name}, {number(group.knobs[panel_knob])})" if panel_knob is not None else name
+                style: dict[str, Any] = {"color": INK, "linewidth": 2.2, "zorder": 3}
+            elif panel_knob is None or number(group.knobs[panel_knob]) == value:
+                style = styles[name]
+            else:
+                continue
+            curve = group.curve(compared.metric)
+            seconds = [level.train_s for level in curve]
+            (line,) = axes.plot(seconds, [level.mean for level in curve], marker="o", markersize=3.5, **style)
+            ends = [level.mean - level.sd for level in curve], [level.mean + level.sd for level in curve]
+            axes.fill_between(seconds, *ends, color=style["color"], alpha=0.12, linewidth=0)
+            lines.setdefault(name, line)
+        axes.set_xlabel("training seconds")
+        axes.set_xlim(left=0)
+        objective_axis(axes, found, all(level.mean > level.sd for level in levels))
+        axes.label_outer()
+        axes.set_title(f"{panel_knob} = {value}" if panel_knob is not None else "")
+    if lines:
+        order = sorted(lines, key=lambda name: list(styles).index(name) if name in styles else -1)  # baseline first
+        figure.legend([lines[name] for name in order], order, loc="outside right upper", title=line_knob)
+    return figure
+
+
+def _style(place: int) -> dict[str, Any]:
+    """Ten colours, then the same in another line style."""
+    return {
+        "color": matplotlib.colormaps["tab10"](place % 10),
+        "linewidth": 1.5,
+        "linestyle": LINE_STYLES[place // 10 % 4],
+    }
+
+
+def _values(groups: list[Group], knob: str) -> list[str]:
+    """The values of a knob in words, in the order of their first use."""
+    return list(dict.fromkeys(number(group.knobs[knob]) for group in groups))
+
+
+def _panels_and_lines(groups: list[Group]) -> tuple[str, str] | None:
+    """Where two knobs that every configuration has were varied: that with fewer values makes the panels."""
+    common = [name for name in groups[0].knobs if all(name in group.knobs for group in groups)] if groups else []
+    if len(varied := [name for name in common if len(_values(groups, name)) > 1]) != 2:
+        return None
+    panels, lines = sorted(varied, key=lambda name: len(_values(groups, name)))
+    return panels, lines
+
+
+def _line_name(group: Group, groups: list[Group], lines: str) -> str:
+    """The value of the knob that the lines show, and of knobs that only some configurations have."""
+    special = {k: v for k, v in group.knobs.items() if not all(k in other.knobs for other in groups)}
+    words = [f"{name.rpartition('.')[2]}={number(value)}" for name, value in special.items()]
+    return ", ".join([number(group.knobs[lines]), *words])

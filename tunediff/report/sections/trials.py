@@ -1,4 +1,4 @@
-"""Every trial, in a table that sorts and filters itself."""
+"""Every trial, in a table that sorts and filters itself; and how those ended that have no result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import cut, is_known, rounded, some
-from tunediff.results import RATE, shown
+from tunediff.results import RATE, failed, shown
+from tunediff.results.effects import failures_table, suspects
 
 
+# ---------------------------------------------------------------------------------------------------------- all of them
 def trials(subject: Subject, files: Files) -> Html | None:
     """The best first, then those without a result by their numbers."""
     found = subject.found
@@ -48,13 +50,9 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.by_rate else [_two(row["speedup"]), _plain(row[RATE])]
-    value = [_plain(row[subject.found.metric]), _two(row["versus_baseline"])]
-    return [row["trial"], row["status"], *value, *fast, _plain(row["train_s"]), _plain(row["peak_memory_mib"])]
-
-
-def _plain(value: Any) -> str:
-    return rounded(float(value)) if is_known(value) else ""
+    fast = [] if subject.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    value = [rounded(row[subject.found.metric]), _two(row["versus_baseline"])]
+    return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]
 
 
 def _two(value: Any) -> str:
@@ -64,3 +62,35 @@ def _two(value: Any) -> str:
 def _on_two_lines(name: str) -> Html:
     section, dot, leaf = name.rpartition(".")
     return join(section, dot, el("br") if dot else "", leaf)
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+def failures(subject: Subject, files: Files) -> Html | None:
+    """Left out before the first trial ended."""
+    found = subject.found
+    ended = [trial for trial in found.trials if trial.finished]
+    if not ended and not subject.unreadable:
+        return None
+    bad, stopped = sum(map(failed, ended)), sum(trial.status == "pruned" for trial in ended)
+    said = f"{bad:,} of {some(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
+    said += f"; {stopped:,} {'was' if stopped == 1 else 'were'} stopped early" if stopped else ""
+    parts: list[object] = [lead(f"{said}.")]
+    frame = failures_table(found)
+    if len(frame):
+        files.csv("failures", frame)
+        rows = [[s, cut(why, 300), cut(names, 48), trials] for s, trials, why, names in frame[:30].to_numpy().tolist()]
+        parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
+        parts.append(note(files.links("failures")))
+    if hints := suspects(found, subject.effects):
+        words = "; ".join(f"{of.failed} of {len(of.members)} with {knob} = {of.label}" for knob, of in hints)
+        parts.append(el("p", f"More than twice as often as elsewhere trials failed with these values: {words}."))
+    if disturbed := sum(any(point.get("disturbed") is True for point in trial.points) for trial in found.trials):
+        said = (
+            f"During {disturbed:,} of {some(len(found.trials), 'trial')} others used the same cores: their speed, and "
+            "what they learned in their seconds, may be too low."
+        )
+        parts.append(el("p", said))
+    if left := subject.unreadable:
+        said = f"{some(len(left), 'journal was', 'journals were')} not understood and left out:"
+        parts += [el("p", said), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
+    return join(*parts)

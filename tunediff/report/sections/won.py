@@ -1,39 +1,41 @@
-"""What won: the answer, confirmed where it was, else as far as one run each goes."""
+"""What won: the answer, confirmed where it was, else as far as one run each goes; and how its images look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from pathlib import Path
 
 import pandas as pd
+from PIL import Image
 
 from tunediff import config as cfg
 from tunediff.cli import number
 from tunediff.record import TrialRecord
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, table
-from tunediff.report.subject import Subject, lead, note
-from tunediff.report.verdicts import sentences, sped
-from tunediff.report.words import between, duration, estimated, percent, rounded, secs, some, times, with_sd
+from tunediff.report.html import Html, el, join, picture, table
+from tunediff.report.subject import Subject, lead, marked, note, sampled
+from tunediff.report.verdicts import confirmation_table, sentences
+from tunediff.report.words import duration, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.statistics import BETTER, SAME
 
 
+# ----------------------------------------------------------------------------------------------------------- the answer
 def won(subject: Subject, files: Files) -> Html:
-    """The answer, the numbers that a reader wants first, and what the winner changes."""
+    """The answer, and what the winner changes."""
     winner = subject.stars.winner
     if winner is None:
         return lead(_nothing_won(subject))
     parts: list[object] = []
     if subject.told is not None:
         first, *more = sentences(subject.told)
-        parts += [lead(first), *(el("p", sentence) for sentence in more), _key_figures(subject, winner)]
-        parts += [_confirmation(subject.told, files)]
+        parts += [lead(first), *(el("p", sentence) for sentence in more), _confirmation(subject.told, files)]
     elif subject.compared is not None:
-        parts += [lead(*_best_of_seeds(subject, subject.compared, winner)), _key_figures(subject, winner)]
+        parts.append(lead(*_best_of_seeds(subject, subject.compared, winner)))
     else:
-        parts += [lead(*_single(subject, winner)), _key_figures(subject, winner), note(_luck(subject))]
+        parts += [lead(*_single(subject, winner)), note(_luck(subject))]
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
         parts.append(note(subject.confirming))
@@ -115,83 +117,19 @@ def _luck(subject: Subject) -> str:
     return f"{said}A search file with seeds: {again}"
 
 
-def _key_figures(subject: Subject, winner: TrialRecord) -> Html:
-    """A few numbers that a reader wants first."""
-    base = subject.rival
-    entries = list(_confirmed(subject.told) if subject.told is not None else _searched(subject, winner))
-    if not subject.by_rate:
-        entries.append(_beside("images/s", last(winner, RATE), last(base, RATE) if base else None))
-    name = "peak_memory_mib"
-    entries.append(_beside("peak memory", last(winner, name), last(base, name) if base else None, " MiB"))
-    shown_ = (el("div", el("dt", what), el("dd", value), el("dd", beside)) for what, value, beside in entries if value)
-    return el("dl", *shown_, class_="keys")
-
-
-def _confirmed(told: Confirmation) -> Iterator[tuple[str, str, str]]:
-    """(what, value, beside it) of the confirming runs."""
-    group, base = told.leader, told.compared.baseline
-    if group is None:
-        return
-    beside = f"baseline {with_sd(told.values(base))}" if base is not None else ""
-    yield f"{told.label}, new seeds", with_sd(told.values(group)), beside
-    if (paired := told.paired(group)) is not None:
-        signed = f"{'−' if paired.mean < 0 else '+'}{number(abs(paired.mean))}"
-        yield "difference to the baseline", signed, _interval(between(paired))
-    speedup, reached = told.speedup(group)
-    if speedup is not None:
-        often = [_interval(between(speedup)), f"in {reached} of {some(len(group.done), 'run')}"]
-        yield "as good as the baseline", f"{times(speedup.mean)} faster", ", ".join(filter(None, often))
-
-
-def _searched(subject: Subject, winner: TrialRecord) -> Iterator[tuple[str, str, str]]:
-    """(what, value, beside it) of a search that has no confirming runs."""
-    metric, base = subject.found.metric, subject.rival
-    if subject.compared is not None:
-        values, first = subject.compared.of(winner).values(metric), subject.compared.baseline
-        others = first.values(metric) if first is not None else []
-        beside = f"baseline {with_sd(others)}" if base is not None and others else ""
-        yield f"{subject.label}, mean of {some(len(values), 'seed')}", with_sd(values), beside
-    else:
-        yield _beside(subject.label, winner.value(metric), base.value(metric) if base is not None else None)
-    if base is None or subject.by_rate or base.value(metric) is None:
-        return
-    end_s, crossing_s = float(base.points[-1]["train_s"]), subject.crossing_s
-    if crossing_s:
-        less, when = ("> ", "before") if subject.crosses_before_first else ("", "after")
-        seconds = f"{when} {secs(crossing_s)} instead of {secs(end_s)}"
-        yield "as good as the baseline", f"{less}{times(end_s / crossing_s)} faster", seconds
-    else:
-        yield "as good as the baseline", "never", "within its budget"
-
-
-def _interval(ends: str) -> str:
-    return f"{ends} (95 %)".replace("-", "−") if ends else ""
-
-
-def _beside(what: str, own: float | None, of_base: float | None, unit: str = "") -> tuple[str, str, str]:
-    if own is None:
-        return what, "", ""
-    ratio = f": {times(own / of_base)}" if of_base else ""
-    return what, f"{rounded(own)}{unit}", f"baseline {rounded(of_base)}{unit}{ratio}" if of_base is not None else ""
-
-
 def _confirmation(told: Confirmation, files: Files) -> Html:
     """The confirming runs as a table."""
     files.csv("won", told.table())
-    rows, marks = list[list[object]](), list[str]()
-    for group in told.compared.groups:
-        never = "never as good" if group.changed and group.done and not told.search.by_rate else ""
-        runs = f"{len(group.done)} of {told.compared.seeds}"
-        speedup = sped(told, group, "in ") or never
-        cells = [with_sd(told.values(group)), estimated(told.paired(group)), speedup]
-        rows.append([group.name, group.difference.verdict, runs, *cells])
-        marks.append("baseline" if not group.changed else "winner" if group is told.leader else "")
-    header = ("configuration", "verdict", "runs", f"{told.label}, mean ± sd", "difference to the baseline", "speed-up")
+    header, *rows = confirmation_table(told, compact=False)
     how = (
         "Runs made after the choice, on seeds that had no part in it. Differences are paired by seed, brackets hold "
         "95 % intervals, and the verdict counts all comparisons. "
     )
-    return join(el("h3", "On new seeds"), table(header, rows, marks, words=2), note(how, files.links("won")))
+    return join(
+        el("h3", "On new seeds"),
+        table(header, rows, marked(told.compared, told.leader), words=2),
+        note(how, files.links("won")),
+    )
 
 
 def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) -> Html:
@@ -209,3 +147,47 @@ def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "images", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
     return {**measured, **value, "speedup": subject.found.speedup(trial)}
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+LARGEST = 1024
+"""Pixels per side of an image grid inside the page."""
+
+
+def samples(subject: Subject, files: Files) -> Html | None:
+    """The images of the last evaluation of both."""
+    if subject.by_rate or not subject.stars.pairs():
+        return None
+    grids, missing = list[Html](), list[str]()
+    for trial, _, what in subject.stars.pairs():
+        who, kind = f"{what} ({trial.name})", subject.mark(trial)
+        if (image := _grid(subject.found.folder / "trials" / trial.name / "samples.png")) is None:
+            missing.append(who)
+            continue
+        files.keep(f"{kind}_samples.png", image)
+        at = f" after {secs(trial.points[-1]['train_s'])} of training. " if trial.points else ". "
+        caption = el("figcaption", el("span", who, class_=kind), at, files.links(f"{kind}_samples"))
+        grids.append(el("figure", picture("png", image, f"images by the {what}"), caption))
+    none = f"No images are kept of {' and '.join(missing)}." if missing else ""
+    if not grids:
+        return lead(none)
+    ends = [last(trial, "train_s") for trial, _, _ in subject.stars.pairs() if trial.points]
+    equal = ", after equal training seconds" if len(grids) == 2 and max(ends) < 1.05 * min(ends) else ""
+    how = f"{sampled(subject.found, ' with ')}, averaged weights, the same noise in all trials. {none}"
+    said = f"The first images of the last evaluation{equal}."
+    return join(lead(said), el("div", *grids, class_="pair"), note(how))
+
+
+def _grid(path: Path) -> bytes | None:
+    """The image grid of a trial, written anew: a file from elsewhere is decoded as pixels and as nothing else."""
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            if max(image.size) > 8192:
+                return None
+            pixels = image.convert("L" if image.mode in ("1", "L") else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    pixels.thumbnail((LARGEST, LARGEST))
+    written = io.BytesIO()
+    pixels.save(written, format="PNG", optimize=True)
+    return written.getvalue()

@@ -1,4 +1,4 @@
-"""When torch.compile pays: what it costs, and after which time it has caught up."""
+"""What speed costs: Pareto fronts of the objective against speed, memory and seconds; when torch.compile pays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,88 @@ from matplotlib.figure import Figure
 from tunediff.cli import number
 from tunediff.report.files import Files
 from tunediff.report.html import Html, join, table
-from tunediff.report.style import DASHED, INK, SOFT, at_the_end, ring, say, sheet, with_commas
+from tunediff.report.style import (
+    DASHED,
+    GREY,
+    INK,
+    MANY,
+    SOFT,
+    Stars,
+    at_the_end,
+    objective_axis,
+    plain_numbers,
+    ring,
+    say,
+    sheet,
+    with_commas,
+)
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import SPACE, cut, duration, rounded, secs, some, times
+from tunediff.results import RATE, Results
 from tunediff.results.speed import Compiled, compiled
+from tunediff.results.speed import trade_offs as table_of
 
+# ----------------------------------------------------------------------------------------------------------- trade-offs
+AGAINST = {
+    RATE: ("images/s", "images/s → faster"),
+    "peak_memory_mib": ("memory", "memory (MiB) → more"),
+    "worker_s": ("training seconds × workers", "training seconds × workers → more"),
+}
+"""What an objective is weighed against: how it is called in a sentence, and along an axis."""
+
+
+def trade_offs(subject: Subject, files: Files) -> Html | None:
+    """Which trials no other beats in both at once."""
+    found, base = subject.found, subject.stars.baseline
+    if len(found.ranked) < 2:
+        return None
+    frame = table_of(found)
+    files.csv("trade_offs", frame)
+    figure = files.chart(
+        "trade_offs",
+        lambda: _fronts(found, frame, subject.stars),
+        f"{subject.label} against images per second and against memory",
+        "The line joins the trials that no other beats in both directions at once.",
+    )
+    if figure is None:
+        return None
+    said = []
+    for name, (words, _) in AGAINST.items():
+        if f"on_front_{name}" in frame:
+            names = list(frame["trial"][frame[f"on_front_{name}"]])
+            among = ", the baseline among them" if base is not None and base.name in names else ""
+            said.append(f"{len(names):,} in {subject.label} and {words}{among}")
+    return join(lead(f"Beaten by no other of {some(len(frame), 'trial')} in both at once: {'; '.join(said)}."), figure)
+
+
+def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
+    """A panel for each quantity that at least two trials have, with the trials that no other beats in both."""
+    wanted = [name for name in AGAINST if f"on_front_{name}" in frame and frame[name].notna().sum() > 1]
+    if not wanted:
+        return None
+    figure, panels = sheet(len(wanted), 3.9, sharey=True)
+    for axes, name in zip(panels, wanted, strict=True):
+        known = frame[frame[name].notna()]
+        many = len(known) > MANY
+        axes.scatter(known[name], known[found.metric], s=10 if many else 22, color=GREY, linewidths=0,
+                     alpha=0.6 if many else 1.0, rasterized=many, zorder=1)  # fmt: skip
+        best = known[known[f"on_front_{name}"]].sort_values([name, found.metric])
+        axes.plot(best[name], best[found.metric], color=INK, linewidth=1.1, marker="o", markersize=3.8, zorder=2,
+                  label="beaten by none in both")  # fmt: skip
+        for trial, color, what in stars.pairs():
+            mine = known[known["trial"] == trial.name]
+            axes.plot(mine[name], mine[found.metric], "o", color=color, markersize=9, zorder=3, linestyle="none",
+                      markeredgecolor="white", markeredgewidth=1.2, label=what)  # fmt: skip
+        axes.set_xlabel(AGAINST[name][1])
+        plain_numbers(axes)
+        axes.margins(0.07)
+        axes.grid(True, axis="both")
+    objective_axis(panels[0], found, bool((frame[found.metric] > 0).all()))
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------- torch.compile
 ROWS = 20
 """Of the table."""
 HEADER = ("trial", "mode", "not compiled", "compile s", "images/s", "not compiled", "ratio", "pays after", "or images")
@@ -40,7 +117,7 @@ def compiling(subject: Subject, files: Files) -> Html | None:
         best = max(mine or pairs, key=lambda one: one.versus_uncompiled or 0.0)
         figure = files.chart(
             "compile",
-            lambda: _drawn(best, budget_s),
+            lambda: _break_even(best, budget_s),
             "images against training seconds, compiled and not",
             f"{best.trial} and {best.uncompiled}, which are equal but for compilation.",
         )
@@ -62,7 +139,7 @@ def _row(one: Compiled) -> list[object]:
     return [*words, *measured, times(one.versus_uncompiled), pays, rounded(one.images_to_break_even)]
 
 
-def _drawn(one: Compiled, budget_s: float) -> Figure | None:
+def _break_even(one: Compiled, budget_s: float) -> Figure | None:
     """Images against training seconds, with and without compilation, of one configuration that ran both ways."""
     plain, fast, cost, paid = one.uncompiled_images_per_s, one.images_per_s, one.compile_s, one.break_even_s
     if plain is None or fast is None or cost is None:
