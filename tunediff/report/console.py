@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
@@ -43,7 +42,7 @@ class Console:
     def __enter__(self) -> Console:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def say(self, text: str) -> None:
@@ -167,7 +166,7 @@ class Table(Console):
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _print(self, line: str) -> None:
@@ -236,10 +235,9 @@ def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:
 
 def sparkline(values: list[float]) -> str:
     """A curve as one bar per value, on a logarithmic scale from its lowest to its highest: `█▅▃▁`."""
-    finite = [math.log(value) for value in values if value > 0 and math.isfinite(value)]
-    low, spread = min(finite, default=0.0), (max(finite, default=0.0) - min(finite, default=0.0)) or 1.0
-    bars = [
-        BARS[round((math.log(value) - low) / spread * (len(BARS) - 1))] if value > 0 and math.isfinite(value) else "?"
-        for value in values
-    ]
-    return "".join(bars) if finite else ""
+    logs = [math.log(value) if value > 0 and math.isfinite(value) else None for value in values]
+    known = [log for log in logs if log is not None]
+    if not known:
+        return ""
+    low, spread = min(known), (max(known) - min(known)) or 1.0
+    return "".join("?" if log is None else BARS[round((log - low) / spread * (len(BARS) - 1))] for log in logs)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
-from tunediff.report.sections import curves, knobs, reproduce, speed, study, trials, why, won
+from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.subject import Subject
 from tunediff.report.words import duration, some
 
@@ -23,7 +23,7 @@ Section = Callable[[Subject, Files], Html | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "What won", won.won),
     ("seeds", "All configurations over their seeds", curves.seeds),
-    ("study", "The study", study.study),
+    ("study", "The study", trials.study),
     ("curves", "{label} against training seconds", curves.curves),
     ("why", "Why it {wins}", why.why),
     ("samples", "Images", won.samples),
@@ -55,7 +55,7 @@ def _head(subject: Subject) -> Html:
     space = subject.found.space
     data, images = space.baseline.data, space.baseline.evaluation.images
     side, budget = data.image_size, duration(subject.budget_s)
-    judged = subject.label if subject.by_rate else f"{subject.label} over {images:,} images"
+    judged = subject.label if subject.found.by_rate else f"{subject.label} over {images:,} images"
     about = f"{data.name} at {side}×{side}, {budget} of training per trial"
     return join(
         el("h1", subject.found.folder.name),

@@ -117,13 +117,8 @@ def _bars(table: Table) -> Figure:
             table.study.quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)
         }
         per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
-        _draw(
-            axes,
-            names,
-            series,
-            table.study.quantity(ys[0]).unit + per_step if stacked else table.study.quantity(parts[0]).heading,
-            stacked,
-        )
+        first = table.study.quantity(parts[0])
+        _draw(axes, names, series, first.unit + per_step if stacked else first.heading, stacked)
     return figure
 
 

@@ -17,6 +17,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.words import is_known, markdown_table, plain_table
 from tunediff.results import Results, is_number, last, seconds_of
 from tunediff.results.importance import searched
+from tunediff.results.speed import break_even
 from tunediff.space.study import OPERATIONS, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
@@ -270,10 +271,8 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
     eager = [other for other in rows if other.config["compile.mode"] == "none"]
     if row.config["compile.mode"] != "none" and (faster := _ratio(row, _find(eager, row.config, but_for="compile"))):
         found["versus_uncompiled"] = faster
-        if rate and faster > 1 and "compile_s" in row.values:
-            # n images take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
-            paid = row.values["compile_s"] * rate / (faster - 1)
-            found |= {"images_to_break_even": paid, "break_even_s": row.values["compile_s"] + paid / rate}
+        if paid := break_even(row.values.get("compile_s"), rate, faster):
+            found["images_to_break_even"], found["break_even_s"] = paid
     return found
 
 

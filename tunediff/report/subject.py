@@ -48,11 +48,6 @@ class Subject:
     """Unix time."""
 
     @property
-    def by_rate(self) -> bool:
-        """Whether the objective is speed."""
-        return self.found.by_rate
-
-    @property
     def label(self) -> str:
         """What the objective is called."""
         return self.found.quantity(self.found.label).label
@@ -81,7 +76,7 @@ class Subject:
     @property
     def crossing_s(self) -> float | None:
         """Training seconds after which the winner is as good as the baseline at its end; None: never, or not known."""
-        ahead = self.stars.winner is not None and self.rival is not None and not self.by_rate
+        ahead = self.stars.winner is not None and self.rival is not None and not self.found.by_rate
         return self.found.seconds_to_baseline(self.stars.winner) if ahead and self.stars.winner else None
 
     @property

@@ -5,6 +5,7 @@ They are checked before anything is made of them: one that cannot be used is nam
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -150,14 +151,8 @@ def sessions(folder: Path) -> list[Session]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(content, dict):
-            yield _clean(content)
+    with contextlib.suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(content := json.loads(line), dict):
+                    yield _clean(content)

@@ -81,13 +81,19 @@ def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compi
     name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
     if plain is None:  # nothing to compare with
         return Compiled(name, mode, None, None, cost, fast)
-    slow, beside = _mean(plain, rate), (plain[0].name, rate(plain[0]))
+    slow = _mean(plain, rate)
     ratio = fast / slow if fast and slow else None
-    if not fast or not ratio or ratio <= 1 or cost is None:
-        return Compiled(name, mode, *beside, cost, fast, ratio)
+    paid = break_even(cost, fast, ratio)
+    return Compiled(name, mode, plain[0].name, rate(plain[0]), cost, fast, ratio, *(paid or (None, None)))
+
+
+def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
+    """(images, training seconds) from which on compiling has paid that makes it `ratio` times as fast; None: never."""
+    if cost_s is None or not rate or not ratio or ratio <= 1:
+        return None
     # n images take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
-    images = cost * fast / (ratio - 1)
-    return Compiled(name, mode, *beside, cost, fast, ratio, images, cost + images / fast)
+    images = cost_s * rate / (ratio - 1)
+    return images, cost_s + images / rate
 
 
 def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:

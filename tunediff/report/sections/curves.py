@@ -5,29 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tunediff.cli import number
+from tunediff.report import style
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
-from tunediff.report.style import (
-    DASHED,
-    GREY,
-    INK,
-    MANY,
-    WIDTH_IN,
-    Stars,
-    at_the_end,
-    objective_axis,
-    plain_numbers,
-    ring,
-    say,
-    sheet,
-)
+from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, marked, note
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import secs, some
@@ -93,7 +80,7 @@ def _crossing(axes: Axes, base: Line, winner: Line, seconds: float | None) -> No
     if seconds is None:
         return
     (end_s, level), first = base[-1], seconds == winner[0][0]
-    axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=DASHED)
+    axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED)
     if not first:
         ring(axes, (seconds, level), WINNER, 7)
     words = f"{'before ' if first else ''}{secs(seconds)}"
@@ -102,15 +89,15 @@ def _crossing(axes: Axes, base: Line, winner: Line, seconds: float | None) -> No
 
 def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: Stars) -> None:
     """All trials in grey; dotted where they did not end ok."""
-    many = len(lines) > MANY
+    many = len(lines) > style.MANY
     others = [trial for trial in found.trials if lines[trial.name] and stars.color(trial.name) is None]
     for ok in (False, True):
         mine = [lines[trial.name] for trial in others if (trial.status == "ok") == ok]
         collection = LineCollection(
             [line if len(line) > 1 else [*line, *line] for line in mine],
-            colors=GREY,
+            colors=style.GREY,
             linewidths=0.7 if many else 1.1,
-            alpha=0.14 if len(lines) > 4 * MANY else 0.35 if many else 0.85,
+            alpha=0.14 if len(lines) > 4 * style.MANY else 0.35 if many else 0.85,
             linestyles="solid" if ok else (0, (1.2, 1.6)),
             rasterized=many,
             zorder=1,
@@ -118,7 +105,7 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
         axes.add_collection(collection, autolim=False)
         if not many and ok and mine:
             dots = [place for line in mine for place in line]
-            axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=GREY, zorder=2, linewidths=0)
+            axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=style.GREY, zorder=2, linewidths=0)
     # What failed may lie anywhere; it is of_trials as far as it fits.
     inside = [place for t in found.trials if t.status in ("ok", "pruned", None) for place in lines[t.name]]
     if inside := inside or [place for line in lines.values() for place in line]:
@@ -140,7 +127,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     header, *rows = comparison_table(compared)
     said = conclusions(compared) or ["Nothing can be compared yet."]
     figure = None
-    if not subject.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
+    if not subject.found.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
         figure = files.chart(
             "comparison",
             lambda: of_means(compared),
@@ -165,25 +152,25 @@ def of_means(compared: Comparison) -> Figure:
     shown = [group for group in compared.groups if group.curve(compared.metric)]
     panel_knob, line_knob = _panels_and_lines(shown) or (None, None)
     values = _values(shown, panel_knob) if panel_knob is not None else [""]
-    figure, panels = sheet(len(values), 4.7, max(WIDTH_IN, 3.0 * len(values) + 3.0), sharey=True)
+    figure, panels = sheet(len(values), 4.7, max(style.WIDTH_IN, 3.0 * len(values) + 3.0), sharey=True)
     levels = [level for group in shown for level in group.curve(compared.metric)]
     named = [(group, group.name if line_knob is None else _line_name(group, shown, line_knob)) for group in shown]
-    styles = {name: _style(i) for i, name in enumerate(dict.fromkeys(name for group, name in named if group.changed))}
+    looks = {name: _look(i) for i, name in enumerate(dict.fromkeys(name for group, name in named if group.changed))}
     lines: dict[str, Line2D] = {}
     for axes, value in zip(panels, values, strict=True):
         for group, name in named:
             if not group.changed:
                 name = f"baseline ({name}, {number(group.knobs[panel_knob])})" if panel_knob is not None else name
-                style: dict[str, Any] = {"color": INK, "linewidth": 2.2, "zorder": 3}
+                look: dict[str, Any] = {"color": style.INK, "linewidth": 2.2, "zorder": 3}
             elif panel_knob is None or number(group.knobs[panel_knob]) == value:
-                style = styles[name]
+                look = looks[name]
             else:
                 continue
             curve = group.curve(compared.metric)
             seconds = [level.train_s for level in curve]
-            (line,) = axes.plot(seconds, [level.mean for level in curve], marker="o", markersize=3.5, **style)
+            (line,) = axes.plot(seconds, [level.mean for level in curve], marker="o", markersize=3.5, **look)
             ends = [level.mean - level.sd for level in curve], [level.mean + level.sd for level in curve]
-            axes.fill_between(seconds, *ends, color=style["color"], alpha=0.12, linewidth=0)
+            axes.fill_between(seconds, *ends, color=look["color"], alpha=0.12, linewidth=0)
             lines.setdefault(name, line)
         axes.set_xlabel("training seconds")
         axes.set_xlim(left=0)
@@ -191,18 +178,14 @@ def of_means(compared: Comparison) -> Figure:
         axes.label_outer()
         axes.set_title(f"{panel_knob} = {value}" if panel_knob is not None else "")
     if lines:
-        order = sorted(lines, key=lambda name: list(styles).index(name) if name in styles else -1)  # baseline first
+        order = sorted(lines, key=lambda name: list(looks).index(name) if name in looks else -1)  # baseline first
         figure.legend([lines[name] for name in order], order, loc="outside right upper", title=line_knob)
     return figure
 
 
-def _style(place: int) -> dict[str, Any]:
+def _look(place: int) -> dict[str, Any]:
     """Ten colours, then the same in another line style."""
-    return {
-        "color": matplotlib.colormaps["tab10"](place % 10),
-        "linewidth": 1.5,
-        "linestyle": LINE_STYLES[place // 10 % 4],
-    }
+    return {"color": f"C{place % 10}", "linewidth": 1.5, "linestyle": LINE_STYLES[place // 10 % 4]}
 
 
 def _values(groups: list[Group], knob: str) -> list[str]:

@@ -148,15 +148,14 @@ def effects(subject: Subject, files: Files) -> Html | None:
 
 
 def _in_numbers(subject: Subject) -> Html:
-    rows, marks = list[list[object]](), list[str]()
+    rows, marks, rate = list[list[object]](), list[str](), [] if subject.found.by_rate else ["images/s"]
     for effect in subject.effects:
         for place, level in enumerate(effect.levels):
-            mean, speed = level.objective, [] if subject.by_rate else [rounded(level.rate.mean) if level.rate else ""]
+            mean, speed = level.objective, [rounded(level.rate.mean) if level.rate else ""] if rate else []
             value = [number(mean.mean), between(mean)] if mean is not None else ["", ""]
             knob, verdict = (effect.knob, effect.verdict) if place == 0 else ("", "")
             rows.append([knob, level.label, len(level.members), level.failed or "", *value, *speed, verdict])
             marks.append("" if effect.verdict == ABOVE else "rest")
-    rate = [] if subject.by_rate else ["images/s"]
     header = ["knob", "value", "trials", "failed", subject.label, "± its error", *rate, "verdict"]
     return table(header, rows, marks, words=2)
 

@@ -87,7 +87,7 @@ def _protocol(subject: Subject) -> list[str]:
     wanted = subject.found.space
     protocol, budget = wanted.baseline.evaluation, wanted.budget
     lines = ["images/s: images trained per second, waiting for images included and compilation not."]
-    if not subject.by_rate:
+    if not subject.found.by_rate:
         what, protocol_words = subject.found.quantity(subject.found.metric).label, sampled(subject.found)
         lines[0] = (
             f"{subject.label}: {what} between {protocol.images:,} generated images and the real ones, in the features "

@@ -8,23 +8,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
+from tunediff.report import style
 from tunediff.report.files import Files
 from tunediff.report.html import Html, join, table
-from tunediff.report.style import (
-    DASHED,
-    GREY,
-    INK,
-    MANY,
-    SOFT,
-    Stars,
-    at_the_end,
-    objective_axis,
-    plain_numbers,
-    ring,
-    say,
-    sheet,
-    with_commas,
-)
+from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet, with_commas
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import SPACE, cut, duration, rounded, secs, some, times
 from tunediff.results import RATE, Results
@@ -72,11 +59,11 @@ def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
     figure, panels = sheet(len(wanted), 3.9, sharey=True)
     for axes, name in zip(panels, wanted, strict=True):
         known = frame[frame[name].notna()]
-        many = len(known) > MANY
-        axes.scatter(known[name], known[found.metric], s=10 if many else 22, color=GREY, linewidths=0,
+        many = len(known) > style.MANY
+        axes.scatter(known[name], known[found.metric], s=10 if many else 22, color=style.GREY, linewidths=0,
                      alpha=0.6 if many else 1.0, rasterized=many, zorder=1)  # fmt: skip
         best = known[known[f"on_front_{name}"]].sort_values([name, found.metric])
-        axes.plot(best[name], best[found.metric], color=INK, linewidth=1.1, marker="o", markersize=3.8, zorder=2,
+        axes.plot(best[name], best[found.metric], color=style.INK, linewidth=1.1, marker="o", markersize=3.8, zorder=2,
                   label="beaten by none in both")  # fmt: skip
         for trial, color, what in stars.pairs():
             mine = known[known["trial"] == trial.name]
@@ -147,15 +134,15 @@ def _break_even(one: Compiled, budget_s: float) -> Figure | None:
     end = max(budget_s, cost * 1.5, min(1.3 * (paid or 0.0), 20 * budget_s))
     trained = fast * max(0.0, end - cost)
     figure, (axes,) = sheet(1, 3.3)
-    axes.plot([0, end], [0, plain * end], color=SOFT, linewidth=1.8)
-    axes.plot([0, cost, max(cost, end)], [0, 0, trained], color=INK, linewidth=1.8)
-    names = (SOFT, "not compiled"), (INK, f"compiled ({cut(one.mode, 30)})")
+    axes.plot([0, end], [0, plain * end], color=style.SOFT, linewidth=1.8)
+    axes.plot([0, cost, max(cost, end)], [0, 0, trained], color=style.INK, linewidth=1.8)
+    names = (style.SOFT, "not compiled"), (style.INK, f"compiled ({cut(one.mode, 30)})")
     at_the_end(axes, [((end, plain * end), *names[0]), ((end, trained), *names[1])])
-    axes.axvline(budget_s, color=SOFT, linewidth=0.9, linestyle=DASHED)
+    axes.axvline(budget_s, color=style.SOFT, linewidth=0.9, linestyle=style.DASHED)
     say(axes, "budget of a trial", (budget_s, 1), (-4, -2), xycoords=("data", "axes fraction"), va="top", ha="right",
-        color=SOFT)  # fmt: skip
+        color=style.SOFT)  # fmt: skip
     if paid is not None and paid <= end:
-        ring(axes, (paid, plain * paid), INK)
+        ring(axes, (paid, plain * paid), style.INK)
         say(axes, f"pays from {secs(paid)} on", (paid, plain * paid), (10, -10), va="top", fontsize=9)
     axes.set_xlabel("training seconds, compilation included")
     axes.set_ylabel("images")

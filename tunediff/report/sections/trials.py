@@ -1,11 +1,13 @@
-"""Every trial, in a table that sorts and filters itself; and how those ended that have no result."""
+"""Every trial, in a table that sorts and filters itself; how those ended that have no result; the table of a study."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tunediff.report import study_figure, study_table
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
+from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import cut, is_known, rounded, some
 from tunediff.results import RATE, failed, shown
@@ -33,7 +35,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
         ]
         for trial, row in lines
     ]
-    fast = [] if subject.by_rate else ["speed-up", "images/s"]
+    fast = [] if found.by_rate else ["speed-up", "images/s"]
     header = ["trial", "status", subject.label, "× baseline", *fast, "train s", "MiB", *map(_on_two_lines, names)]
     search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
@@ -50,7 +52,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
     value = [rounded(row[subject.found.metric]), _two(row["versus_baseline"])]
     return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]
 
@@ -94,3 +96,30 @@ def failures(subject: Subject, files: Files) -> Html | None:
         said = f"{some(len(left), 'journal was', 'journals were')} not understood and left out:"
         parts += [el("p", said), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
     return join(*parts)
+
+
+# ------------------------------------------------------------------------------------------------------------ the study
+def study(subject: Subject, files: Files) -> Html | None:
+    """The study as its search ended with it."""
+    found, figure = subject.found, None
+    if found.space.study is None or not found.trials:
+        return None
+    try:
+        told = study_table.table(found)
+        header, *rows = told.cells(1000)
+    # journals of another version, or a stranger's
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return el("p", f"The study's table cannot be made of these journals: {type(error).__name__}: {error}")
+    files.csv("study", told.frame())
+    if told.study.has_figure:
+        about = measured_on(found)
+        figure = files.chart(
+            "study", lambda: study_figure.figure(told, about), "the figure of the study", "The study's own figure."
+        )
+    return join(
+        lead(told.study.title or "The study's own table and figure."),
+        figure,
+        table(header, rows),
+        *map(note, told.notes()),
+        note(files.links("study")),
+    )

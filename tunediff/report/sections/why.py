@@ -34,7 +34,7 @@ def why(subject: Subject, files: Files) -> Html | None:
     if base is None or winner is None or not base.points:
         return None
     figure, told = None, None
-    if not subject.by_rate and (told := decomposition.why(base, winner, found.metric, found.space.mode)) is not None:
+    if not found.by_rate and (told := decomposition.why(base, winner, found.metric, found.space.mode)) is not None:
         split = told
         figure = files.chart(
             "why_curves",

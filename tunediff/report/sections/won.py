@@ -71,7 +71,7 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
         return [itself, f" itself is best: {rest} its {subject.label} of {number(value)}."]
     after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
-    is_ = f"{rounded(value)} images/s" if subject.by_rate else f"{after} {number(value)}"
+    is_ = f"{rounded(value)} images/s" if subject.found.by_rate else f"{after} {number(value)}"
     said: list[object] = [el("span", winner.name, class_="winner"), f" is best: {is_}"]
     if base is None or not of_base:
         yet = " yet" if base is None or not base.finished else ""
@@ -111,7 +111,7 @@ def _luck(subject: Subject) -> str:
     said += f", and the best of {ended:,} is partly the luckiest. " if ended > 2 else ". "
     if subject.confirming:
         return said
-    if subject.found.space.kind == "search" and not subject.by_rate:
+    if subject.found.space.kind == "search" and not subject.found.by_rate:
         return said + "A search file with confirm: runs the best again on new seeds and says whether they still win."
     again = "runs every configuration several times and compares by the noise between them."
     return f"{said}A search file with seeds: {again}"
@@ -156,7 +156,7 @@ LARGEST = 1024
 
 def samples(subject: Subject, files: Files) -> Html | None:
     """The images of the last evaluation of both."""
-    if subject.by_rate or not subject.stars.pairs():
+    if subject.found.by_rate or not subject.stars.pairs():
         return None
     grids, missing = list[Html](), list[str]()
     for trial, _, what in subject.stars.pairs():
