@@ -56,7 +56,8 @@ from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.record import End, Point, TrialRecord
-from tunediff.space import Draw, SearchSpace, combinations, to_params
+from tunediff.space import Draw, SearchSpace, to_params
+from tunediff.space.model import combinations
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.searcher import GRACE, Searcher, default_sampler
 
@@ -179,8 +180,8 @@ def _read(path: Path) -> Table:
     if not names or any(column not in lines[0] for column in MEASURED):
         raise ConfigError(f"{path}: no table; it needs columns of knobs and {', '.join(MEASURED)}, and rows")
     schema = cfg.baseline("digits").schema
-    if unknown := [name for name in names if name not in schema.knobs]:
-        raise ConfigError(schema.unknown_knob(unknown[0], str(path)))
+    for name in names:
+        schema.knob(name, str(path))
     rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for line in lines:
         rows.setdefault(tuple(line[name] or "" for name in names), []).append(line)

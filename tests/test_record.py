@@ -15,7 +15,6 @@ from tunediff.record import End, Journal, Point, read_trial
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
 
 
-
 def test_round_trip(tmp_path):
     journal = Journal(tmp_path / "t0003")
     journal.write("start", **START)

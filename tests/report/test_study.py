@@ -283,7 +283,9 @@ def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- figures
 def with_axes(text, x, *y):
     content = yaml.safe_load(text)
-    content["study"] |= {"x": x, "y": list(y)}
+    content["study"] = {**{k: v for k, v in content["study"].items() if k != "x"}, "y": list(y)} | (
+        {"x": x} if x else {}
+    )
     return yaml.safe_dump(content, sort_keys=False)
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, TARGETS, begin
+from tunediff.record import NotFiniteError
 from tunediff.training import state
-from tunediff.training.precision import NotFiniteError
 
 PLAIN = {"norm": False, "parallel__workers": 2}
 SAME = [

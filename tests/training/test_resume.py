@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from tests.helpers import Dies, Hands, KilledError, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
+from tunediff.record import NotFiniteError
 from tunediff.training import state
-from tunediff.training.precision import NotFiniteError
 
 
 # --------------------------------------------------------------------------------------------------- the warm-up step
