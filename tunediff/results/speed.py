@@ -12,9 +12,6 @@ from tunediff.record import TrialRecord
 from tunediff.results import RATE, Results, front, last, seconds_of, without_seed
 from tunediff.results.statistics import mean
 
-PARTS = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optimizer", "ema", "other")
-"""Of a step, in the order in which they happen: `step_forward_s`, … of a point."""
-
 
 def rate(trial: TrialRecord) -> float | None:
     """Images per second at the last evaluation."""
@@ -38,8 +35,8 @@ def per_thousand(trial: TrialRecord) -> dict[str, float]:
     Over the last evaluation interval; {} where they were not recorded.
     """
     size = batch_size(trial)
-    spent = {part: last(trial, f"step_{part}_s") for part in PARTS}
-    return {part: 1000 * float(value) / size for part, value in spent.items() if value is not None and size}
+    spent = trial.points[-1].phases_s if trial.points else {}
+    return {part: 1000 * float(value) / size for part, value in spent.items() if size}
 
 
 # ------------------------------------------------------------------------------------------------------------- compile

@@ -25,7 +25,7 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._seconds = dict.fromkeys(COMMON, 0.0)
+        self._seconds: dict[str, float] = {}  # in the order in which they first end
         self._open: list[tuple[str, Any, Any]] = []  # events that were not read yet
         self._spare: list[Any] = []
         self._now: str | None = None
@@ -71,7 +71,7 @@ class Phases:
             used |= {begin, end}  # an end may be the next one's begin
         self._spare += [event for event in used if event is not self._begin]
         self._open.clear()
-        return dict(self._seconds)
+        return self._seconds | {name: 0.0 for name in COMMON if name not in self._seconds}
 
     def _mark(self) -> Any:
         """This moment: on the device's clock or the host's."""

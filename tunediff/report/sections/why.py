@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.record import QUANTITIES, TrialRecord
+from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
@@ -16,7 +16,7 @@ from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import percent, rounded, secs, times
 from tunediff.results import RATE, Results, curve, last
 from tunediff.results import why as decomposition
-from tunediff.results.speed import PARTS, batch_size, compile_s, per_thousand, rate
+from tunediff.results.speed import batch_size, compile_s, per_thousand, rate
 from tunediff.results.why import Why
 
 CAVEAT = (
@@ -99,8 +99,16 @@ def _faster(base: TrialRecord, winner: TrialRecord) -> str:
     return f"{rounded(speed)} images/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."
 
 
-def _part(name: str) -> str:
-    return known.label if (known := QUANTITIES.get(f"step_{name}_s")) is not None else name.replace("_", " ")
+def _parts(base: TrialRecord, winner: TrialRecord) -> list[str]:
+    """The parts of a step of either, in the order in which they first ended."""
+    return list(
+        dict.fromkeys(part for trial in (base, winner) for point in trial.points[-1:] for part in point.phases_s)
+    )
+
+
+def _part(subject: Subject, name: str) -> str:
+    known = subject.found.quantity(f"step_{name}_s").label
+    return known if known != f"step_{name}_s" else name.replace("_", " ")
 
 
 def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told: Why | None) -> list[Quantity]:
@@ -120,7 +128,7 @@ def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told
         at_end("optimizer steps", "steps"),
         ("images per step", batch_size(base), batch_size(winner)),
         at_end("time of a step (ms)", "step_s", 1000.0),
-        *(at_end(f"· {_part(part)} (ms)", f"step_{part}_s", 1000.0) for part in PARTS),
+        *(at_end(f"· {_part(subject, part)} (ms)", f"step_{part}_s", 1000.0) for part in _parts(base, winner)),
         at_end("time waiting for images (%)", "data_wait_share", 100.0),
         at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
         ("compiling (s)", compile_s(base), compile_s(winner)),
@@ -140,7 +148,7 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     theirs, mine = per_thousand(base), per_thousand(winner)
     if not theirs or not mine:
         return note("The parts of a step were not recorded for both.")
-    saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in PARTS if part in theirs or part in mine}
+    saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in _parts(base, winner)}
     columns = ["part", "baseline_s_per_1000_images", "winner_s_per_1000_images"]
     files.csv("step", pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns))
     before, after = sum(theirs.values()), sum(mine.values())
@@ -148,14 +156,14 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     said = f"1,000 images take {secs(after)} of training instead of {secs(before)}"
     if after < 0.98 * before:
         most = max(saved, key=lambda part: saved[part])
-        said += f"; most is saved in {_part(most)}, {secs(saved[most])}"
+        said += f"; most is saved in {_part(subject, most)}, {secs(saved[most])}"
     elif after > 1.02 * before:
         most = min(saved, key=lambda part: saved[part])
-        said += f"; most is lost in {_part(most)}, {secs(-saved[most])}"
+        said += f"; most is lost in {_part(subject, most)}, {secs(-saved[most])}"
     scaled = [{part: spent * scale for part, spent in of.items()} for of in (theirs, mine)]
     figure = files.chart(
         "step",
-        lambda: _step(scaled[0], scaled[1], f"{unit} per 1,000 images", subject.stars.winner_is),
+        lambda: _step(subject, scaled[0], scaled[1], f"{unit} per 1,000 images", subject.stars.winner_is),
         "parts of a training step, baseline and winner",
         "By images and not by steps, because batch sizes may differ; over the last evaluation interval of each.",
     )
@@ -194,9 +202,11 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
     return figure
 
 
-def _step(baseline: Mapping[str, float], winner: Mapping[str, float], unit: str, winner_is: str) -> Figure | None:
+def _step(
+    subject: Subject, baseline: Mapping[str, float], winner: Mapping[str, float], unit: str, winner_is: str
+) -> Figure | None:
     """The parts of a step, baseline and winner beside each other, in `unit`."""
-    parts = [part for part in PARTS if part in baseline or part in winner]
+    parts = list(dict.fromkeys([*baseline, *winner]))
     if not any(baseline.values()) and not any(winner.values()):
         return None
     figure, (axes,) = sheet(1, 0.7 + 0.42 * len(parts))
@@ -205,7 +215,7 @@ def _step(baseline: Mapping[str, float], winner: Mapping[str, float], unit: str,
         axes.barh([place + shift for place in range(len(parts))], lengths, height=0.33, color=color, label=what)
         for place, length in enumerate(lengths):
             say(axes, number(length), (length, place + shift), (4, 0), fontsize=8, color=color)
-    axes.set_yticks(range(len(parts)), list(map(_part, parts)))
+    axes.set_yticks(range(len(parts)), [_part(subject, part) for part in parts])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.set_xlim(0, 1.12 * max([*baseline.values(), *winner.values()]))
