@@ -26,3 +26,16 @@ def test_journals_that_are_not_understood_are_named_and_left_out(night, change):
     found, unreadable = journals.read(night)
     assert [trial.name for trial in found.trials] == ["t0000", "t0002"]
     assert list(unreadable) == ["t0001"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_is_none_counts_as_not_measured(night, value):
+    path = night / "trials" / "t0001" / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    at, line = next((i, json.loads(line)) for i, line in enumerate(lines) if json.loads(line)["event"] == "point")
+    lines[at] = json.dumps(line | {"images_per_s": 0.125}).replace("0.125", value)
+    path.write_text("\n".join(lines) + "\n")
+    found, unreadable = journals.read(night)
+    assert unreadable == {}
+    (trial,) = (trial for trial in found.trials if trial.name == "t0001")
+    assert trial.points[0].get("images_per_s") is None
