@@ -65,7 +65,7 @@ from tunediff.workloads.diffusion.sampling import generate, to_uint8
 BATCHES = 8  # distinct batches, taken in turn
 PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed
 TUNED = {
-    "model.channels_last": True,
+    "memory.channels_last": True,
     "compile.mode": "default",
     "optimizer.implementation": "fused",
     "precision.cudnn_benchmark": True,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, code
 from tunediff.workloads.diffusion import handoff
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def _name_of_run(folder: Path) -> str:
 
 
 def _of_checkpoint(path: Path) -> Saved:
-    config = cfg.from_dict(_inside(path, "config"), str(path))
+    content = _inside(path, "config")
+    content["workload"] = code.near(content["workload"], path.absolute().parent)
+    config = cfg.from_dict(content, str(path))
     return Saved(config, path, "run", _name_of_run(path.parent), path.parent)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff import environment
-from tunediff.config import ConfigError, Configuration, Quantity, Values
+from tunediff.config import ConfigError, Configuration, Quantity, Values, code
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
@@ -309,6 +309,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
                 record = TrialRecord(**{field: event[field] for field in fields}, started=when, heard=when)
+                record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1
         elif record is None:

@@ -14,7 +14,7 @@ DEFAULT = DIFFUSION.default()
 
 KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
-model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.channels_last
+model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups memory.channels_last
 model.checkpoint_levels
 process.schedule process.steps process.prediction process.variance
 timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified

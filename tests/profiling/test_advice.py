@@ -12,7 +12,7 @@ from tunediff.profiling import advice
 from tunediff.profiling.advice import RULES, advise, amdahl
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
-CONFIG = tiny(loader__workers=2, precision__amp="bf16", model__channels_last=True, precision__cudnn_benchmark=True)
+CONFIG = tiny(loader__workers=2, precision__amp="bf16", memory__channels_last=True, precision__cudnn_benchmark=True)
 UNFUSED = cfg.override(CONFIG, {"optimizer.implementation": "foreach"})
 """Nothing to be said about it on its own."""
 
@@ -75,7 +75,7 @@ def test_waiting_for_images():
     assert more.change == {"loader.workers": 4}
     assert changes(profile(GPU, parts=WAITING, images={"mib": 9000.0})) == [{"loader.workers": 4}], "too many to hold"
     assert changes(profile(parts=WAITING), tiny(loader__workers=0)) == [{"loader.resident": True}]
-    many = tiny(loader__workers=16, precision__amp="bf16", model__channels_last=True, precision__cudnn_benchmark=True)
+    many = tiny(loader__workers=16, precision__amp="bf16", memory__channels_last=True, precision__cudnn_benchmark=True)
     assert changes(profile(GPU, parts=WAITING), many) == [{"loader.resident": True}], "no more cores"
     assert changes(profile(parts=WAITING), tiny(loader__resident=True)) == []
     assert changes(profile(parts={"data_wait": 0.04})) == []
@@ -149,7 +149,7 @@ def test_number_formats():
     found = profile(GPU, format_gains={"bf16": 8.0, "fp16": 8.1, "tf32": 4.0})
     found["step"]["peak_share"] = 0.35
     amp, tf32 = advise(found, plain)
-    assert amp.change == {"precision.amp": "bf16", "model.channels_last": True}
+    assert amp.change == {"precision.amp": "bf16", "memory.channels_last": True}
     assert amp.bound == pytest.approx(1 / (0.1 + 0.9 / 8))
     assert amp.reason == (
         "forward and backward are 90 % of the step (90 ms), in float32 at 35 % of the fastest product; "
@@ -157,7 +157,7 @@ def test_number_formats():
     )
     assert tf32.change == {"precision.matmul": "high"}
     old = profile(GPU, format_gains={"fp16": 3.0})
-    assert changes(old, plain) == [{"precision.amp": "fp16", "model.channels_last": True}]
+    assert changes(old, plain) == [{"precision.amp": "fp16", "memory.channels_last": True}]
 
     cpu = only(profile(format_gains={"bf16": 1.5}), plain)
     assert cpu.change == {"precision.amp": "bf16"}
@@ -173,12 +173,12 @@ CONVOLUTIONS = {"operations": {"convolution_share": 0.8}}
 def test_convolutions():
     plain = tiny(loader__workers=2)
     one = only(profile(CONVOLUTIONS), plain)
-    assert one.change == {"model.channels_last": True}
+    assert one.change == {"memory.channels_last": True}
     assert one.bound == pytest.approx(1 / 0.28)
     assert one.reason == "convolutions are about 72 % of the step; NHWC is often their faster order"
     assert changes(profile(CONVOLUTIONS, GPU), plain) == [{"precision.cudnn_benchmark": True}]
     assert changes(profile(CONVOLUTIONS, GPU), cfg.override(plain, {"precision.amp": "bf16"})) == [
-        {"model.channels_last": True}, {"precision.cudnn_benchmark": True},
+        {"memory.channels_last": True}, {"precision.cudnn_benchmark": True},
     ]  # fmt: skip
     assert changes(profile(CONVOLUTIONS, GPU)) == []
 

@@ -128,7 +128,7 @@ def test_importance_tells_quality_from_throughput(tmp_path, plain):
         "search": FILE["search"] | {
             "weighting.name": ["constant", "min_snr"],
             "weighting.gamma": {"low": 1.0, "high": 20.0, "log": True, "when": {"weighting.name": "min_snr"}},
-            "model.channels_last": [False],
+            "memory.channels_last": [False],
         }
     }  # fmt: skip
     wanted = make(tmp_path / "night", content)
@@ -144,7 +144,7 @@ def test_importance_tells_quality_from_throughput(tmp_path, plain):
     assert next(iter(about.throughput.shares)) == "precision.amp"
     assert about.throughput.shares["precision.amp"] > 0.9
     assert about.throughput.fit > 0.9
-    assert about.quality.unvaried == ["model.channels_last"]
+    assert about.quality.unvaried == ["memory.channels_last"]
     text = words(written(tmp_path / "night"))
     assert "Differences in images/s come most from precision.amp (" in text
     assert rows(tmp_path / "night" / "report" / "importance.csv")[0]["knob"] == "optimizer.lr"

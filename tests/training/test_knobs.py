@@ -174,7 +174,7 @@ def test_cudnn_benchmark(benchmark):
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_channels_last(channels_last):
     found = []
-    model = network(model__channels_last=channels_last)
+    model = network(memory__channels_last=channels_last)
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.out_channels > 1:
             module.register_forward_hook(
@@ -264,7 +264,7 @@ def test_every_systems_knob_is_named_in_a_test():
 
     prefixes = ("loader.", "precision.", "compile.", "parallel.")
     systems = [name for name in cfg.find("diffusion").schema.knobs if name.startswith(prefixes)]
-    systems += ["model.channels_last", "model.checkpoint_levels", "optimizer.implementation", "optimizer.lr_scaling"]
+    systems += ["memory.channels_last", "model.checkpoint_levels", "optimizer.implementation", "optimizer.lr_scaling"]
     own = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     missing = [name for name in systems if name.replace(".", "__") not in own and name.partition(".")[0] != "compile"]
     assert missing == []

@@ -36,7 +36,7 @@ def trial(config, status="ok", mib=None, name="t0001"):
         ({"seed": 7, "loader__workers": 8, "ema__half_life": 0.3}, True),
         ({"optimizer__implementation": "foreach"}, False),  # other temporary copies
         ({"compile__mode": "default"}, False),  # fuses, and keeps less
-        ({"model__channels_last": True}, False),
+        ({"memory__channels_last": True}, False),
         ({"model__channels": 256}, False),  # surely more, but of another network: not compared
         ({"parallel__workers": 2, "loader__batch_size": 512}, True),
         ({"parallel__workers": 2}, False),  # half as many images on each
@@ -80,7 +80,7 @@ def test_memory_is_a_straight_line_over_images_and_bytes():
     records = [
         trial(knobs(loader__batch_size=64), mib=1000.0),
         trial(knobs(loader__batch_size=128), mib=1600.0),
-        trial(knobs(loader__batch_size=512, model__channels_last=True), mib=9000.0),  # not alike
+        trial(knobs(loader__batch_size=512, memory__channels_last=True), mib=9000.0),  # not alike
     ]
     assert predicted_mib(knobs(loader__batch_size=256), records) == pytest.approx(2800.0)
     assert predicted_mib(knobs(loader__batch_size=256, precision__amp="bf16"), records) == pytest.approx(1600.0)

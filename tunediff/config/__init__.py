@@ -1,7 +1,7 @@
 """Configurations: every knob of one training, declared once. `from tunediff import config as cfg`."""
 
 from tunediff.config.files import dump, load, named, parse_overrides, read_yaml, with_words
-from tunediff.config.knobs import ConfigError, Knob, Lines, Values
+from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values
 from tunediff.config.schema import (
     Configuration,
     Schema,
@@ -16,11 +16,22 @@ from tunediff.config.schema import (
     with_absolute_paths,
 )
 from tunediff.config.systems import Systems
-from tunediff.config.workload import Metric, Quantity, Workload, baseline, baseline_names, find, from_dict, of
+from tunediff.config.workload import (
+    Metric,
+    Quantity,
+    Workload,
+    baseline,
+    baseline_names,
+    find,
+    from_dict,
+    is_users,
+    of,
+    take_along,
+)
 
 __all__ = [
-    "ConfigError", "Configuration", "Knob", "Lines", "Metric", "Quantity", "Schema", "Systems", "Values", "Workload",
-    "baseline", "baseline_names", "differences", "dump", "find", "fingerprint", "flat", "flatten", "from_dict", "load",
-    "named", "nest", "not_effective", "of", "override", "parse_overrides", "read_yaml", "to_dict",
-    "with_absolute_paths", "with_words",
+    "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity", "Range", "Schema",
+    "Systems", "Values", "Workload", "baseline", "baseline_names", "differences", "dump", "find", "fingerprint", "flat",
+    "flatten", "from_dict", "is_users", "load", "named", "nest", "not_effective", "of", "override", "parse_overrides",
+    "read_yaml", "take_along", "to_dict", "with_absolute_paths", "with_words",
 ]  # fmt: skip

@@ -52,15 +52,20 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     Raises `ConfigError`.
     """
     content = read_yaml(path)
-    schema = workload.named_in(content, str(path)).schema
+    schema = workload.named_in(content, str(path), path.absolute().parent).schema
     config = override(schema.default(), flatten(content), where=str(path), check=not words)
     return with_words(config, words)
 
 
 def named(path: Path, words: Sequence[str]) -> Any:
-    """The configuration a user means: a file, such as an exported best.yaml, or a baseline by its name."""
-    if str(path) in workload.baseline_names() and not path.is_file():
-        return with_words(workload.baseline(str(path)), words)
+    """The configuration a user means: a file, such as an exported best.yaml; or a baseline by its name, `mine.py` too.
+
+    Raises `ConfigError`.
+    """
+    name = str(path)
+    ours = name in workload.baseline_names() and not path.is_file()
+    if ours or workload.is_users(name.partition(":")[0]):
+        return with_words(workload.baseline(name, "--config"), words)
     return load(path, words)
 
 
@@ -69,10 +74,15 @@ def with_words(config: C, words: Sequence[str]) -> C:
     return with_absolute_paths(override(config, parse_overrides(words, config.schema), where="command line"))
 
 
-def dump(config: Configuration, comments: list[str] | None = None) -> str:
-    """YAML text of the full configuration, `comments` as `#` lines above it."""
-    head = "".join(f"# {line}\n" for line in comments or [])
-    return head + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None)
+def dump(config: Configuration, comments: list[str] | None = None, folder: Path | None = None) -> str:
+    """YAML text of the full configuration, `comments` as `#` lines above it.
+
+    A user's workload inside `folder`, where the text is to lie, is named relative to it.
+    """
+    head, content = "".join(f"# {line}\n" for line in comments or []), to_dict(config)
+    if folder is not None and Path(content["workload"]).is_relative_to(folder.absolute()):
+        content["workload"] = str(Path(content["workload"]).relative_to(folder.absolute()))
+    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:

@@ -70,6 +70,27 @@ class File:
     """Marks a knob that names a file or folder: made absolute, since workers may run elsewhere."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers between which a search without a file of its own draws a knob, beside its default:
+
+    `lr: Annotated[float, Range(1e-4, 1e-2, log=True)] = 1e-3`. Other values may still be set by hand.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    """Equal chances for equal ratios."""
+    step: float | None = None
+
+
+class Choice:
+    """The values that such a search chooses from: `Annotated[int, Choice(32, 64, 128)]`."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
 @dataclass_transform(frozen_default=True)
 def section(cls: type[_T]) -> type[_T]:
     """A frozen dataclass of knobs whose types and bounds are checked; each field's docstring describes it."""
@@ -103,6 +124,8 @@ class Knob:
     searchable: bool = True
     ruler: bool = False
     file: bool = False
+    space: Lines | None = None
+    """Where it is searched unless a search file says so, as one would say it."""
 
     @property
     def allowed(self) -> str:
@@ -155,6 +178,16 @@ def _bounds(metadata: list[Any]) -> Values:
     return found
 
 
+def _space(metadata: list[Any]) -> Lines | None:
+    """What a `Range` or a `Choice` says, as a search file would."""
+    for one in metadata:
+        if isinstance(one, Choice):
+            return {"choice": [list(value) if isinstance(value, tuple) else value for value in one.values]}
+        if isinstance(one, Range):
+            return {name: value for name, value in vars(one).items() if value is not None and value is not False}
+    return None
+
+
 def arms(kind: Any) -> list[Any]:
     """The types of a union but None; empty for anything else."""
     if typing.get_origin(kind) not in (Union, types.UnionType):
@@ -179,7 +212,8 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         if members and all(map(dataclasses.is_dataclass, members)):  # a discriminated union: name, then members
             names = tuple(arm().name for arm in members)
             documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, members, strict=True)]
-            yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable)
+            yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable,
+                       space=_space(said[0]))  # fmt: skip
             for arm, arm_name in zip(members, names, strict=True):
                 of_arm = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
                 yield from (knob for knob in of_arm if knob.name != f"{name}.name")
@@ -194,7 +228,7 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default, " ".join(about.split()), choices,
             optional=bool(members), member=member, searchable=searchable, ruler=Ruler in marks, file=File in marks,
-            **_bounds(said[0]),
+            space=_space(said[0]), **_bounds(said[0]),
         )  # fmt: skip
 
 

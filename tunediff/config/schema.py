@@ -63,23 +63,25 @@ class Configuration:
 class Schema:
     """All knobs of one workload, and what makes configurations of them."""
 
-    def __init__(self, workload: str, own: type, systems: type, version: str = "") -> None:
+    def __init__(self, workload: str, own: type, systems: type, version: str = "", title: str = "") -> None:
         """`workload`: the name under which it is found; `own`: its `Knobs`; `systems`: the sections all workloads have.
 
-        A section of `own` with the name of one of `systems` must be a subclass of it and takes its place. `version` is
-        what else makes two configurations different, such as the content of a user's file. Raises `ConfigError`.
+        A section of `own` with the name of one of `systems` must be a subclass of it and takes its place. `version`:
+        of a user's file, whose content and not whose place makes two configurations different; `title`: what messages
+        call it. Raises `ConfigError`.
         """
-        self.workload, self.own, self.version = workload, own, version
+        self.workload, self.own, self.version, self.title = workload, own, version, title or workload
         self.type = self._build(own, systems)
         of_systems = {field.name for field in dataclasses.fields(systems)}
         self.order = sorted((field.name for field in dataclasses.fields(self.type)), key=of_systems.__contains__)
         """Names of the sections and of the knobs beside them, in the order in which they are shown."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
-        self.from_dict(dataclasses.asdict(own()), f"{workload}: Knobs", check=False)  # the defaults
+        self.from_dict(dataclasses.asdict(own()), f"{self.title}: Knobs", check=False)  # the defaults
+        self._check_spaces()
 
     def _build(self, own: type, systems: type) -> Any:
         """The class of this workload's configurations."""
-        where = f"{self.workload}: Knobs"
+        where = f"{self.title}: Knobs"
         content = fields_of(own, where) | {"schema": self}
         above = typing.get_type_hints(systems)
         for name, hint in content["__annotations__"].items():
@@ -91,6 +93,19 @@ class Schema:
                 name in above and not (inspect.isclass(ours) and issubclass(ours, needed)), f"{where}: {name}: {why}"
             )
         return section(type("Config", (systems,), content))
+
+    def _check_spaces(self) -> None:
+        """A default must lie where its knob is searched: the baseline is the first trial."""
+        for knob in self.knobs.values():
+            space, at = knob.space or {}, f"{self.title}: Knobs: {knob.name}"
+            if "choice" in space:
+                inside = knob.default in space["choice"]
+                refuse(not inside, f"{at}: its default {knob.default!r} is not among Choice{tuple(space['choice'])}")
+            elif space:
+                refuse(knob.kind not in ("int", "float"), f"{at}: a Range needs a number; use Choice(…)")
+                outside = not space["low"] <= knob.default <= space["high"]
+                between = f"Range({space['low']}, {space['high']})"
+                refuse(outside, f"{at}: its default {knob.default!r} lies outside {between}")
 
     @functools.cached_property
     def _all(self) -> tuple[Knob, ...]:
@@ -213,14 +228,19 @@ def flat(config: Configuration) -> Values:
 
 def fingerprint(config: Configuration) -> str:
     """12 hex digits that are equal exactly for equal configurations of equal workloads."""
-    content = json.dumps([config.schema.version, to_dict(config)], sort_keys=True)
+    schema = config.schema
+    name = Path(schema.workload).name if schema.version else schema.workload  # a copy is as good as the original
+    content = json.dumps([schema.version, {**to_dict(config), "workload": name}], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
     """Which knobs of a configuration, or which of these values by dotted name, differ from `base`."""
     ours, theirs = flat(of) if isinstance(of, Configuration) else of, flat(base)
-    return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+    found = {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+    if Path(str(found.get("workload", ""))).name == Path(theirs["workload"]).name:
+        del found["workload"]  # the same file in another folder, such as a search's copy
+    return found
 
 
 C = TypeVar("C", bound=Configuration)

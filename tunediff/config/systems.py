@@ -84,8 +84,13 @@ class Precision:
 
 @section
 class Memory:
-    """Host memory of the training processes."""
+    """How memory is laid out, kept and saved."""
 
+    channels_last: Bool = False
+    """Weights and activations of convolutions in NHWC order; faster on tensor cores, and on many CPUs."""
+    checkpoint: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
+    """Activation checkpointing: the share of the model's repeating blocks, from the first on, that keep no activations
+    but compute them again in the backward pass. Less memory, more time, the same result."""
     keep_freed: Bool = True
     """CPU training: memory that a step frees stays with the process for the next one. Otherwise the system takes large
     blocks back at once and hands them out again page by page. Learns the same, faster, with a tenth to a third more

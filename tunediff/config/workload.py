@@ -1,8 +1,9 @@
 """What a workload declares, and where it is found.
 
-A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
-and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
-baselines; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
+keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
+may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `PRESETS`, named baselines (of a file:
+`mine.py:NAME`), on top of it; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
 missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`;
 `evaluator(config, world)`, which judges a finished model; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that
 change next to nothing about device memory, and of lists that save the more of it the longer they are.
@@ -13,13 +14,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from tunediff.config.knobs import ConfigError, Lines, Values, refuse
-from tunediff.config.schema import Configuration, Schema, override
+from tunediff.config import code as users
+from tunediff.config.code import Code
+from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
+from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
 
 SHIPPED = {"diffusion": "tunediff.workloads.diffusion"}
@@ -63,13 +68,19 @@ class Workload:
     declared: ModuleType
     """Where `Knobs` and `OBJECTIVE` stand."""
     package: str = ""
+    file: Code | None = None
+    """Of the user's own, which then is what `name` names."""
+
+    @functools.cached_property
+    def title(self) -> str:
+        """What it is called in words."""
+        return self.name if self.file is None else self.file.file.name
 
     @functools.cached_property
     def schema(self) -> Schema:
         """Its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
-        if (own := getattr(self.declared, "Knobs", None)) is None:
-            raise ConfigError(f"{self.name}: has no class Knobs")
-        return Schema(self.name, own, Systems)
+        version = self.file.version if self.file is not None else ""
+        return Schema(self.name, self.declared.Knobs, Systems, version, self.title)
 
     @property
     def objective(self) -> Metric:
@@ -96,10 +107,45 @@ class Workload:
         return getattr(self.declared, function, None) or getattr(self.code, function, None)
 
 
-def find(name: str, where: str = "workload") -> Workload:
-    """The workload of that name, as `to_dict` writes it. Raises `ConfigError`."""
-    refuse(name not in SHIPPED, f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}")
-    return _shipped(name)
+def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
+    """The workload of that name, as `to_dict` writes it; files of users are relative to `folder`.
+
+    Raises `ConfigError`, also for a file that does not import or lacks what a workload needs.
+    """
+    if name in SHIPPED:
+        return _shipped(name)
+    refuse(not is_users(name), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}")
+    file = users.locate(name, where, folder)
+    return _users(str(file), users.read(file).version)
+
+
+FILES = "a file such as mine.py, or package.module"
+
+
+def is_users(name: str) -> bool:
+    """Whether a workload's name is that of a file or a module of the user's."""
+    module = "." in name and all(part.isidentifier() for part in name.split("."))
+    return name.endswith(".py") or (module and not name.endswith((".yaml", ".yml")))
+
+
+@functools.cache
+def _users(name: str, version: str) -> Workload:
+    """Once for each content of a file."""
+    code = users.read(Path(name))
+    found, at = Workload(name, users.load(code), file=code), users.shown(code.file)
+    own, objective, train = (getattr(found.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train"))
+    refuse(not inspect.isclass(own), f"{at}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:")
+    metric = 'OBJECTIVE = Metric("accuracy", "max")'
+    refuse(not isinstance(objective, Metric), f"{at}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}")
+    modes, mode = ("min", "max"), typing.cast(Metric, objective).mode
+    refuse(mode not in modes, f"{at}: OBJECTIVE: mode {mode!r} is not allowed; allowed: min, max")
+    refuse(not callable(train), f"{at}: has no function train(trial)")
+    try:
+        inspect.signature(typing.cast(Any, train)).bind("trial")
+    except TypeError as error:
+        raise ConfigError(f"{at}: train must take one argument, the trial: {error}") from None
+    found.schema  # noqa: B018 – Knobs that cannot be used are refused here
+    return found
 
 
 @functools.cache
@@ -118,24 +164,46 @@ def baseline_names() -> list[str]:
     return [preset for shipped in SHIPPED for preset in find(shipped).presets]
 
 
-def baseline(name: str, where: str = "workload") -> Any:
-    """The configuration of a named baseline (`digits`, `cifar10`, `images`), not yet checked as a whole."""
+def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
+    """The configuration of a named baseline (`digits`, `cifar10`, `images`), or of a user's file (`mine.py`, or
+    `mine.py:NAME` for one of its `PRESETS`), not yet checked as a whole. Raises `ConfigError`."""
+    # `images` needs a path, which comes on top: rules that join knobs are applied when all of them are there.
     for workload in map(find, SHIPPED):
         if name in workload.presets:
-            # `images` needs a path, which comes on top: rules that join knobs are applied when all of them are there.
-            default = workload.schema.default()
-            return override(default, workload.presets[name], where=f"workload {name}", check=False)
-    raise ConfigError(f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())}")
+            return _baseline(workload, workload.presets[name], f"workload {name}")
+    file, colon, preset = name.rpartition(":") if ":" in name else (name, "", "")
+    refuse(
+        not is_users(file), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())}, {FILES}"
+    )
+    workload = find(file, where, folder)
+    unknown = (
+        f"{where}: workload: {file} has no preset {preset!r}; {nearest(preset, workload.presets) if colon else ''}"
+    )
+    refuse(colon and preset not in workload.presets, unknown)
+    return _baseline(workload, workload.presets.get(preset, {}), workload.title)
 
 
-def named_in(content: Lines, where: str) -> Workload:
+def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str) -> Any:
+    own = {**getattr(workload.declared, "BASELINE", {}), **values}
+    return override(workload.schema.default(), own, where=where, check=False)
+
+
+def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
     """The workload that is named in a configuration, and is taken out of it. Raises `ConfigError`."""
-    missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}"
+    missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
     refuse("workload" not in content, f"{where}: workload: {missing}")
-    return find(str(content.pop("workload")), where)
+    return find(str(content.pop("workload")), where, folder)
 
 
 def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
     """The configuration that `to_dict` wrote, of whatever workload. Raises `ConfigError`."""
     rest = dict(nested)
     return named_in(rest, where).schema.from_dict(rest, where, check)
+
+
+def take_along(config: Configuration, folder: Path) -> Any:
+    """The same configuration with its workload's file, if that is a user's, copied into `folder`; ours stay."""
+    if (code := of(config).file) is None or code.file.is_relative_to(folder.absolute() / users.FOLDER):
+        return config
+    there = code.copy(folder.absolute() / users.FOLDER)
+    return from_dict({**to_dict(config), "workload": str(there)}, str(there), check=False)

@@ -10,18 +10,29 @@ import functools
 import hashlib
 import itertools
 import multiprocessing
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from tunediff.config import ConfigError
+from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
 
-Source = Tensor | tuple[Tensor, ...] | Dataset[Any]
-"""What is learned from, by index: rows of a tensor or of several tensors, or the items of a dataset with a length."""
+Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
+"""What is learned from: rows of a tensor or of several, the items of a dataset or of a list, or an `IterableDataset`."""
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of items."""
 Uniform = Callable[[str], Tensor]
 """For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however
 the batch is divided over processes and passes."""
@@ -35,23 +46,53 @@ def mix(*parts: object) -> int:
 
 
 def build(
-    source: Source, loader: Loader, order: Order, device: torch.device, start: int = 0, prepare: Prepare | None = None
-) -> Batches:
+    source: Source, loader: Loader, order: Order, device: torch.device, start: int = 0, prepare: Prepare | None = None,
+    collate: Collate | None = None,
+) -> Batches:  # fmt: skip
     """The batches of one training process, from `loader.resident` memory or from loader workers.
 
-    `start` is the number of micro-batches this process has already consumed; `prepare` makes of a batch on the device
-    what the training gets. Raises `ConfigError` if what is to be resident is no tensor, or if there is no shared memory
-    for the workers.
+    `start` is the number of micro-batches this process has already consumed, which a stream does not skip; `prepare`
+    makes of a batch on the device what the training gets. Raises `ConfigError` if what is to be resident is no tensor,
+    or if there is no shared memory for the workers.
     """
     made: Generator[Any] | _Loaded
-    if not loader.resident:
-        made = _Loaded(source, loader, order, device, start)
-    elif isinstance(source, Tensor | tuple):
-        held = to_device(source, device)
+    columns = None if collate is not None else tensors(source)
+    if loader.resident:
+        what = "only tensors, tuples and dictionaries of them, and a TensorDataset can lie on the device"
+        refuse(columns is None, f"loader.resident: True is not allowed: {what}; allowed: false")
+        held = to_device(columns, device)
         made = (_selected(held, order.indices(number)) for number in itertools.count(start))
     else:
-        raise ConfigError("loader.resident: True is not allowed: only tensors can lie on the device; allowed: false")
+        made = _Loaded(source if columns is None else columns, loader, order, device, start, collate)
     return Batches(made, order, device, start, loader.non_blocking, prepare)
+
+
+def tensors(source: Any) -> Any:
+    """What is only tensors, a row for each item: a tensor, or a tuple or a dictionary of tensors; None: it is not."""
+    found = source.tensors if isinstance(source, TensorDataset) else source
+    parts = list(found.values()) if isinstance(found, Mapping) else found if isinstance(found, tuple) else [found]
+    return found if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
+
+
+def length(source: Any) -> int | None:
+    """How many items there are; None for a stream. Raises `ConfigError` for what is no source, or tensors that differ."""
+    if (columns := tensors(source)) is not None:
+        parts = (
+            columns.values() if isinstance(columns, Mapping) else columns if isinstance(columns, tuple) else [columns]
+        )
+        lengths = [len(part) for part in parts]
+        refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}")
+        return lengths[0]
+    if isinstance(source, IterableDataset):
+        return None
+    if isinstance(source, DataLoader):
+        raise ConfigError("trial.batches takes a data set; a loader of your own goes to trial.steps(loader)")
+    known = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping | tuple)
+    if not known and isinstance(source, Iterable) and not isinstance(source, Mapping | tuple):
+        return None
+    odd = f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__ and __getitem__, an "
+    refuse(not known, f"trial.batches: {odd}IterableDataset, a list of items")
+    return len(source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +185,12 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
     return content
 
 
-def _selected(source: Tensor | tuple[Tensor, ...], indices: Tensor, as_float: bool = False) -> Any:
-    """The rows of a tensor, or of each tensor of a tuple; `as_float`: bytes become float32."""
+def _selected(source: Any, indices: Tensor, as_float: bool = False) -> Any:
+    """The rows of a tensor, or of each of several; `as_float`: bytes become float32."""
     if isinstance(source, tuple):
         return tuple(_selected(part, indices, as_float) for part in source)
+    if isinstance(source, Mapping):
+        return {name: _selected(part, indices, as_float) for name, part in source.items()}
     rows = source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
     return rows.float() if as_float and rows.dtype == torch.uint8 else rows
 
@@ -155,7 +198,9 @@ def _selected(source: Tensor | tuple[Tensor, ...], indices: Tensor, as_float: bo
 class _Loaded:
     """Batches in host memory from a DataLoader, with or without worker processes."""
 
-    def __init__(self, source: Source, loader: Loader, order: Order, device: torch.device, start: int) -> None:
+    def __init__(
+        self, source: Source, loader: Loader, order: Order, device: torch.device, start: int, collate: Collate | None
+    ) -> None:
         parallel: dict[str, Any] = {}
         if loader.workers:
             _share(source, loader)
@@ -170,11 +215,19 @@ class _Loaded:
             }
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
+        if length(source) is None:
+            what: dict[str, Any] = {
+                "dataset": _Dealt(cast(Any, source), order.rank, order.world), "batch_size": order.micro,
+                "drop_last": True, "collate_fn": collate,
+            }  # fmt: skip
+        else:
+            what = {
+                "dataset": range(order.count), "batch_sampler": _Numbers(order, start, pass_length),
+                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate),
+            }  # fmt: skip
         self._loader = DataLoader(
-            cast(Any, range(order.count)),
-            batch_sampler=_Numbers(order, start, pass_length),
+            **what,
             num_workers=loader.workers,
-            collate_fn=functools.partial(_items, source, loader.transfer == "float32"),
             pin_memory=loader.pin_memory and device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from, and so shift, the training's own generator
             **parallel,
@@ -186,7 +239,9 @@ class _Loaded:
             batch = next(self._batches, None)
             if batch is None:
                 self._batches = iter(self._loader)
-                batch = next(self._batches)
+                batch = next(self._batches, None)
+                few = "the data set gives fewer items than one batch of each loader process needs"
+                refuse(batch is None, f"trial.batches: {few}; allowed: a smaller loader.batch_size, fewer workers")
         except (ConnectionError, EOFError, FileNotFoundError) as error:  # killed while it handed over a batch
             raise RuntimeError("a DataLoader worker exited unexpectedly") from error
         return batch
@@ -198,7 +253,9 @@ class _Loaded:
 
 def _share(source: Source, loader: Loader) -> None:
     """Put tensors where the loader processes map them instead of each copying the set."""
-    for tensor in source if isinstance(source, tuple) else (source,) if isinstance(source, Tensor) else ():
+    columns = tensors(source)
+    parts = columns.values() if isinstance(columns, Mapping) else columns if isinstance(columns, tuple) else [columns]
+    for tensor in parts if columns is not None else ():
         try:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -208,11 +265,31 @@ def _share(source: Source, loader: Loader) -> None:
             ) from None
 
 
-def _items(source: Source, as_float: bool, indices: list[int]) -> Any:
+def _items(source: Any, as_float: bool, collate: Collate | None, indices: list[int]) -> Any:
     """A whole batch of indices at once."""
-    if not isinstance(source, Tensor | tuple):
-        return default_collate([source[index] for index in indices])
-    return _selected(source, torch.tensor(indices), as_float)
+    if collate is None and tensors(source) is not None:
+        return _selected(source, torch.tensor(indices), as_float)
+    if tensors(source) is not None:  # rows of tensors, for a function of the user's
+        return cast(Collate, collate)([_row(source, index) for index in indices])
+    return (collate or default_collate)([source[index] for index in indices])
+
+
+def _row(source: Any, index: int) -> Any:
+    if isinstance(source, Mapping):
+        return {name: part[index] for name, part in source.items()}
+    return tuple(part[index] for part in source) if isinstance(source, tuple) else source[index]
+
+
+class _Dealt(IterableDataset[Any]):
+    """The items of a stream that belong to this process: every n-th of them, by rank and loader process."""
+
+    def __init__(self, source: Iterable[Any], rank: int, ranks: int) -> None:
+        self._source, self._rank, self._ranks = source, rank, ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        loaders, own = (info.num_workers, info.id) if info is not None else (1, 0)
+        return itertools.islice(iter(self._source), self._rank * loaders + own, None, self._ranks * loaders)
 
 
 class _Numbers(Sampler[list[int]]):

@@ -139,7 +139,7 @@ def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
     if "peak_share" in found["step"]:
         reason += f" at {percent(found['step']['peak_share'])} of the fastest product"
     amp = next((name for name in ("bf16", "fp16") if gains.get(name, 0.0) > USEFUL), None)
-    layout = {"model.channels_last": True} if _cuda(found) else {}
+    layout = {"memory.channels_last": True} if _cuda(found) else {}
     # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up to a factor of 2.
     for name, least, change in (
         (amp, 2.0, {"precision.amp": amp, **layout}),
@@ -157,8 +157,8 @@ def convolutions(found: Profile, config: Systems) -> Iterator[Advice]:
         return
     reason = f"convolutions are about {percent(taken)} of the step"
     # On a GPU in float32 the rule on number formats has it already, together with AMP.
-    if _set(config, "model.channels_last") is False and not (_cuda(found) and config.precision.amp == "none"):
-        yield Advice({"model.channels_last": True}, f"{reason}; NHWC is often their faster order", amdahl(taken))
+    if _set(config, "memory.channels_last") is False and not (_cuda(found) and config.precision.amp == "none"):
+        yield Advice({"memory.channels_last": True}, f"{reason}; NHWC is often their faster order", amdahl(taken))
     if not config.precision.cudnn_benchmark:
         yield Advice({"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken))
 

@@ -139,6 +139,7 @@ class _Searched:
     def dimension(self, name: str, spec: Any, where: str) -> Dimension:
         knob: Knob = self.baseline.schema.knob(name, self.where)
         refuse(not knob.searchable, f"{where}: cannot be searched: it {_same_everywhere(name)}")
+        spec = knob.space if spec is None and knob.space is not None else spec  # `lr:` is searched where it says itself
         if isinstance(spec, list):
             spec = {"choice": spec}
         space = "a list of choices, or {low: …, high: …}"

@@ -25,17 +25,29 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
 SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
 DEFAULT = "digits.yaml"
+OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2, "seeds": 3}}
+"""What a search of a workload's file alone may spend."""
 
 
 def find(name: str | None) -> Path:
-    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`)."""
+    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`).
+
+    A workload's file or module is taken for one that says no more than its name.
+    """
     if name is None:
         return SHIPPED / DEFAULT
+    if is_workload(Path(name)):
+        return Path(name)
     for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return path
     shipped = ", ".join(sorted(str(p.relative_to(SHIPPED)) for p in SHIPPED.rglob("*.yaml")))
     raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
+
+
+def is_workload(path: Path) -> bool:
+    """Whether it is no search file but the file or module of a workload, perhaps with the name of a preset."""
+    return cfg.is_users(str(path).partition(":")[0])
 
 
 def of_search(folder: Path) -> Path:
@@ -60,7 +72,7 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
 
 def read(path: Path, world_sizes: Sequence[int] = (1,)) -> Lines:
     """The content of a search file; `parallel.workers: all` in a grid becomes `world_sizes`, those that fit here."""
-    content = cfg.read_yaml(path)
+    content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     grid = content.get("grid")
     if isinstance(grid, dict) and grid.get("parallel.workers") == "all":
         unknown = "what a cluster has is not known beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
@@ -114,8 +126,10 @@ def _kind(file: File, source: str) -> str:
         "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
     }
     kinds = [kind for kind in empty if getattr(file, kind) is not None]
+    of_file = file.workload is not None and cfg.is_users(file.workload.partition(":")[0])
+    more = " (search: may be left out where the workload's Knobs have a Range or a Choice)" if of_file else ""
     needed = "exactly one of search:, grid:, trials: and ladder: is needed"
-    refuse(len(kinds) != 1, f"{source}: {needed}, found {kinds or 'none'}")
+    refuse(len(kinds) != 1, f"{source}: {needed}{more}, found {kinds or 'none'}")
     refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
     return kinds[0]
 
@@ -141,9 +155,10 @@ def _check_together(file: File, kind: str, cost: str | None, source: str) -> Non
 
 def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
     """The configuration that a search starts from."""
-    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}) and base: (a file) is needed"
+    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file) is needed"
     refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
-    base = cfg.baseline(file.workload, source) if file.workload is not None else cfg.load(folder / str(file.base))
+    named = file.workload is not None
+    base = cfg.baseline(str(file.workload), source, folder) if named else cfg.load(folder / str(file.base))
     overrides = cfg.parse_overrides(words, base.schema)
     fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
     searched = file.search or file.grid or {}

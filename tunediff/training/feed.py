@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from tunediff.data.loader import to_device
 
@@ -33,8 +35,17 @@ class Endless:
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
         self._batches, self._device = batches, device
         self._now: Iterator[Any] = iter(())
+        self._ahead: list[Any] = []
+
+    @functools.cached_property
+    def samples(self) -> int:
+        """Rows of the first tensor of the first batch."""
+        self._ahead = [self.fetch()]
+        return next((len(one) for one in _tensors(self._ahead[0]) if one.dim()), 1)
 
     def fetch(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
         for _ in range(2):
             for batch in self._now:
                 return batch
@@ -46,6 +57,15 @@ class Endless:
 
     def close(self) -> None:
         pass
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """All tensors in tuples, lists and dictionaries."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
 
 
 class Primed:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 KEEPING = {
     "MALLOC_ARENA_MAX": "1",
@@ -44,6 +50,41 @@ def keep_freed(keep: bool, device: torch.device) -> None:
         if not keep:
             ctypes.CDLL(None).malloc_trim(0)
         _kept = keep
+
+
+def checkpoint(model: nn.Module, blocks: type[nn.Module], share: float) -> None:
+    """Let this share of the blocks in a model, from the first on, keep no activations, in place.
+
+    They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being updated a second time.
+    """
+    found = [module for module in model.modules() if isinstance(module, blocks)]
+    for block in found[: round(share * len(found))]:
+        run = functools.partial(
+            torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,
+            context_fn=functools.partial(_recomputing, block),
+        )  # fmt: skip
+        block.forward = functools.partial(_in_training, block, block.forward, run)  # type: ignore[method-assign]
+
+
+def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: Any) -> Any:
+    return (run if block.training and torch.is_grad_enabled() else plain)(*inputs, **named)
+
+
+def _recomputing(block: nn.Module) -> tuple[Any, Any]:
+    """Contexts of the forward pass and of its repetition."""
+    return contextlib.nullcontext(), _statistics_kept(block)
+
+
+@contextlib.contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    norms = [one for one in block.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False  # in training it uses the batch's own statistics either way
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 def reset(device: torch.device) -> None:

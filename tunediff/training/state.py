@@ -43,6 +43,11 @@ class State:
                 raise ValueError(f"keep({name}=…): the name is taken")
             self._kept[name] = plain(one) if isinstance(one, nn.Module) else one
 
+    @property
+    def names(self) -> list[str]:
+        """Of all that is kept."""
+        return list(self._kept)
+
     def take(self) -> dict[str, Any]:
         """All of it, as of now. Its tensors are not copied."""
         kept = {name: one.state_dict() for name, one in self._kept.items()}

@@ -30,5 +30,4 @@ def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
         number += 1
     content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
     space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
-    experiment.create(folder, space, content)
-    return folder, space
+    return folder, experiment.create(folder, space, content)

@@ -2,6 +2,7 @@
 
 ray_results/NAME/
   search.yaml  baseline.yaml   what was asked for, as checked
+  workload/                    the user's file with what it imports from its folder, where one is searched
   sessions.jsonl               when it ran, with which command, on what
   trials/t0000/                journal.jsonl, weights.safetensors, and what its workload shows
   study.db                     the Optuna study; optuna-dashboard opens it
@@ -11,6 +12,7 @@ ray_results/NAME/
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import logging
@@ -41,8 +43,11 @@ class StoppedError(RuntimeError):
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
-def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> None:
-    """Make the folder of a new search. Raises `ConfigError` if the name is taken or the place cannot be written."""
+def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
+    """Make the folder of a new search; returns its space, with the copy of a user's workload that lies there.
+
+    Raises `ConfigError` if the name is taken or the place cannot be written.
+    """
     if folder.exists():
         raise ConfigError(
             f"--name: {folder.name!r} exists in {folder.parent}; choose another name, or --resume {folder.name}"
@@ -52,12 +57,14 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> None
         (new / "trials").mkdir(parents=True)
         kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
         kept |= {"base": "baseline.yaml", "budget": _limits(space), "seed": space.seed}
-        (new / "baseline.yaml").write_text(cfg.dump(space.baseline, [f"the baseline of {space.source}"]))
+        baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
+        (new / "baseline.yaml").write_text(cfg.dump(baseline, [f"the baseline of {space.source}"], new))
         (new / "search.yaml").write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
+    return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
 
 
 def _limits(space: SearchSpace) -> dict[str, Any]:

@@ -39,11 +39,17 @@ def lessons(space: SearchSpace, folder: Path) -> list[Lesson]:
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
     found = []
     for trial in [*ranked, *(trial for trial in trials if trial.status in ("oom", "nan", "timeout"))]:
-        if trial.config["workload"] != space.workload.name or (point := _point(space, trial.config)) is None:
+        if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
         same = _ruler(earlier) == _ruler(space) and trial.fingerprint == cfg.fingerprint(space.config(point))
         found.append(Lesson(f"{folder.name}/{trial.name}", trial, point, same))
     return found
+
+
+def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
+    """Whether it trained the workload that is searched here: of a user's file, one of that name."""
+    theirs, ours = trial.config["workload"], space.workload.name
+    return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
 def _ruler(space: SearchSpace) -> tuple[Any, ...]:

@@ -185,7 +185,7 @@ def test_two_ranks_learn_what_one_rank_learns(two_ranks, number):
 
 # ---------------------------------------------------------------------------------------------- knobs that change speed
 def test_channels_last_learns_the_same():
-    assert_equal(weights(train()), weights(train(tiny(model__channels_last=True))), rtol=1e-3, atol=1e-4)
+    assert_equal(weights(train()), weights(train(tiny(memory__channels_last=True))), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("levels", [[0], [1], [0, 1]])

@@ -35,8 +35,6 @@ class Model:
     """Dropout probability inside the residual blocks."""
     norm_groups: Annotated[Int, Ge(1), Le(64)] = 32
     """Groups of every GroupNorm."""
-    channels_last: Bool = False
-    """Keep activations in NHWC memory order; faster convolutions on tensor cores."""
     checkpoint_levels: tuple[Annotated[Int, Ge(0), Le(15)], ...] = ()
     """Activation checkpointing: resolution levels (0 is full resolution) whose residual blocks keep no activations but
     compute them again in the backward pass. Less memory, more time, the same result; level 0 holds most of the memory.

@@ -74,13 +74,11 @@ class UNet(nn.Module):
         self.output = nn.Conv2d(width, image_channels, 3, padding=1)
 
         self._initialise()
-        self.memory_format = torch.channels_last if model.channels_last else torch.contiguous_format
-        self.to(memory_format=self.memory_format)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x [B, C, H, W] floating, t [B] int64 in [0, T) → [B, C, H, W] in the type of x, also under autocast."""
         embedding = self.time(t)
-        h = self.input(x.contiguous(memory_format=self.memory_format))
+        h = self.input(x)
         skips = [h]
         for layer in self.down:
             h = self._run(layer, h, embedding)

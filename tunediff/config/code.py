@@ -1,0 +1,204 @@
+"""Workloads in files of the user's own: found, imported, and taken along with what they import from their folder."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from tunediff.config.knobs import ConfigError, refuse
+
+FOLDER = "workload"
+"""Where a copy lies in the folder of a search, of a training, and beside an exported configuration."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_imported: dict[str, ModuleType] = {}
+"""What was imported from users' files, by version: a copy is not imported beside its original."""
+_names: set[str] = set()
+"""What these modules and those that they import are called."""
+
+
+class WorkloadError(RuntimeError):
+    """A workload's `train(trial)` does not keep to what a training needs; the message says what to write."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Code:
+    """A file and all that it imports from its folder, at any depth, also inside functions."""
+
+    root: Path
+    """What is put on the path of imports: the folder of the file, or the one above its outermost package."""
+    file: Path
+    """Absolute."""
+    contents: Mapping[Path, bytes]
+    """By path relative to `root`."""
+
+    @functools.cached_property
+    def version(self) -> str:
+        """12 hex digits that are equal exactly for equal contents."""
+        digest = hashlib.sha256()
+        for path, content in sorted(self.contents.items()):
+            digest.update(repr((path.as_posix(), content)).encode())
+        return digest.hexdigest()[:12]
+
+    @property
+    def module(self) -> str:
+        """What it is imported as."""
+        return _name(self.file.relative_to(self.root))
+
+    def copy(self, folder: Path) -> Path:
+        """Put it all into `folder`; returns where the file lies then. Raises `ConfigError` if another lies there."""
+        for path, content in self.contents.items():
+            there = folder / path
+            taken = there.exists() and there.read_bytes() != content
+            refuse(taken, f"{there}: is a file of another workload already; choose another folder")
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.write_bytes(content)
+        return folder / self.file.relative_to(self.root)
+
+
+def locate(name: str, where: str, folder: Path) -> Path:
+    """The file that `mine.py`, relative to `folder`, or `package.module` names. Raises `ConfigError`."""
+    if name.endswith(".py"):
+        path = (folder / Path(name).expanduser()).absolute()
+        refuse(not path.is_file(), f"{where}: workload: {name}: no such file in {path.parent}")
+        return path
+    try:
+        if "" not in sys.path:
+            sys.path.append("")  # as `python -m` has it
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{where}: workload: {name}: cannot be imported: {error}") from None
+    origin = Path(spec.origin or "") if spec is not None else Path()
+    refuse(origin.suffix != ".py", f"{where}: workload: {name}: no such module; allowed: a file such as mine.py too")
+    return origin.absolute()
+
+
+def read(file: Path) -> Code:
+    """A file with what it imports from its folder. Raises `ConfigError` for what is not Python."""
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    contents: dict[Path, bytes] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        if (relative := path.relative_to(root)) in contents:
+            continue
+        try:
+            contents[relative] = path.read_bytes()
+            tree = ast.parse(contents[relative], str(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(f"{shown(path)}: does not import: {described(error, root)}") from None
+        for name in _imports(tree, relative):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                stem = root.joinpath(*parts[:end])
+                waiting += [one for one in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py") if one.is_file()]
+    return Code(root, file, contents)
+
+
+def _imports(tree: ast.AST, relative: Path) -> Iterator[str]:
+    """Dotted names of all that may be a module."""
+    package = relative.parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ([base] if base else [])
+            yield from (f"{base}.{alias.name}".strip(".") for alias in node.names)
+
+
+def load(code: Code) -> ModuleType:
+    """The module, imported once for equal contents. Raises `ConfigError` with the user's own line."""
+    if code.version in _imported:
+        return _imported[code.version]
+    _check_name(code)
+    for name in map(_name, code.contents):
+        if name in _names:  # of another workload, or of what this one was before
+            sys.modules.pop(name, None)
+        _names.add(name)
+    if str(code.root) in sys.path:
+        sys.path.remove(str(code.root))
+    sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes get it from here
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(code.module)
+    except ConfigError:
+        raise
+    except BaseException as error:  # a script that ends with sys.exit() too
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise ConfigError(f"{shown(code.file)}: does not import: {described(error, code.root)}") from error
+    _imported[code.version] = module
+    return module
+
+
+def _check_name(code: Code) -> None:
+    top = code.module.partition(".")[0]
+    spec = None if top in sys.stdlib_module_names or top in _names else importlib.util.find_spec(top)
+    installed = spec is not None and any(part in ("site-packages", "dist-packages") for part in _parts(spec.origin))
+    ours = installed and spec is not None and Path(spec.origin or "").is_relative_to(code.root)
+    hidden = top in sys.stdlib_module_names or (installed and not ours)
+    refuse(hidden, f"{shown(code.file)}: hides the module {top} that is installed; give the file another name")
+
+
+def _parts(origin: str | None) -> tuple[str, ...]:
+    return Path(origin or "").parts
+
+
+def _name(relative: Path) -> str:
+    return ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+
+
+def near(name: str, folder: Path) -> str:
+    """Where the user's file that a journal in `folder` names lies now, should that folder or its search have moved."""
+    if name.endswith(".py"):
+        inside = Path(name.rpartition(f"/{FOLDER}/")[2])
+        for place in (folder, folder.parent.parent):
+            if not inside.is_absolute() and (place / FOLDER / inside).is_file():
+                return str((place / FOLDER / inside).absolute())
+    return name
+
+
+# -------------------------------------------------------------------------------------------------- what went wrong
+def shown(path: Path) -> str:
+    """A path as a person would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def described(error: BaseException, root: Path) -> str:
+    """`ValueError: no such file (mine.py, line 12: x = read())`: an error with the innermost line of the user's own."""
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_relative_to(root):
+        text = (error.text or linecache.getline(error.filename, error.lineno or 0)).strip()
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno}: {text})"
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(root)]
+    if not frames:
+        return words
+    return f"{words} ({Path(frames[-1].filename).relative_to(root)}, line {frames[-1].lineno}: {frames[-1].line})"
+
+
+def trace(error: BaseException) -> str:
+    """The traceback without our own frames, where there are others: the user's, and those of what he calls."""
+    told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    whole = told
+    while told is not None:
+        others = [one for one in told.stack if not Path(one.filename).is_relative_to(_PACKAGE)]
+        if others and others != list(told.stack):
+            told.stack = traceback.StackSummary.from_list(others)
+        told = told.__cause__ or told.__context__
+    assert whole is not None
+    return "".join(whole.format())

@@ -1,0 +1,37 @@
+"""Which knobs a workload looks at."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def watched(knobs: Any) -> tuple[Any, set[str]]:
+    """The same knobs, and the dotted names of those that have been read since: a growing set."""
+    read: set[str] = set()
+    return _watched(knobs, "", read), read
+
+
+def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
+    """An instance of a subclass, so that what works with the user's class works with it: types, fields, `asdict`."""
+    if not hasattr(knobs, "__dict__"):  # slots
+        return knobs
+    inner = {name: value for name, value in vars(knobs).items() if dataclasses.is_dataclass(value)}
+    plain = {prefix + field.name: field.name for field in dataclasses.fields(knobs) if field.name not in inner}
+    leaves = {short: long for long, short in plain.items()}
+
+    def look(self: Any, name: str) -> Any:
+        if name in leaves:
+            read.add(leaves[name])
+        elif name == "__dict__":
+            read.update(plain)
+        return object.__getattribute__(self, name)
+
+    kind = type(
+        type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": lambda _: knobs.__reduce__()}
+    )
+    found = object.__new__(kind)
+    values = {**vars(knobs), **{name: _watched(value, f"{prefix}{name}.", read) for name, value in inner.items()}}
+    for name, value in values.items():
+        object.__setattr__(found, name, value)
+    return found
