@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.config import ConfigError
+from tunediff.config.code import WorkloadError
 from tunediff.record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
@@ -30,9 +31,9 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
     def run(argv: Sequence[str] | None = None) -> int:
         try:
             return command(argv)
-        except (ConfigError, NotFiniteError) as error:
+        except (ConfigError, WorkloadError, NotFiniteError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+            return FAILED if isinstance(error, NotFiniteError) else BAD_INPUT
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             return INTERRUPTED

@@ -56,7 +56,8 @@ def _export_configuration(args: argparse.Namespace) -> None:
         if weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(beside)
-        to.write_text(cfg.dump(config, provenance(found, trial, to)), encoding="utf-8")
+        config = cfg.take_along(config, to.parent)
+        to.write_text(cfg.dump(config, provenance(found, trial, to), to.parent), encoding="utf-8")
     print(cli.block(written | {"train": _train(trial, to)}))
 
 

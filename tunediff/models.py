@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
+from tunediff.config.knobs import refuse
 from tunediff.workloads.diffusion import handoff
 
 if TYPE_CHECKING:
@@ -41,20 +42,27 @@ class Saved:
 
         Raises `ConfigError` when the file is damaged or holds the weights of another network.
         """
-        from tunediff.training.weights import check_fit, read
+        from tunediff.training.weights import check_fit
 
         if (build := cfg.of(self.config).offers("network")) is None:
             raise ConfigError(f"{cfg.of(self.config).name}: has no function network(knobs), which builds its model")
-        if self.kind == "diffusers":
-            _, weights = handoff.read_unet(self.weights.parent)
-        elif self.weights.suffix == ".safetensors":
-            weights = read(self.weights)
-        else:
-            weights = _inside(self.weights, "result")
-        network = build(self.config.knobs)
+        network, weights = build(self.config.knobs), self.state()
         check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
         return network.to(device).eval().requires_grad_(False)
+
+    def state(self) -> Any:
+        """The weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""
+        from tunediff.training.weights import read
+
+        if self.kind == "diffusers":
+            return handoff.read_unet(self.weights.parent)[1]
+        return read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
+
+    def need(self, workload: str, what: str) -> None:
+        """Raise `ConfigError` unless it is a model of one of our workloads, which `what` is for."""
+        title = cfg.of(self.config).title
+        refuse(self.config.schema.workload != workload, f"{self.name}: is a model of {title}; {what} is for {workload}")
 
 
 def find(what: str, storage: Path = cli.STORAGE) -> Saved:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("profile", __doc__ or "")
     add, either = parser.add_argument, argparse.BooleanOptionalAction
     add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    add("--config", type=Path, required=True, help="configuration file, or digits or cifar10")
+    add("--config", type=Path, required=True, help="configuration file, or digits, cifar10, mine.py")
     add("--out", type=Path, help="new folder for the results (default: ray_results/profile-CONFIG)")
     add("--steps", type=int, help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)")
     pays = "measure when torch.compile pays (default: on a GPU; on a CPU it takes minutes)"

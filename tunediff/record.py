@@ -3,7 +3,7 @@
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
 `start` (once per attempt), `worker` (who trains it), `about` (data and model), `anew` (it begins at its first step,
-although an earlier attempt had come further), `point` (one evaluation), `final` (one more of the finished model, at
+although an earlier attempt had come further), `unread` (knobs that its training never looked at), `point` (one evaluation), `final` (one more of the finished model, at
 full protocol), `end`.
 """
 
@@ -320,6 +320,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
+        elif kind == "unread":
+            record.not_effective |= dict.fromkeys(event["knobs"], "train(trial) never reads it")
         elif kind == "anew":
             points, final = {}, {}
         elif kind == "final":

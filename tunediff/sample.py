@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.n = args.n if args.n is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
     model = models.find(args.run, args.storage)
+    model.need("diffusion", "sample")
     wanted = {name: getattr(args, name) for name in ("seed", "steps", "skip", "eta", "batch_size")}
     config = drawing.configured(model.config, {"sampler": "ddim" if args.ddim else "ddpm", **wanted})
     cli.check_writable("--out", args.out or model.folder / "samples.png")

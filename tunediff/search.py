@@ -1,4 +1,4 @@
-"""Search for the configuration with the best FID for its training seconds: `python -m tunediff.search`."""
+"""Search for the configuration with the best result for its training seconds: `python -m tunediff.search`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from tunediff import cli, record, results, space
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Lines
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
@@ -33,7 +33,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = cli.parser("search", __doc__ or "")
     add = parser.add_argument
-    add("words", nargs="*", metavar="SPACE.yaml | knob=value", help="search file (default: digits)")
+    files = "search file (default: digits), or a workload's file, which is searched around its baseline"
+    add("words", nargs="*", metavar="SPACE.yaml | mine.py | knob=value", help=files)
     add("--name", help="name of the search and its folder (default: search file and time)")
     cli.add_storage(parser)
     add("--trials", type=int, help="trials in all, the baseline included")
@@ -43,6 +44,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--address", help="a running Ray cluster (default: one on this machine for this search)")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
+    add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     add("-q", "--quiet", action="store_true", help="print the result only")
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(_plan(wanted, folder)))
         return cli.OK
     if content is not None:
-        experiment.create(folder, wanted, content)
+        wanted = _created(folder, wanted, content, args)
     try:
         _run(folder, wanted, args)
         confirmed = _confirm(folder, args) if wanted.confirm is not None else None
@@ -91,7 +93,7 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
     return folder, experiment.reopen(folder, _limits(args)), None
 
 
-def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, dict[str, Any]]:
+def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     """Folder, space and search file of a new search."""
     files = [word for word in args.words if "=" not in word]
     if len(files) > 1:
@@ -99,7 +101,9 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, dict[str, Any]]:
     path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
     storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     # What a cluster elsewhere has is not known before it is asked.
-    content = space.read(path, resources.world_sizes_of(resources.local()) if args.address is None else ())
+    machine = resources.local()
+    content = space.read(path, resources.world_sizes_of(machine) if args.address is None else ())
+    content = space.completed(content, path, words, machine.cores, machine.gpus > 0)
     if args.warm_start is not None:
         content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
     wanted = space.parse(content, str(path), path.parent, words, _limits(args))
@@ -111,7 +115,34 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, dict[str, Any]]:
     return storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"), wanted, content
 
 
-def _limits(args: argparse.Namespace) -> dict[str, Any]:
+def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace) -> SearchSpace:
+    """The space of a new search in its folder, a workload of the user's own having been tried. Raises `ConfigError`."""
+    created = experiment.create(folder, wanted, content)
+    if args.no_check or created.workload.file is None:
+        return created
+    from tunediff.training import check
+
+    def say(text: str) -> None:
+        if not (args.quiet or args.json):
+            print(text, file=sys.stderr, flush=True)
+
+    size = max(resources.world_sizes(wanted)) > 1 and created.baseline.loader.batch_size % 2 == 0
+    try:
+        found = check.before_search(created.baseline, 2 if size else 1, say)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
+        if isinstance(error, ConfigError) and wanted.workload.file is not None and created.workload.file is not None:
+            theirs, own = created.workload.file.root, wanted.workload.file.root
+            raise ConfigError(str(error).replace(str(theirs), str(own))) from None  # the user knows the original
+        raise
+    searched = {dimension.name for dimension in created.dimensions}
+    for knob in found["unread"]:
+        spent = ", and it is searched" if knob in searched else ""
+        say(f"WARNING: {created.workload.title}: train(trial) never reads the knob {knob}: not effective{spent}")
+    return created
+
+
+def _limits(args: argparse.Namespace) -> Lines:
     given = {"per_trial": args.budget, "trials": args.trials, "total": args.total}
     return {key: value for key, value in given.items() if value is not None}
 

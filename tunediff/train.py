@@ -8,6 +8,7 @@ parallel.workers = N. TensorBoard curves lie in the folder of the run.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, code
+from tunediff.config.code import WorkloadError
 from tunediff.files import write_text
 from tunediff.record import End, Journal
 from tunediff.space import duration_s
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("train", __doc__ or "")
     add = parser.add_argument
     add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    file = "configuration file, such as an exported best.yaml; or digits or cifar10 for that workload's baseline"
+    file = "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a workload's baseline"
     add("--config", type=Path, required=True, help=file)
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
     add("--images", type=int, help="training images, instead of or besides --budget")
@@ -75,7 +77,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         )
     if (known := record.read_trial(folder)) is not None:
         if known.fingerprint != cfg.fingerprint(config):
-            changed = cli.knobs(cfg.differences(config, known.configuration))
+            differs = cfg.differences(config, known.configuration)
+            changed = cli.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
             raise ConfigError(f"--out: {folder} holds a training of another configuration ({changed}); choose another")
         if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
             theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('images')} images"
@@ -118,8 +121,9 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         if world.main:
             done = known.points[-1].images if known is not None and known.points else None
             observer = Console(folder, cfg.of(config).objective, done, asked)
+            config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
-            write_text(folder / "config.yaml", cfg.dump(config))
+            write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
             (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
                 print("open-ended: Ctrl-C stops it, the same command goes on", file=sys.stderr)
@@ -134,6 +138,13 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
                 journal.end(End("nan", str(error)))
                 print(f"error: {error}", file=sys.stderr)
             return cli.FAILED
+        except Exception as error:
+            if cfg.of(config).file is None or isinstance(error, ConfigError | WorkloadError):
+                raise
+            print(code.trace(error), end="", file=sys.stderr)  # the user's own lines
+            if world.size > 1:
+                os._exit(cli.FAILED)  # the others may wait for this rank in a collective
+            return cli.FAILED
         finally:
             if isinstance(observer, Console):
                 observer.close()
@@ -142,6 +153,8 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         if world.main:
             metadata = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
             weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
+            for knob in outcome.unread:
+                print(f"WARNING: train(trial) never reads the knob {knob}: not effective", file=sys.stderr)
             if outcome.finished:
                 journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
                 _conclude(folder)
@@ -194,7 +207,7 @@ def _conclude(folder: Path) -> None:
     last = known.points[-1]
     metric = cfg.of(known.configuration).objective
     lines = {
-        last.get("label", metric.label): last[metric.name],
+        str(last.get("label", metric.label)): last[metric.name],
         "train_s": last.train_s,
         "images": last.images,
         "steps": last.steps,

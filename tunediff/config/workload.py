@@ -3,10 +3,10 @@
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
 keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
 may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `PRESETS`, named baselines (of a file:
-`mine.py:NAME`), on top of it; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
-missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`;
-`evaluator(config, world)`, which judges a finished model; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that
-change next to nothing about device memory, and of lists that save the more of it the longer they are.
+`mine.py:NAME`), on top of it; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs,
+evaluates)`, which refuses missing files before anything starts; `network(knobs)`, the bare model;
+`initial_weights(path, knobs)`; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next to nothing about
+device memory, and of lists that save the more of it the longer they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Metric:
     mode: Literal["min", "max"]
     """Which direction is better."""
     label: str = ""
-    """What it is called; an evaluation may return a better `label`."""
+    """What it is called, its name unless told otherwise; an evaluation may return a better `label`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.name)
 
 
 @dataclasses.dataclass(frozen=True)

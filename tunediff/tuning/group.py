@@ -17,7 +17,7 @@ def run_group(slot: str, generation: str, kind: Kind, storage: str, share: Share
     from tunediff.training import memory
     from tunediff.tuning.worker import Setup, serve  # imports torch, which the slot does without
 
-    setup: Setup = {"slot": slot, "generation": generation, "threads": share.threads[kind.size]}
+    setup: Setup = {"slot": slot, "generation": generation, "threads": share.threads[kind.size], "here": share.here}
     TorchTrainer(
         serve,
         train_loop_config=setup,

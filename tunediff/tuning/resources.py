@@ -33,6 +33,8 @@ class Share:
     """Ray resources of each worker, by world size."""
     threads: dict[int, int]
     """torch threads of each worker, by world size."""
+    here: str = dataclasses.field(default_factory=os.getcwd)
+    """Where the search was started: relative paths in a user's file are meant from there."""
 
 
 def local() -> Machine:

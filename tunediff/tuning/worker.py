@@ -7,7 +7,6 @@ import dataclasses
 import os
 import random
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,11 +20,13 @@ import torch
 from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff.clock import Clock
+from tunediff.config import code
 from tunediff.config.systems import Precision, Systems
 from tunediff.distributed import World
 from tunediff.record import End, NotFiniteError, Point
 from tunediff.training import memory, precision, state, weights
 from tunediff.training.compilation import cold_cache
+from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.trial import Outcome, Trial, run
 from tunediff.tuning.messages import Job, get
@@ -38,6 +39,8 @@ class Setup(TypedDict):
     generation: str
     threads: int
     """torch threads of each."""
+    here: str
+    """Folder to work in."""
 
 
 class SlotLostError(RuntimeError):
@@ -48,6 +51,8 @@ def serve(setup: Setup) -> None:
     """One worker: take jobs from the slot until told to leave. An exception ends the group."""
     context = ray.train.get_context()
     world = World(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    with contextlib.suppress(OSError):  # on another node there may be no such folder
+        os.chdir(setup["here"])
     torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
     _import_what_trials_need(world.device)
     slot, done = get(setup["slot"]), ""
@@ -125,10 +130,16 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
         return  # the disk's fault: the trial is neither good nor bad, and no end could be written
     if (why := environment.unwritable(job.folder)) is not None:  # not all that writes says so by its error
         raise OSError(why) from error
-    status, reason = "oom" if memory.is_oom(error) else "error", f"{type(error).__name__}: {error}"
+    status, reason = "oom" if memory.is_oom(error) else "error", code.described(error, _users_root(job))
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
-        (job.folder / f"traceback-rank{world.rank}.txt").write_text(traceback.format_exc())
+        (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error))
     _end(job, serial, slot, End(status, reason, peak=memory.peak_mib(world.device)))
+
+
+def _users_root(job: Job) -> Path:
+    """Where the user's own lines stand, or a folder of nobody's."""
+    name = str(job.config["workload"])
+    return code.read(Path(name)).root if cfg.is_users(name) else job.folder
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
@@ -170,6 +181,8 @@ def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
     with cold_cache(config.compile):
         kept = job.folder if job.keeps else None
         outcome = run(Trial(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
+    if world.main and outcome.unread:
+        record.Journal(job.folder).write("unread", knobs=outcome.unread)
     if not outcome.finished:
         return outcome
     if world.main and job.keeps:
@@ -194,7 +207,6 @@ def evaluate_finally(
     done = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
     if world.agree(float(outcome.steps in done)):
         return  # an attempt that was killed had come this far
-    judge = cfg.of(config).offers("evaluator")(cfg.override(config, protocol), world)
-    found = judge(outcome.model)
+    found = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
     if world.main:
         record.Journal(folder).write("final", steps=outcome.steps, **found)

@@ -23,7 +23,7 @@ from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
 from tunediff.workloads.diffusion.unet import Block, flops_per_image, network
 
-__all__ = ["evaluator", "initial_weights", "network", "train"]
+__all__ = ["initial_weights", "network", "train"]
 
 
 def train(trial: Trial) -> None:
@@ -128,9 +128,3 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
 def judge_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
     """The evaluator of this data and protocol, built once per process: the ruler is the same for every trial."""
     return Evaluator(section, evaluation, data.load(section), world)
-
-
-def evaluator(config: Any, world: World) -> Any:
-    """What judges a finished model by this configuration: a model in, what a point of its curve would hold out."""
-    judge, process = judge_of(config.data, config.evaluation, world), Diffusion(config.process, world.device)
-    return lambda model: {**judge(model, process)}

@@ -1,0 +1,193 @@
+"""Two steps and one evaluation of a user's workload, before hours are spent on it: `python -m tunediff.training.check`.
+
+Runs in processes of its own, so that nothing of it is left where the search runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.config import ConfigError, code
+from tunediff.config.code import WorkloadError
+from tunediff.config.systems import Compile, Systems
+from tunediff.distributed import World, from_environment
+from tunediff.record import NotFiniteError
+from tunediff.training import memory, state
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Outcome, Trial, run
+
+STEPS = 2
+LONGEST_S = 900.0
+
+
+class Report(TypedDict, total=False):
+    """What a check found."""
+
+    error: str
+    """Why the workload cannot be searched; nothing else is known then."""
+    unread: list[str]
+    """Knobs that its training never looked at."""
+    parameters: int
+    step_s: float
+    evaluation_s: float
+    value: float
+    """The objective after two steps."""
+
+
+class _Checked(Trial):
+    """A training that is watched."""
+
+    outer: nn.Module
+    plain: nn.Module
+
+    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
+        """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
+        self.plain, prepared = model, super().prepare(model, **options)
+        self.outer = prepared if prepared is not model else copy.copy(model)
+        self.called, calls = 0, collections.OrderedDict[int, Any]()
+        self.outer._forward_pre_hooks = calls
+        self.outer.register_forward_pre_hook(self._note)
+        self.before = state.copied(model.state_dict())
+        return self.outer
+
+    def _note(self, module: nn.Module, inputs: Any) -> None:
+        self.called += torch.is_grad_enabled()
+
+
+def check(config: Systems, world: World) -> Report:
+    """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word."""
+    short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
+    trial = _Checked(short, Budget(samples=STEPS * config.loader.batch_size), world, Observer())
+    outcome = run(trial)
+    _check_model(trial, outcome, world)
+    last = outcome.points[-1]
+    return {
+        "unread": list(outcome.unread), "parameters": sum(one.numel() for one in trial.plain.parameters()),
+        "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
+        "value": float(last[cfg.of(config).objective.name]),
+    }  # fmt: skip
+
+
+def _plain(config: Systems) -> dict[str, Any]:
+    """Knobs that need torch.compile are as without it."""
+    return {f"compile.{name}": value for name, value in vars(Compile()).items() if name != "mode"}
+
+
+def _check_model(trial: _Checked, outcome: Outcome, world: World) -> None:
+    title = cfg.of(trial.config).title
+    if not trial.called:
+        write = "net = trial.prepare(net) returns the model to call"
+        raise WorkloadError(f"{title}: the model that is trained is not the one that was prepared; {write}")
+    after = trial.plain.state_dict()
+    learned = [name for name, _ in trial.plain.named_parameters()]
+    if not any(bool((after[name].cpu() != trial.before[name]).any()) for name in learned):
+        make = "make it of net.parameters(), after net = trial.prepare(net)"
+        raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
+                            f"them? {make}")  # fmt: skip
+    own = [float(after[name].double().sum()) for name in learned]
+    if any(other != own for other in world.gather(own)):
+        raise WorkloadError(
+            f"{title}: two ranks have learned different models; is one of them wrapped again, made anew, or changed "
+            "by what only one rank does?"
+        )
+
+
+# --------------------------------------------------------------------------------------------------- in its processes
+def before_search(config: Systems, ranks: int, say: Callable[[str], None]) -> Report:
+    """Check a configuration of a user's workload in `ranks` processes. Raises `ConfigError` with what is wrong."""
+    title = cfg.of(config).title
+    say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
+        path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
+        path.write_text(cfg.dump(cfg.override(config, {"parallel.workers": ranks}, check=False)), encoding="utf-8")
+        found = _wait(_start(path, answer, ranks), answer, title, say)
+    if (error := found.get("error")) is not None:
+        raise ConfigError(error)
+    return found
+
+
+def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tunediff.training.check", str(path), str(answer)]
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    with open(answer.parent / "stderr.txt", "wb") as heard:
+        how: dict[str, Any] = {"stdout": heard, "stderr": heard}
+        return [subprocess.Popen(command, env={**os.environ, **world, **own}, **how) for own in each]
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, say: Callable[[str], None]) -> Report:
+    began, told = time.monotonic(), 30.0
+    try:
+        while any(process.poll() is None for process in processes):
+            time.sleep(0.1)
+            spent = time.monotonic() - began
+            if answer.exists():
+                break  # a rank that failed leaves the others waiting for it
+            if spent > told:
+                say(f"still checking {title}: {spent:.0f} s")
+                told *= 2
+            if spent > LONGEST_S:
+                raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
+                                  "--no-check starts the search all the same")  # fmt: skip
+        found: Report = json.loads(answer.read_text()) if answer.exists() else {}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if found:
+        return found
+    lines = [line for line in (answer.parent / "stderr.txt").read_text(errors="replace").splitlines() if line.strip()]
+    return {"error": f"{title}: its process died: {lines[-1] if lines else f'status {processes[0].returncode}'}"}
+
+
+def main(path: Path, answer: Path) -> None:
+    """One rank: write what was found."""
+    found: Report = {}
+    root = path.parent
+    try:
+        config = cfg.load(path)
+        root = code.read(Path(config.schema.workload)).root
+        with from_environment() as world:
+            found = check(config, world)
+            if not world.main:
+                return
+    except ConfigError as error:
+        found = {"error": str(error)}
+    except WorkloadError as error:
+        found = {"error": str(error)}
+    except NotFiniteError as error:
+        found = {"error": f"{Path(config.schema.workload).name}: {error}"}
+    except BaseException as error:
+        oom = f" (with loader.batch_size = {config.loader.batch_size})" if memory.is_oom(error) else ""
+        found = {
+            "error": f"{Path(config.schema.workload).name}: {code.described(error, root)}{oom}\n{code.trace(error)}"
+        }
+    with contextlib.suppress(FileExistsError), open(answer.with_suffix(".new"), "x") as file:  # who fails first says it
+        json.dump(found, file)
+        file.flush()
+        os.replace(answer.with_suffix(".new"), answer)
+    os._exit(0)  # other ranks may wait for this one in a collective
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
