@@ -18,13 +18,13 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, environment, models
 from tunediff import config as cfg
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Values
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
@@ -133,7 +133,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
         )
     name = args.data or "images"
     cli.allow(name in cfg.baseline_names(), "--data", name, ", ".join(cfg.baseline_names()))
-    values: dict[str, Any] = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
+    values: Values = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
     if name == "digits":
         values["data.split"] = "all"
     return cfg.override(model.config, values, where="--data")
@@ -141,7 +141,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """The model's configuration with what was asked for. Raises `ConfigError` naming the option."""
-    wanted: dict[str, Any] = {"sampler": "ddim" if args.ddim else "ddpm"}
+    wanted: dict[str, object] = {"sampler": "ddim" if args.ddim else "ddpm"}
     wanted |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
     if args.ddim:
         steps = DDIM_STEPS if args.steps is None else args.steps
@@ -310,7 +310,7 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join([cli.block(lines), *cli.table(rows)])
 
 
-def _write(found: dict[str, Any], path: Path) -> Path:
+def _write(found: Mapping[str, object], path: Path) -> Path:
     """Write as JSON under this name, or with -2, -3, … where it is taken; returns the name."""
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     for name in numbered(path.parent, path.stem, path.suffix):
