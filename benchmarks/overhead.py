@@ -146,12 +146,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--window", type=int, default=100, help="trials per row")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the search of trivial trials there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="leave the search of trivial trials there")
     parser.add_argument("--of", type=Path, metavar="FOLDER", help="read a search that was run instead")
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     load = os.getloadavg()[0]
-    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.keep)
+    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.out)
     if wanted.json:
         print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
         return 0

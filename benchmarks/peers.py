@@ -440,7 +440,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps, or batches sampled, per round (default: 20)")
     parser.add_argument("--sampling", action="store_true", help="DDIM with evaluation.steps instead of training")
     parser.add_argument("--tuned", action="store_true", help="tuned contenders on a CPU too")
-    parser.add_argument("--json", type=Path, help="file for the numbers with hardware and versions")
+    parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
     args = parser.parse_args()
     if not 1 <= args.rounds <= 99 or args.steps < 1:
         parser.error("--rounds goes from 1 to 99, --steps from 1")
@@ -476,10 +476,10 @@ def main() -> int:
         + "\n"
     )
     print("\n".join(lines))
-    if args.json is not None:
+    if args.out is not None:
         content = {"command": sys.argv, **numbers, "config": cfg.flat(config), "load_average": load, "device": name}
         content |= {"torch_threads": torch.get_num_threads(), "versions": versions}
-        args.json.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
+        args.out.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
     return cli.OK
 
 

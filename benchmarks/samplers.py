@@ -2,7 +2,7 @@
 
 Runs the real training loop with every method in turn, several rounds interleaved, and times the calls into sampler,
 weighting and objective. The share is taken against the other seconds of the same run, so it does not depend on how
-fast the machine is at the moment. Prints a table; --json keeps it with hardware and versions.
+fast the machine is at the moment. Prints a table; --out FILE keeps it with hardware and versions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=Path("digits"), help="file or workload (default: digits)")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps per run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args()
     base = cfg.named(args.config, ["evaluation.points=1", *args.words])
     unions = ("timesteps.name", "weighting.name")
@@ -105,10 +105,10 @@ def main() -> int:
     rest_ms = 1e3 * statistics.median(rest for rounds in found.values() for _, rest in rounds)
     lines.append(f"the rest of a step: {rest_ms:.2f} ms at batch {base.loader.batch_size}; load average {load:.1f}")
     print("\n".join(lines))
-    if args.json is not None:
+    if args.out is not None:
         content = {"command": sys.argv, "table": table, "rest_ms": rest_ms, "load_average": load}
         content |= {"device": str(world.device), "torch_threads": torch.get_num_threads()}
-        args.json.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
+        args.out.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
     return cli.OK
 
 

@@ -240,14 +240,14 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
 
 def test_export_of_one_trial_and_refusals(found, capsys):
     storage = ["--storage", str(found.folder.parent)]
-    assert export.main(["night", "--trial", "t0000", "--to", str(found.folder / "base.yaml"), *storage]) == 0
+    assert export.main(["night", "--trial", "t0000", "--out", str(found.folder / "base.yaml"), *storage]) == 0
     assert cfg.load(found.folder / "base.yaml") == found.space.baseline
     capsys.readouterr()
     assert "there are: night" in refused(capsys, export.main, "day", *storage)
     assert "'t0009' is not in night; there are: t0000" in refused(
         capsys, export.main, "night", "--trial", "t0009", *storage
     )
-    assert "ends in .yaml" in refused(capsys, export.main, "night", "--to", "x.txt", *storage)
+    assert "ends in .yaml" in refused(capsys, export.main, "night", "--out", "x.txt", *storage)
 
 
 # -------------------------------------------------------------------------------------------------------------- train

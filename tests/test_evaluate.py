@@ -73,7 +73,7 @@ def refused(capsys, *words):
 
 # ----------------------------------------------------------------------------------------------------------- measured
 def test_full_protocol(model, tmp_path, capsys):
-    out, found = measured(capsys, "--images", "150", "--batch-size", "40", "--keep", "kept")
+    out, found = measured(capsys, "--images", "150", "--batch-size", "40", "--out", "kept")
 
     # The same by hand: all ancestral steps, the seed of the evaluations, the learned images.
     images = data.load(CONFIG.data)
@@ -92,7 +92,8 @@ def test_full_protocol(model, tmp_path, capsys):
         assert found["metrics"][name]["sd"] is None
 
     # What is kept is what was measured.
-    files = sorted((tmp_path / "kept").iterdir())
+    assert out.endswith("json: kept/evaluation.json\n")
+    files = sorted((tmp_path / "kept").glob("*.png"))
     assert [file.name for file in files] == [f"{i:04d}.png" for i in range(150)]
     assert np.array_equal(
         np.stack([np.asarray(Image.open(file)) for file in files]), torch.cat([b for _, b in drawn])[:, 0]
@@ -105,7 +106,7 @@ def test_full_protocol(model, tmp_path, capsys):
     assert found["extractor"] == {"name": "classifier", "label": "FD (classifier)", "digest": extractor.digest}
     assert found["weights_sha256"] == hashlib.sha256((tmp_path / "small.safetensors").read_bytes()).hexdigest()
     assert found["fingerprint"] == cfg.fingerprint(CONFIG)
-    assert found["command"] == "python -m tunediff.evaluate small.yaml --images 150 --batch-size 40 --keep kept"
+    assert found["command"] == "python -m tunediff.evaluate small.yaml --images 150 --batch-size 40 --out kept"
     assert found["images_per_s"] == pytest.approx(150 / found["sampling_s"])
     assert found["environment"] == environment.describe()
     assert len(found["metrics"]["kid"]["within_sd"]) == 1
@@ -120,9 +121,9 @@ def test_full_protocol(model, tmp_path, capsys):
     assert "\nIS (classifier) " in out
 
 
-def test_ddim_and_seeds(model, capsys):
+def test_ddim_and_seeds(model, tmp_path, capsys):
     words = ["--images", "264", "--ddim", "--steps", "5", "--skip", "quadratic", "--eta", "0.5", "--metrics", "is,fd"]
-    out, found = measured(capsys, *words, "--seeds", "3", "--keep", "first.npz")
+    out, found = measured(capsys, *words, "--seeds", "3", "--out", "first.npz")
     assert "sampler: ddim, 5 steps, quadratic, eta 0.5\n" in out
     assert "seeds: 0, 1, 2\n" in out
     assert found["sampler"] == {"name": "ddim", "steps": 5, "skip": "quadratic", "eta": 0.5}
@@ -144,12 +145,13 @@ def test_ddim_and_seeds(model, capsys):
         statistics.update(0, torch.from_numpy(kept["arr_0"]).permute(0, 3, 1, 2))
     score = statistics.values(Real(None, None))["inception_score"].value
     assert score == pytest.approx(found["metrics"]["inception_score"]["per_seed"][0], rel=1e-6)
+    assert out.endswith("json: first.json\n")
     again, alone = measured(capsys, *words, "--batch-size", "10")
-    assert again.endswith("json: evaluation-ddim-264-2.json\n")
+    assert again.endswith("json: evaluation-ddim-264.json\n")
     assert alone["metrics"]["frechet"]["value"] == pytest.approx(found["metrics"]["frechet"]["per_seed"][0], rel=1e-3)
-    for count in (2, 3):
-        out, _ = measured(capsys, *words, "--json", "out/own.json")
-        assert out.endswith("json: out/own.json\n" if count == 2 else "json: out/own-2.json\n")
+    assert measured(capsys, *words)[0].endswith("json: evaluation-ddim-264-2.json\n")
+    assert measured(capsys, *words, "--out", "out/own.json")[0].endswith("json: out/own.json\n")
+    assert not list(tmp_path.rglob("*.png")), "numbers alone"
 
 
 def digits_folder(root, count, split):
@@ -182,7 +184,7 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
     words = ["pipeline", "--images", "16", "--ddim", "--steps", "2", "--metrics", "fd"]
     assert "a pipeline does not say which images it learned" in refused(capsys, *words)
     assert "--data: 'faces' is not allowed" in refused(capsys, *words, "--data", "faces")
-    assert evaluate.main([*words, "--data", "digits", "--json", "digits.json"]) == 0
+    assert evaluate.main([*words, "--data", "digits", "--out", "digits.json"]) == 0
     assert "digits, all, 1797 images" in capsys.readouterr().out
     words += ["--data-path", "set"]
     assert evaluate.main([*words, "--split", "all"]) == 0
@@ -192,11 +194,11 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
 
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
     words = ["--images", "261", "--batch-size", "40", "--ddim", "--steps", "3", "--seeds", "2"]
-    _, one = measured(capsys, *words, "--keep", "one.npz")
+    _, one = measured(capsys, *words, "--out", "one.npz")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, tmp_path, [*words, "--keep", "two.npz", "--json", "two.json"]), nprocs=2)
+    torch.multiprocessing.spawn(_rank, (port, tmp_path, [*words, "--out", "two.npz"]), nprocs=2)
     spoken = [(tmp_path / f"out{rank}").read_text() for rank in range(2)]
     assert spoken[0].endswith("json: two.json\n")
     assert spoken[1] == "", "one rank speaks"
@@ -275,13 +277,12 @@ def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monke
         (["--extractor", "inception"], "--extractor: evaluation.extractor: 'inception' is not allowed: Inception says"),
         (["--weights-path", "x.pth"], "--weights-path: belongs to --extractor inception"),
         (
-            ["--keep", "images.zip"],
-            "--keep: 'images.zip' is not allowed; allowed: a name that ends in .npz, or a folder",
+            ["--out", "images.zip"],
+            "--out: 'images.zip' is not allowed; allowed: a name that ends in .npz or .json, or a folder",
         ),
-        (["--keep", "taken.npz"], "--keep: taken.npz exists; allowed: a new file"),
-        (["--keep", "full"], "--keep: full exists"),
-        (["--keep", "taken.npz/x"], "--keep: taken.npz/x cannot be written"),
-        (["--json", "out.txt"], "--json: 'out.txt' is not allowed; allowed: a name that ends in .json"),
+        (["--out", "taken.npz"], "--out: taken.npz exists; allowed: a new file"),
+        (["--out", "full"], "--out: full exists"),
+        (["--out", "taken.npz/x"], "--out: taken.npz/x cannot be written"),
     ],
 )
 def test_refused(model, tmp_path, capsys, words, message):

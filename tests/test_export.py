@@ -36,7 +36,7 @@ def refused(capsys, *words):
     ],
 )
 def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed):
-    assert export.main([*words, "--diffusers", "out/pipeline"]) == 0
+    assert export.main([*words, "--diffusers", "--out", "out/pipeline"]) == 0
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
     assert "num_inference_steps=50" in lines["sample"]
@@ -47,33 +47,29 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     assert not (storage / "night" / "best.yaml").exists()
 
 
-def test_configuration_and_pipeline_at_once(storage, capsys):
-    assert export.main(["night", "--to", "best.yaml", "--diffusers", "pipeline"]) == 0
-    out = capsys.readouterr().out
-    assert "trial: t0001" in out
-    assert "pipeline: pipeline" in out
-    assert cfg.load(storage.parent / "best.yaml") == tiny(model__blocks=2)
-    assert (storage.parent / "best.safetensors").exists()
+def test_a_pipeline_lies_beside_its_model_unless_told_otherwise(storage, capsys):
+    assert export.main(["train-digits", "--diffusers"]) == 0
+    assert "pipeline: ray_results/train-digits/diffusers\n" in capsys.readouterr().out
+    assert (storage / "train-digits" / "diffusers" / "model_index.json").exists()
 
 
 def test_refusals_leave_nothing(storage, capsys):
     pipeline = storage.parent / "pipeline"
-    assert "did you mean night" in refused(capsys, "nigth", "--diffusers", "pipeline")
+    assert "did you mean night" in refused(capsys, "nigth", "--diffusers", "--out", "pipeline")
     assert "'t0009' is not in night; there are: t0000" in refused(
-        capsys, "night", "--trial", "t0009", "--diffusers", "pipeline"
+        capsys, "night", "--trial", "t0009", "--diffusers", "--out", "pipeline"
     )
     run_folder(storage / "wide", tiny(model__multipliers=[2, 4]))
     assert "model.multipliers: [2, 4] cannot be handed to diffusers" in refused(
-        capsys, "wide", "--diffusers", "pipeline"
+        capsys, "wide", "--diffusers", "--out", "pipeline"
     )
     (storage / "train-digits" / "weights.safetensors").write_bytes(b"torn")
-    assert "weights.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "pipeline")
+    assert "weights.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "--out", "pipeline")
     (storage.parent / "file").write_text("")
-    assert "--diffusers: file/pipeline cannot be written" in refused(capsys, "night", "--diffusers", "file/pipeline")
+    assert "--out: file/pipeline cannot be written" in refused(capsys, "night", "--diffusers", "--out", "file/pipeline")
     assert not pipeline.exists()
     pipeline.mkdir()
     (pipeline / "notes.txt").write_text("mine")
-    words = ["night", "--diffusers", "pipeline", "--to", "best.yaml"]
+    words = ["night", "--diffusers", "--out", "pipeline"]
     assert "pipeline: is not empty; allowed: a new or an empty folder" in refused(capsys, *words)
     assert [path.name for path in pipeline.iterdir()] == ["notes.txt"]
-    assert not (storage.parent / "best.yaml").exists()

@@ -10,12 +10,24 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import psutil
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors that say nothing about the configuration that met them."""
+
+
+class Environment(TypedDict):
+    """Hardware and versions that a measurement depends on."""
+
+    python: str
+    system: str
+    cpu: str
+    cpu_cores: int | None
+    memory_gib: float
+    versions: dict[str, str]
+    """Of packages, by name."""
 
 
 def unwritable(folder: Path) -> str | None:
@@ -35,7 +47,7 @@ def unwritable(folder: Path) -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def describe() -> dict[str, Any]:
+def describe() -> Environment:
     """Hardware and versions that a measurement depends on."""
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
     versions = {}

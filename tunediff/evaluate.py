@@ -18,13 +18,13 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, environment, models
 from tunediff import config as cfg
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Values
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tunediff.evaluation.quality import Value
 
 IMAGES, DDIM_STEPS = 10_000, 50
+NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
 
 
@@ -66,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
     add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
     add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
-    keep = "keep the images of the first seed: PATH.npz (arr_0, uint8 [N, H, W, C]) or a new folder (0000.png …)"
-    add("--keep", type=Path, metavar="PATH", help=keep)
-    name = "all numbers (default: evaluation-….json in the folder of the model); a name that is taken gets a number"
-    add("--json", type=Path, metavar="PATH", help=name)
+    places = (
+        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
+    )
+    places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
+    add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
     args = parser.parse_args(argv)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
@@ -84,12 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.evaluation.extractor == "classifier":  # it is trained on what is learned, whatever is compared with
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
-    path = args.json or model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
-    for option, target in (("--json", path), ("--keep", args.keep)):
-        if target is not None:
-            cli.check_writable(option, target)
+    numbers = model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
+    images = args.out if args.out is not None and args.out.suffix != ".json" else None
+    if args.out is not None:
+        numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
+    cli.check_writable("--out", args.out or numbers)
     command = shlex.join(["python", "-m", "tunediff.evaluate", *(sys.argv[1:] if argv is None else argv)])
-    return _evaluate(_Task(model, config, real, kinds, args.seeds, args.keep, path, command))
+    return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,21 +102,21 @@ class _Task:
     real: Data  # the images to compare with
     kinds: tuple[str, ...]
     seeds: int
-    keep: Path | None
-    json: Path
+    images: Path | None
+    """Where those of the first seed go; None: nowhere."""
+    numbers: Path
     command: str
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse what needs no model to be refused; returns the metrics that are wanted."""
-    drawing.check(args, "--keep", args.keep, ".npz")
+    drawing.check(args, "--out", args.out, ".npz", ".json")
     cli.allow(1 <= args.seeds <= MOST_SEEDS, "--seeds", args.seeds, f"a whole number from 1 to {MOST_SEEDS}")
     cli.allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
     wanted = args.metrics.split(",")
     for name in wanted:
         cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
-    cli.allow(args.json is None or args.json.suffix == ".json", "--json", args.json, "a name that ends in .json")
     return tuple(kind for kind in KINDS if kind in wanted)
 
 
@@ -130,7 +133,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
         )
     name = args.data or "images"
     cli.allow(name in cfg.baseline_names(), "--data", name, ", ".join(cfg.baseline_names()))
-    values: dict[str, Any] = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
+    values: Values = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
     if name == "digits":
         values["data.split"] = "all"
     return cfg.override(model.config, values, where="--data")
@@ -138,7 +141,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """The model's configuration with what was asked for. Raises `ConfigError` naming the option."""
-    wanted: dict[str, Any] = {"sampler": "ddim" if args.ddim else "ddpm"}
+    wanted: dict[str, object] = {"sampler": "ddim" if args.ddim else "ddpm"}
     wanted |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
     if args.ddim:
         steps = DDIM_STEPS if args.steps is None else args.steps
@@ -181,8 +184,8 @@ def _evaluate(task: _Task) -> int:
         with Progress(task.seeds * batches * drawing.sampler(config)["steps"], world.main) as progress:
             for seed in range(evaluation.seed, evaluation.seed + task.seeds):
                 quality = Quality(extractor, n, world.device, task.kinds)
-                keep = task.keep if seed == evaluation.seed else None
-                drawn = drawing.Drawn(keep, n, shape, world) if keep is not None else None
+                out = task.images if seed == evaluation.seed else None
+                drawn = drawing.Drawn(out, n, shape, world) if out is not None else None
                 seeded = dataclasses.replace(evaluation, seed=seed)
                 images_of_seed = generate(
                     network, diffusion, seeded, shape, n, world.device,
@@ -200,7 +203,7 @@ def _evaluate(task: _Task) -> int:
         if world.main:
             found = _result(task, digest, images, extractor, values, seconds, world)
             print(_table(found))
-            print(f"json: {_write(found, task.json)}")
+            print(f"json: {_write(found, task.numbers)}")
     return cli.OK
 
 
@@ -263,7 +266,7 @@ def _result(
         "metrics": {
             name: _over_seeds(name_of(name, extractor.label), [found[name] for found in values]) for name in values[0]
         },
-        "kept": None if task.keep is None else str(task.keep.absolute()),
+        "kept": None if task.images is None else str(task.images.absolute()),
         "command": task.command,
         "time": time.time(),
         "environment": environment.describe(),
@@ -307,12 +310,12 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join([cli.block(lines), *cli.table(rows)])
 
 
-def _write(found: dict[str, Any], path: Path) -> Path:
+def _write(found: Mapping[str, object], path: Path) -> Path:
     """Write as JSON under this name, or with -2, -3, … where it is taken; returns the name."""
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     for name in numbered(path.parent, path.stem, path.suffix):
         with (
-            cli.writing("--json", name),
+            cli.writing("--out", name),
             contextlib.suppress(FileExistsError),
             open(name, "x", encoding="utf-8") as file,
         ):

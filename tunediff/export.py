@@ -1,7 +1,7 @@
 """Take the best configuration out of a search, with its weights: `python -m tunediff.export NAME`.
 
-With --diffusers FOLDER the model becomes a pipeline for `diffusers.DDPMPipeline.from_pretrained(FOLDER)`; NAME may then
-also be a training folder, NAME/t0003 or a file of weights.
+With --diffusers --out FOLDER the model becomes a pipeline for `diffusers.DDPMPipeline.from_pretrained(FOLDER)`; NAME
+may then also be a training folder, NAME/t0003 or a file of weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tunediff import cli, models, results
 from tunediff import config as cfg
-from tunediff.models import Saved
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import sentences
 from tunediff.results import Results, confirmation
@@ -30,56 +29,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="name of the search")
     cli.add_storage(parser)
     parser.add_argument("--trial", help="export this trial (default: the best)")
-    parser.add_argument("--to", type=Path, help="YAML file to write (default: best.yaml in the folder of the search)")
-    parser.add_argument(
-        "--diffusers", type=Path, metavar="FOLDER", help="new folder for a pipeline; without --to, no YAML is written"
-    )
+    parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
+    places = "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers (default: "
+    parser.add_argument("--out", type=Path, help=f"{places}diffusers in the folder of the model)")
     args = parser.parse_args(argv)
-    model = _model(args) if args.diffusers is not None else None
-    if args.diffusers is None or args.to is not None:
+    if args.diffusers:
+        _export_pipeline(args)
+    else:
         _export_configuration(args)
-    if model is not None:
-        _export_pipeline(model, args.diffusers)
     return cli.OK
 
 
 def _export_configuration(args: argparse.Namespace) -> None:
     found = results.read((args.storage / args.name).absolute())
     trial = choose(found, args.trial)
-    to = args.to or args.storage / args.name / (f"{args.trial}.yaml" if args.trial else "best.yaml")
-    cli.allow(to.suffix in (".yaml", ".yml"), "--to", to, "a file name that ends in .yaml")
+    out = args.out or args.storage / args.name / (f"{args.trial}.yaml" if args.trial else "best.yaml")
+    ends = "a file name that ends in .yaml, or with --diffusers a folder"
+    cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
-    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, to.with_suffix(".safetensors")
-    written = {"trial": trial.name, "configuration": str(to)}
-    with cli.writing("--to", to):
-        to.parent.mkdir(parents=True, exist_ok=True)
+    weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, out.with_suffix(".safetensors")
+    written = {"trial": trial.name, "configuration": str(out)}
+    with cli.writing("--out", out):
+        out.parent.mkdir(parents=True, exist_ok=True)
         if weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(beside)
+<<<<<<< HEAD
         config = cfg.take_along(config, to.parent)
         to.write_text(cfg.dump(config, provenance(found, trial, to), to.parent), encoding="utf-8")
     print(cli.block(written | {"train": _train(trial, to)}))
+=======
+        out.write_text(cfg.dump(config, provenance(found, trial, out)), encoding="utf-8")
+    print(cli.block(written | {"train": _train(trial, out)}))
+>>>>>>> tidy
 
 
-def _model(args: argparse.Namespace) -> Saved:
-    """The model for `--diffusers`. Refuses what could not be written before anything is."""
+def _export_pipeline(args: argparse.Namespace) -> None:
     what = args.name
     if args.trial is not None:
         found = results.read((args.storage / args.name).absolute())
         what = str(found.folder / "trials" / choose(found, args.trial).name)
     model = models.find(what, args.storage)
-    handoff.check(args.diffusers, model.config)
-    return model
-
-
-def _export_pipeline(model: Saved, folder: Path) -> None:
-    with cli.writing("--diffusers", folder):
+    folder = args.out or model.folder / "diffusers"
+    handoff.check(folder, model.config)  # before the weights are read
+    with cli.writing("--out", folder):
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
     sample = f"diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})"
     print(cli.block({"model": model.name, "pipeline": folder, "sample": sample}))
 
 
-def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
+def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
     """Where the configuration comes from and how to use it; the comment lines above it."""
     value, base, environment = trial.value(found.metric), found.baseline_of(trial), trial.environment
     lines = [
@@ -95,11 +94,11 @@ def provenance(found: Results, trial: TrialRecord, to: Path) -> list[str]:
         lines += sentences(told)
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
     lines.append(f"measured on {environment.get('cpu', '?')}, {environment.get('cpu_cores', '?')} cores; {versions}")
-    return [*lines, f"train with it: {_train(trial, to)}"]
+    return [*lines, f"train with it: {_train(trial, out)}"]
 
 
-def _train(trial: TrialRecord, to: Path) -> str:
-    return f"python -m tunediff.train --config {to} --budget {trial.budget_s or 60:.10g}s"
+def _train(trial: TrialRecord, out: Path) -> str:
+    return f"python -m tunediff.train --config {out} --budget {trial.budget_s or 60:.10g}s"
 
 
 if __name__ == "__main__":

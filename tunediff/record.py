@@ -170,7 +170,7 @@ class TrialRecord:
     """The curve, in order."""
     end: End | None = None
     """None: unfinished."""
-    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Line = dataclasses.field(default_factory=dict)
     not_effective: dict[str, str] = dataclasses.field(default_factory=dict)
     """Knobs that change nothing on this hardware or beside the others, with the reason."""
     started: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.cli import number, seconds
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, Values
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
 
@@ -33,7 +33,7 @@ def advise(found: Profile, config: Systems) -> list[Advice]:
     return sorted(given, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
 
 
-def _possible(change: dict[str, Any], found: Profile, config: Systems) -> bool:
+def _possible(change: Values, found: Profile, config: Systems) -> bool:
     try:
         changed = cfg.override(config, change)
     except ConfigError:  # not allowed, or no knob of this configuration
@@ -104,7 +104,7 @@ def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
     if own not in rows or len(rows) < 2:
         return
     size = next(size for size, rate in rows.items() if rate >= 0.95 * max(rows.values()))
-    change: dict[str, Any] = {}
+    change: Values = {}
     if size > own and rows[size] / rows[own] > GAIN:
         change = {"optimizer.lr_scaling": "sqrt"} if _set(config, "optimizer.lr_scaling") == "none" else {}
         so = f"; but {size / own:g}× fewer updates per image: judge it by what it learns per second"

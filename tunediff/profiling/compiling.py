@@ -10,12 +10,11 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tunediff import config as cfg
-from tunediff.config import Systems
+from tunediff.config import Lines, Systems
 from tunediff.profiling.measure import Bench, in_a_line, spread
 from tunediff.profiling.result import CompileCost, Failed, Speed
 
@@ -45,7 +44,7 @@ def _begin(cache: str, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _eager_and_compiled(nested: dict[str, Any], mode: str, steps: int) -> tuple[list[Speed], Speed]:
+def _eager_and_compiled(nested: Lines, mode: str, steps: int) -> tuple[list[Speed], Speed]:
     """In the process of `compile_cost`: what `speed` measures without, with and once more without torch.compile."""
     config = cfg.from_dict(nested, where="profile")
     bench = Bench.of(config)

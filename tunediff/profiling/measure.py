@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tunediff import config as cfg
 from tunediff import environment
 from tunediff.clock import Budget
-from tunediff.config import Systems
+from tunediff.config import Systems, Values
 from tunediff.data import loader
 from tunediff.distributed import World, alone
 from tunediff.profiling.result import Device, Failed, Images, Speed, Tried
@@ -52,9 +52,9 @@ class _Watch(Observer):
 
     def __init__(self, after_step: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self.facts, self._after_step = dict[str, Any](), after_step
+        self.facts, self._after_step = dict[str, object](), after_step
 
-    def about(self, facts: Mapping[str, Any]) -> None:
+    def about(self, facts: Mapping[str, object]) -> None:
         self.facts |= facts
 
     def stepped(self) -> None:
@@ -91,7 +91,7 @@ class Bench:
         self._source, self._prepare = look.source, look.made
         parts: tuple[Any, ...] = look.source if isinstance(look.source, tuple) else (look.source,)
         size = sum(one.nbytes for one in parts if isinstance(one, Tensor))
-        self.images: Images = {"name": observer.facts.get("data", ""), "count": len(parts[0]), "mib": size / 2**20}
+        self.images: Images = {"name": str(observer.facts.get("data", "")), "count": len(parts[0]), "mib": size / 2**20}
         self.parameter_bytes = sum(one.nbytes for one in look.model.parameters())
         self.buffer_bytes = sum(one.nbytes for one in look.model.buffers())
 
@@ -157,7 +157,7 @@ class Bench:
         memory.reset(self.world.device)
         return None
 
-    def attempt(self, config: Systems, change: dict[str, Any], steps: int) -> Tried | Failed:
+    def attempt(self, config: Systems, change: Values, steps: int) -> Tried | Failed:
         """What a change to the configuration gains over the same measured just before; or why that is unknown."""
         if "parallel.workers" in change:
             return {"failed": "it needs several processes"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NotRequired, TypedDict, final
+from typing import Literal, NotRequired, TypedDict, final
+
+from tunediff.config import Values
+from tunediff.environment import Environment
 
 Owner = Literal["static_mib", "batch_mib", "forward_mib", "backward_mib", "rest_mib"]
 
@@ -136,7 +139,7 @@ class Tried(TypedDict):
 class Advice:
     """One thing to try."""
 
-    change: dict[str, Any]  # knobs and values, to be set together
+    change: Values  # knobs and values, to be set together
     reason: str
     bound: float | None = None  # images/s grow by at most this factor; None where that cannot be told
     measured: bool = False  # whether `bound` was measured here, and is not what would be left if the cause vanished
@@ -149,9 +152,9 @@ class Profile(Traced):
     time: float  # Unix
     wall_s: float
     workers: int  # of the training; one is measured
-    config: dict[str, Any]  # knobs by dotted name
+    config: Values
     fingerprint: str
-    environment: dict[str, Any]  # as `record.environment` has it
+    environment: Environment
     device: Device
     format_gains: dict[str, float]
     images: Images

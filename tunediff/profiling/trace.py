@@ -6,7 +6,7 @@ import bisect
 import gzip
 import json
 import operator
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -47,7 +47,7 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
     ) as profiler:  # fmt: skip
         points = bench.train(config, 3 + TRACED + 1, after_step=profiler.step)
     with gzip.open(path) as file:
-        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+        events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
     static = static_mib(config, bench.cuda, bench.parameter_bytes, bench.buffer_bytes, bench.images["mib"])
     found: Traced = {
         "operations": operations(rows, TRACED),
@@ -134,7 +134,7 @@ def static_mib(config: Systems, cuda: bool, parameters: int, buffers: int, image
 
 
 def timeline(
-    events: Sequence[dict[str, Any]], names: Container[str], static: float, cuda: bool, most: int = 600
+    events: Sequence[Mapping[str, Any]], names: Container[str], static: float, cuda: bool, most: int = 600
 ) -> Memory:
     """Memory of tensors over the traced steps, by the phase that allocated it, and what the peak consists of (MiB).
 

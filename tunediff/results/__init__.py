@@ -16,7 +16,7 @@ import pandas as pd
 
 from tunediff import cli, record, space
 from tunediff import config as cfg
-from tunediff.config import Quantity
+from tunediff.config import Quantity, Values
 from tunediff.record import QUANTITIES, TrialRecord
 from tunediff.space import SearchSpace
 
@@ -75,7 +75,7 @@ class Results:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
-    def changed(self, trial: TrialRecord) -> dict[str, Any]:
+    def changed(self, trial: TrialRecord) -> Values:
         """Knobs of a trial that differ from the baseline's, those included that came with another member of a union."""
         return self.space.changed(trial.config)
 

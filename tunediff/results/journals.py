@@ -15,7 +15,7 @@ from typing import Any
 
 from tunediff import record, space
 from tunediff.config import ConfigError
-from tunediff.record import End, Point, TrialRecord
+from tunediff.record import End, Line, Point, TrialRecord
 from tunediff.results import Results, is_number
 from tunediff.space import SearchSpace
 
@@ -86,7 +86,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     return trial
 
 
-def _numbers(flat: dict[str, Any]) -> dict[str, Any]:
+def _numbers(flat: Line) -> Line:
     """A point without what is no number: as good as none, and lists play no part in a report."""
     kept = (*_WORDS, "seconds", "disturbed")
     return {name: value for name, value in flat.items() if name in kept or is_number(value)}
@@ -150,7 +150,7 @@ def sessions(folder: Path) -> list[Session]:
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[Line]:
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError, RecursionError):

@@ -67,7 +67,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
     return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
 
 
-def _limits(space: SearchSpace) -> dict[str, Any]:
+def _limits(space: SearchSpace) -> dict[str, str | int]:
     """`budget:` as a search file has it."""
     budget = space.budget
     seconds = {"per_trial": budget.per_trial_s, "total": budget.total_s, "deadline": budget.deadline_s}
@@ -114,10 +114,10 @@ def cluster(address: str | None) -> Iterator[Any]:
     import ray
 
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
-    local: dict[str, Any] = {"include_dashboard": True, "dashboard_host": "127.0.0.1"} if address is None else {}
+    local: dict[str, object] = {"include_dashboard": True, "dashboard_host": "127.0.0.1"} if address is None else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+        quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         context = ray.init(address=address or "local", **quiet, **local)
     try:
         yield context

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunediff import config as cfg
+from tunediff.config import Values
 from tunediff.record import TrialRecord
 
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
@@ -47,7 +48,7 @@ def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     free = (*_MEMORY_FREE, *saving, *getattr(own, "MEMORY_FREE", ()))
     sections = tuple(name for name in free if name.endswith("."))
 
-    def rest(config: Mapping[str, Any]) -> dict[str, Any]:
+    def rest(config: Mapping[str, Any]) -> Values:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in config.items()

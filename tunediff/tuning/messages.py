@@ -15,7 +15,7 @@ import ray
 
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.config import Systems
+from tunediff.config import Lines, Systems, Values
 from tunediff.record import End, Point
 from tunediff.space import SearchSpace
 
@@ -45,7 +45,7 @@ class Plan:
     """Names of the slots' actors."""
     experiment: Path
     """The search's folder, absolute."""
-    baseline: dict[str, Any]
+    baseline: Lines
     """As `config.to_dict` writes it."""
     source: str
     metric: str
@@ -58,7 +58,7 @@ class Plan:
     fresh: bool
     """Whether every trial gets processes of its own."""
     profile_steps: int
-    final: dict[str, Any]
+    final: Values
     """Knobs of one more evaluation of every finished model; empty: none."""
 
     @classmethod
@@ -77,7 +77,7 @@ class Plan:
         return cfg.override(baseline, drawn, self.source)
 
 
-def drawn(params: Mapping[str, Any]) -> dict[str, Any]:
+def drawn(params: Mapping[str, Any]) -> Values:
     """The knobs by dotted name in what Tune has of a trial, which is also its name (`trial`) and its `slot`."""
     return {name: value for name, value in params.items() if name not in ("trial", "slot")}
 
@@ -92,7 +92,7 @@ class Job:
     """Names the attempt: a driver that was restarted asks for the same one."""
     folder: Path
     """Of the trial, absolute."""
-    config: dict[str, Any]
+    config: Lines
     """As `config.to_dict` writes it."""
     budget: Budget
     kind: Kind
@@ -105,7 +105,7 @@ class Job:
     continued, and its weights are worth nothing."""
     profile_steps: int = 0
     """Steps after the training whose operations are written down; 0: none."""
-    final: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final: Values = dataclasses.field(default_factory=dict)
     """Knobs of one more evaluation of the finished model; empty: none."""
 
 

@@ -15,7 +15,7 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff import space as spaces
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, Values
 from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge, warm_start
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 
     name: str
     trial: Trial
-    values: dict[str, Any]
+    values: Values
 
 
 class Live(NamedTuple):
@@ -94,7 +94,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if new and space.warm_start is not None:
             self._start_warm(Path(space.warm_start))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on disk
 
     def save(self, checkpoint_path: str) -> None:
@@ -134,12 +134,12 @@ class Searcher(RaySearcher):  # type: ignore[misc]
                 self.study.enqueue_trial(to_params(lesson.point), user_attrs={"from": lesson.origin})
 
     def _add(
-        self, point: Mapping[str, Any], state: TrialState, attrs: dict[str, Any], values: list[float] | None = None
+        self, point: Values, state: TrialState, attrs: Mapping[str, object], values: list[float] | None = None
     ) -> None:
         """A trial that Optuna was not asked for; the queue stays as it is."""
         self._draws(asked := FixedTrial(to_params(point)))
         trial = optuna.trial.create_trial(
-            state=state, params=asked.params, distributions=asked.distributions, user_attrs=attrs, values=values
+            state=state, params=asked.params, distributions=asked.distributions, user_attrs=dict(attrs), values=values
         )
         self.study.add_trial(trial)
 
@@ -175,7 +175,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self._unfinished.append(Drawn(name, trial, values))
 
     # ---- the next trial
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, object] | str | None:
         """The next trial's knobs, name and slot; FINISHED when a limit is reached or nothing new is left."""
         if self.broken is not None:
             return str(RaySearcher.FINISHED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,19 @@ class Driver(tune.Trainable):  # type: ignore[misc]
     A scheduler that stops a trial asks for no further step: the slot learns of it from the next trial, or at the end.
     """
 
-    def setup(self, config: dict[str, Any], plan: Plan) -> None:
+    def setup(self, config: Mapping[str, Any], plan: Plan) -> None:
         self._plan = plan
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         self._points = points(new_config, self._plan)
         return True
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Reported:
         return next(self._points, {"done": True, RESULT_DUPLICATE: True})  # the end brings no numbers of its own
 
 
-def points(params: dict[str, Any], plan: Plan) -> Iterator[Reported]:
+def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
     """Hand the trial to its slot and yield its points for Tune, until it ended one way or another.
 
     `params`: the drawn knobs by dotted name, `trial` (its name) and `slot`. A driver that is started again after a

@@ -99,7 +99,7 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
         super().__init__()
         self._listeners = listeners
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
 
     def _tell(self, event: str, trial: Any, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff import record
 from tunediff import space as spaces
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Values
 from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
 
@@ -22,7 +22,7 @@ class Lesson:
     origin: str
     """`FOLDER/t0007`."""
     trial: TrialRecord
-    point: dict[str, Any]
+    point: Values
     """The knobs that the space searches."""
     counts: bool
     """Whether its result means here what it meant there: the same objective, budget and configuration."""
@@ -57,9 +57,9 @@ def _ruler(space: SearchSpace) -> tuple[Any, ...]:
     return space.metric, space.cost, space.budget.per_trial_s, space.budget.compile_charged
 
 
-def _point(space: SearchSpace, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
     """The point of this space that is `config`, by dotted names, in every searched knob; None: it lies outside."""
-    point: dict[str, Any] = {}
+    point: Values = {}
     for dimension in space.dimensions:
         if dimension.active(point):
             if dimension.name not in config or not dimension.contains(config[dimension.name]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -118,6 +118,15 @@ LINE_STYLES = ("-", "--", ":", "-.")
 """One for each ten colours."""
 
 
+class _Look(TypedDict):
+    """Of a line, as matplotlib takes it."""
+
+    color: str
+    linewidth: float
+    linestyle: NotRequired[str]
+    zorder: NotRequired[float]
+
+
 def seeds(subject: Subject, files: Files) -> Html | None:
     """Every configuration of a search with several seeds, and which differences are noise."""
     if (compared := subject.compared) is None:
@@ -161,7 +170,7 @@ def of_means(compared: Comparison) -> Figure:
         for group, name in named:
             if not group.changed:
                 name = f"baseline ({name}, {number(group.knobs[panel_knob])})" if panel_knob is not None else name
-                look: dict[str, Any] = {"color": style.INK, "linewidth": 2.2, "zorder": 3}
+                look: _Look = {"color": style.INK, "linewidth": 2.2, "zorder": 3}
             elif panel_knob is None or number(group.knobs[panel_knob]) == value:
                 look = looks[name]
             else:
@@ -183,7 +192,7 @@ def of_means(compared: Comparison) -> Figure:
     return figure
 
 
-def _look(place: int) -> dict[str, Any]:
+def _look(place: int) -> _Look:
     """Ten colours, then the same in another line style."""
     return {"color": f"C{place % 10}", "linewidth": 1.5, "linestyle": LINE_STYLES[place // 10 % 4]}
 

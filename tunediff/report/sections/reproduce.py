@@ -53,10 +53,10 @@ def _commands(subject: Subject) -> list[tuple[str, list[str]]]:
     words = "The same from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
     said.append((words, [again]))
     if winner is not None:
-        to, budget_s = shlex.quote(f"{place}/{winner.name}.yaml"), winner.budget_s or subject.budget_s
+        out, budget_s = shlex.quote(f"{place}/{winner.name}.yaml"), winner.budget_s or subject.budget_s
         words = f"{subject.leader.capitalize()} alone, as a configuration and then as a training"
-        export = f"python -m tunediff.export {subject.call} --trial {winner.name} --to {to}"
-        said.append((words, [export, f"python -m tunediff.train --config {to} --budget {budget_s:.10g}s"]))
+        export = f"python -m tunediff.export {subject.call} --trial {winner.name} --out {out}"
+        said.append((words, [export, f"python -m tunediff.train --config {out} --budget {budget_s:.10g}s"]))
     return said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from tunediff import cli
 from tunediff.config import ConfigError, override
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tunediff.distributed import World
+
+
+class Sampler(TypedDict):
+    """How images are drawn."""
+
+    name: str
+    steps: int
+    skip: NotRequired[str]
+    """Of DDIM."""
+    eta: NotRequired[float]
+    """Of DDIM."""
 
 
 def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: str) -> None:
@@ -38,7 +49,7 @@ def configured(config: Any, wanted: Mapping[str, Any]) -> Any:
     return config
 
 
-def sampler(config: Any) -> dict[str, Any]:
+def sampler(config: Any) -> Sampler:
     """How a configuration draws, in JSON types."""
     evaluation = config.evaluation
     if evaluation.sampler == "ddpm":
@@ -46,7 +57,7 @@ def sampler(config: Any) -> dict[str, Any]:
     return {"name": "ddim", "steps": evaluation.steps, "skip": evaluation.skip, "eta": evaluation.eta}
 
 
-def said(how: dict[str, Any]) -> str:
+def said(how: Sampler) -> str:
     """`ddim, 50 steps, linear, eta 0`."""
     ddim = f", {how['skip']}, eta {how['eta']:g}" if how["name"] == "ddim" else ""
     return f"{how['name']}, {how['steps']} steps{ddim}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Values
 from tunediff.workloads.diffusion import options
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> 
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _json(content: dict[str, Any]) -> bytes:
+def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -92,7 +92,7 @@ def is_pipeline(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("model_index.json", "unet/config.json", "config.json"))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> Values:
     """What a pipeline says about data, model and process, by dotted knob name.
 
     Raises `ConfigError` naming the file, the option and the value for whatever our U-Net or our process does not do.
@@ -112,7 +112,7 @@ def weights_file(folder: Path) -> Path:
     return _first(_unet_folder(folder), names, f"no weights; looked for {' and '.join(names)}")
 
 
-def read_pipeline(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_pipeline(folder: Path) -> tuple[Values, dict[str, Tensor]]:
     """(data, model and process by dotted knob name, float32 state for our `UNet`) of a pipeline folder.
 
     Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors only; attention by
@@ -122,7 +122,7 @@ def read_pipeline(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return read_config(folder), read_unet(folder)[1]
 
 
-def read_unet(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
     """`read_pipeline` without the process: a folder without a scheduler will do, such as `unet/` alone."""
     import torch
 
@@ -182,7 +182,7 @@ def default() -> Any:
     return cfg.find("diffusion").schema.default()
 
 
-def _unet_values(unet: Path) -> dict[str, Any]:
+def _unet_values(unet: Path) -> Values:
     path = unet / "config.json"
     values = options.read_unet(path)
     cfg.override(default(), values | {"evaluation.extractor": "classifier"}, where=str(path))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, section
+from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, Values, section
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
@@ -381,7 +381,7 @@ MEMORY_SAVING = ("model.checkpoint_levels",)
 """Lists that save memory with everything more that is in them."""
 
 # Data, model and extractor that belong together, by name. Every knob can be overridden.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Values] = {
     "cifar10": {},
     "images": {"data.name": "images"},
     "digits": {

@@ -61,7 +61,7 @@ class Objective:
         parts = self.effective_weight().tensor_split(min(WEIGHT_BINS, self._diffusion.steps))
         return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What sampler and weighting have learned. All ranks call it together."""
         return {"sampler": self.sampler.state_dict(), "weighting": self.weighting.state_dict()}
 

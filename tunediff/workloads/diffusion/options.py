@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Lines, Values
 
 INDEX = {
     "_class_name": "DDPMPipeline",
@@ -27,7 +27,7 @@ _UNET: dict[str, tuple[Any, Any]] = {
     "class_embed_type": (None, None), "num_class_embeds": (None, None), "center_input_sample": (False, False),
 }  # fmt: skip
 # Other options that we know, with diffusers' defaults.
-_SIZES: dict[str, Any] = {
+_SIZES: dict[str, object] = {
     "act_fn": "silu", "sample_size": None, "in_channels": 3, "out_channels": 3, "time_embedding_dim": None,
     "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"],
     "up_block_types": ["AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
@@ -40,7 +40,7 @@ _SCHEDULER: dict[str, tuple[Any, Any]] = {
     "rescale_betas_zero_snr": (False, False), "trained_betas": (None, None),
 }  # fmt: skip
 # Options of inference alone do not change the chain. Of a DDIM scheduler the chain is the same.
-_CHAIN: dict[str, Any] = {
+_CHAIN: dict[str, object] = {
     "num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
     "prediction_type": "epsilon", "variance_type": "fixed_small", "timestep_spacing": None, "steps_offset": None,
     "set_alpha_to_one": None, "dynamic_thresholding_ratio": None, "sample_max_value": None,
@@ -59,7 +59,7 @@ _BETAS = {"beta_start": 1e-4, "beta_end": 0.02}
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
-def of_unet(config: Any) -> dict[str, Any]:
+def of_unet(config: Any) -> dict[str, object]:
     """`unet/config.json`."""
     model, data = config.model, config.data
     sides = [data.image_size >> level for level in range(len(model.multipliers))]
@@ -80,7 +80,7 @@ def of_unet(config: Any) -> dict[str, Any]:
     }
 
 
-def of_scheduler(config: Any) -> dict[str, Any]:
+def of_scheduler(config: Any) -> dict[str, object]:
     """`scheduler/scheduler_config.json`."""
     process = config.process
     found = {name: ours for name, (ours, _) in _SCHEDULER.items()}
@@ -104,9 +104,9 @@ def _options(
     path: Path,
     kinds: tuple[str, ...],
     fixed: Mapping[str, tuple[Any, Any]],
-    others: Mapping[str, Any],
+    others: Mapping[str, object],
     rules: Callable[[Mapping[str, Any]], Iterable[_Rule]],
-) -> dict[str, Any]:
+) -> Lines:
     """The options in a file of one of these classes, with diffusers' defaults for those that are left out.
 
     A rule may count on those before it. Raises `ConfigError` for the first that is broken, and for unknown options.
@@ -160,7 +160,7 @@ def _unet_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
     yield "attn_norm_num_groups", found["attn_norm_num_groups"] in groups, "null or norm_num_groups"
 
 
-def read_unet(path: Path) -> dict[str, Any]:
+def read_unet(path: Path) -> Values:
     """What `unet/config.json` says about data and model, by dotted knob name. Raises `ConfigError`."""
     found = _options(path, ("UNet2DModel",), _UNET, _SIZES, _unet_rules)
     size, widths, downs = _side(found["sample_size"]), found["block_out_channels"], found["down_block_types"]
@@ -186,7 +186,7 @@ def _scheduler_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
         yield name, near, f"{scaled:.6g} in {steps} steps"
 
 
-def read_scheduler(path: Path) -> dict[str, Any]:
+def read_scheduler(path: Path) -> Values:
     """What `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
     found = _options(path, ("DDPMScheduler", "DDIMScheduler"), _SCHEDULER, _CHAIN, _scheduler_rules)
     values = {f"process.{knob}": words[found[option]] for option, (knob, words) in _CHOICES.items()}

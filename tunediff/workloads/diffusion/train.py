@@ -47,7 +47,7 @@ def train(trial: Trial) -> None:
     if trial.evaluates:
         judge = judge_of(knobs.data, knobs.evaluation, trial.world)
 
-        def judged() -> dict[str, Any]:
+        def judged() -> dict[str, object]:
             found = judge(ema.model, process, should_stop=trial.should_stop)
             assert judge.last_images is not None
             trial.show("samples", judge.last_images)
@@ -55,7 +55,7 @@ def train(trial: Trial) -> None:
 
         trial.evaluate_with(judged)
 
-    def described() -> dict[str, Any]:
+    def described() -> dict[str, object]:
         trial.show("timesteps", objective.table())
         return {**objective.facts()}
 

@@ -61,7 +61,7 @@ class _Adaptive(TableSampler):
         ready = total.isfinite() & (total > 0)
         self._set(torch.where(ready, mixed(wanted, self.member.uniform_share), 1 / self.steps))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class _LogSnrBins(_Adaptive):
         roots = mean.sqrt()[self._bin]
         return self._density(roots.clamp(min=1e-12 * roots.max()))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return super().state_dict() | {"seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -80,7 +80,7 @@ class TimestepSampler:
     def after_step(self, errors_at: ErrorsAt) -> None:
         """Called after the weights have changed."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What has been learned: a copy, of tensors, numbers, lists and dictionaries. All ranks call it together."""
         return {}
 

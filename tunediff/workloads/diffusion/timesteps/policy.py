@@ -148,7 +148,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
         self._selected = self._scanned[best]
 
     # ----------------------------------------------------------------------------------------------------------- state
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         state = {
             "policy": self._policy.state_dict(), "optimizer": self._optimizer.state_dict(), "queue": self._queue,
             "selected": self._selected, "p": self._p, "scans": self._scans, "taken": self._taken,
