@@ -2,7 +2,8 @@
 
 RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
 .safetensors file with its configuration beside it, a checkpoint.pt, or a pipeline folder of diffusers. Draws 10,000
-images by ancestral sampling unless told otherwise. Runs alone, or as
+images by ancestral sampling unless told otherwise; a model of another workload than diffusion is judged as in its
+training. Runs alone, or as
 `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference and
 extractor.
 """
@@ -29,7 +30,7 @@ from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.names import KINDS, name_of
-from tunediff.files import numbered
+from tunediff.files import numbered, write_text
 from tunediff.models import Saved
 from tunediff.workloads.diffusion import drawing
 
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
+    if cfg.of(model.config).name != "diffusion":
+        return _judge(model, args.out)
     config = _configured(_with_data(model, args), args)
     learned: Data = config.data
     other = args.split not in (None, learned.split)  # all images of another split, or the learned ones
@@ -93,6 +96,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.check_writable("--out", args.out or numbers)
     command = shlex.join(["python", "-m", "tunediff.evaluate", *(sys.argv[1:] if argv is None else argv)])
     return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command))
+
+
+def _judge(model: Saved, out: Path | None) -> int:
+    """Whatever is not diffusion is judged by its workload's own evaluation, as its training was."""
+    path = out or model.folder / NUMBERS
+    cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
+    cli.check_writable("--out", path)
+
+    from tunediff.distributed import from_environment
+    from tunediff.training.judging import judged
+
+    with from_environment() as world:
+        found = judged(cfg.override(model.config, {"parallel.workers": world.size}), model.state(), world)
+        if world.main:
+            about = {"model": model.name, "weights": str(model.weights.absolute())}
+            write_text(path, json.dumps({**about, **found}, indent=2))
+            print(cli.block({**about, **found, "json": path}))
+    return cli.OK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,14 +54,9 @@ def _export_configuration(args: argparse.Namespace) -> None:
         if weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(beside)
-<<<<<<< HEAD
-        config = cfg.take_along(config, to.parent)
-        to.write_text(cfg.dump(config, provenance(found, trial, to), to.parent), encoding="utf-8")
-    print(cli.block(written | {"train": _train(trial, to)}))
-=======
-        out.write_text(cfg.dump(config, provenance(found, trial, out)), encoding="utf-8")
+        config = cfg.take_along(config, out.parent)
+        out.write_text(cfg.dump(config, provenance(found, trial, out), out.parent), encoding="utf-8")
     print(cli.block(written | {"train": _train(trial, out)}))
->>>>>>> tidy
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -71,6 +66,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
         what = str(found.folder / "trials" / choose(found, args.trial).name)
     model = models.find(what, args.storage)
     folder = args.out or model.folder / "diffusers"
+    model.need("diffusion", "--diffusers")
     handoff.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
