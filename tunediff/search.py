@@ -118,7 +118,8 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
 def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace) -> SearchSpace:
     """The space of a new search in its folder, a workload of the user's own having been tried. Raises `ConfigError`."""
     created = experiment.create(folder, wanted, content)
-    if args.no_check or created.workload.file is None:
+    workload, original = created.workload, wanted.workload.file
+    if args.no_check or workload.file is None or original is None:
         return created
     from tunediff.training import check
 
@@ -131,14 +132,13 @@ def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.N
         found = check.before_search(created.baseline, 2 if size else 1, say)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
-        if isinstance(error, ConfigError) and wanted.workload.file is not None and created.workload.file is not None:
-            theirs, own = created.workload.file.root, wanted.workload.file.root
-            raise ConfigError(str(error).replace(str(theirs), str(own))) from None  # the user knows the original
+        if isinstance(error, ConfigError):  # the user knows the original
+            raise ConfigError(str(error).replace(str(workload.file.root), str(original.root))) from None
         raise
     searched = {dimension.name for dimension in created.dimensions}
     for knob in found["unread"]:
         spent = ", and it is searched" if knob in searched else ""
-        say(f"WARNING: {created.workload.title}: train(trial) never reads the knob {knob}: not effective{spent}")
+        say(f"WARNING: {workload.title}: train(trial) never reads the knob {knob}: not effective{spent}")
     return created
 
 
