@@ -54,7 +54,7 @@ class Outcome:
     """False: asked to stop before the budget was spent, as an open-ended training always is."""
     seconds: dict[str, float]
     steps: int
-    images: int
+    samples: int
     peak: dict[str, float]
     """Peak memory in MiB, by the names of `Point`."""
     model: nn.Module
@@ -143,18 +143,18 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
-        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_image: float | None = None
+        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None
     ) -> nn.Module:
         """The model on its device, under the parallel strategy and torch.compile; the optimizer is made after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
-        `compile.scope`; `flops_per_image`: of a training step, for the share of the device's peak.
+        `compile.scope`; `flops_per_sample`: of a training step, for the share of the device's peak.
         """
         model.to(self.device)
         if self._initial is not None:
             model.load_state_dict(self._initial)
         self._model = compiled(self._strategy.wrap(model), model, self.config.compile, blocks)
-        self._result, self._flops = model, flops_per_image
+        self._result, self._flops = model, flops_per_sample
         return self._model
 
     def keep(self, **kept: state.Stateful) -> None:
@@ -336,7 +336,7 @@ class Trial:
             peak = hardware.peak_flops_per_s(self.device, self._amp.dtype, self.config.precision.matmul)
             constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.world.total(peak)}
             if self._flops is not None:
-                constant["flops_per_image"] = self._flops
+                constant["flops_per_sample"] = self._flops
             self._meter = Meter(self._clock, self._pace, self._phases, self.world, constant)
 
     def _after_step(self) -> None:
@@ -437,7 +437,7 @@ class Trial:
             finished=len(self._points) == self.config.evaluation.points and not self._budget.open_ended,
             seconds=dict(self._clock.seconds),
             steps=self._pace.steps,
-            images=self._pace.images,
+            samples=self._pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
             model=self._result,
         )
