@@ -63,7 +63,7 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
         fraction = index / config.evaluation.points
         found = {plan.metric: value * (2 - fraction), "label": "made up"}
         point = record.Point(
-            index, seconds * fraction, images=1000 * index, steps=index, fraction=fraction, images_per_s=1000.0,
+            index, seconds * fraction, samples=1000 * index, steps=index, fraction=fraction, samples_per_s=1000.0,
             loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, found=found,
         )  # fmt: skip
         journal.point(point)

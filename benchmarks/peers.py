@@ -139,7 +139,7 @@ def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
         def point(self, point: Point) -> bool:
             nonlocal waited_s
             entered = time.perf_counter()
-            seconds = job.steps * config.loader.batch_size / point.images_per_s
+            seconds = job.steps * config.loader.batch_size / point.samples_per_s
             cpu_s = point.cpu_share * (seconds + waited_s)
             turns.done(seconds, cpu_s, point.peak_memory_mib - before_mib, parameters)
             turns.wait()
@@ -147,7 +147,7 @@ def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
             return True
 
     data.load = lambda section: random_images(config)  # this process has no other data
-    budget = Budget(images=(job.rounds + 1) * job.steps * config.loader.batch_size)
+    budget = Budget(samples=(job.rounds + 1) * job.steps * config.loader.batch_size)
     trial.run(trial.Trial(config, budget, world, Told(), evaluates=False))
 
 
@@ -405,7 +405,7 @@ def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[
         peak, parameters = max(entry["peak_mib"] for entry in rounds), int(rounds[0]["parameters"])
         lines.append(f"{label:36} {parameters:11,} {spread(rates, 1):>32} {peak:9,.0f}")
         contenders[label] = {
-            "parameters": parameters, "images_per_s": rates, "cpu_s": [entry["cpu_s"] for entry in rounds],
+            "parameters": parameters, "samples_per_s": rates, "cpu_s": [entry["cpu_s"] for entry in rounds],
             "peak_mib": peak,
         }  # fmt: skip
     ratios: dict[str, Any] = {}

@@ -89,7 +89,7 @@ def main() -> int:
         for name, knobs in methods.items():
             config = cfg.override(base, knobs)
             watch.seconds = 0.0
-            budget = Budget(images=args.steps * config.loader.batch_size)
+            budget = Budget(samples=args.steps * config.loader.batch_size)
             watch.trial = Trial(config, budget, world, Observer(), evaluates=False)
             outcome = run(watch.trial)
             steps, spent = outcome.steps, outcome.seconds["train"] + outcome.seconds["data_wait"]

@@ -73,7 +73,7 @@ def seam() -> float:
     """Seconds of a step through the seam, its data wait included."""
     values = {"loader.resident": True, "loader.batch_size": BATCH, "evaluation.points": 1, "memory.keep_freed": False}
     config = cfg.override(workload.find("empty").schema.default(), values)
-    outcome = run(Trial(config, Budget(images=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False))
+    outcome = run(Trial(config, Budget(samples=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False))
     seconds = outcome.points[-1].step_s
     assert seconds is not None
     return seconds

@@ -86,14 +86,14 @@ class Dies(Observer):
 
 
 def train(
-    config=None, *, images=None, seconds=None, open_ended=False, compile_charged=True, folder=None, world=CPU,
+    config=None, *, samples=None, seconds=None, open_ended=False, compile_charged=True, folder=None, world=CPU,
     observer=None, evaluates=False, body=None, **how,
 ):  # fmt: skip
     """The outcome of a training, of 20 steps of `tiny` without a budget. `body` takes the place of its `train`."""
-    if images is None and seconds is None:
-        images = 16 * 20
+    if samples is None and seconds is None:
+        samples = 16 * 20
     config = config or tiny()
-    budget = Budget(seconds, images, compile_charged=compile_charged, open_ended=open_ended)
+    budget = Budget(seconds, samples, compile_charged=compile_charged, open_ended=open_ended)
     one = trial.Trial(config, budget, world, observer or Observer(), folder=folder, evaluates=evaluates, **how)
     with shipped_toy():
         code = cfg.of(config).code
@@ -162,6 +162,6 @@ def point(index=1, train_s=1.0, **values):
     names = {field.name for field in dataclasses.fields(Point)}
     fields = {field.name: 0.0 for field in dataclasses.fields(Point) if field.default is field.default_factory}
     fields |= {"loss": 0.5, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
-    fields |= {"index": index, "fraction": index / 4, "train_s": train_s, "images": 16 * index, "steps": index}
+    fields |= {"index": index, "fraction": index / 4, "train_s": train_s, "samples": 16 * index, "steps": index}
     own = {name: value for name, value in values.items() if name in names}
     return Point(**fields | own, found={name: value for name, value in values.items() if name not in names})

@@ -41,15 +41,15 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
             "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
             "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}},
         },
-        {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "images": 1797},
+        {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "samples": 1797},
     ]  # fmt: skip
     for index, (train_s, images, frechet) in enumerate(curve, 1):
         rate, size = more.get("rate", images / train_s), config.loader.batch_size
         step = {f"step_{part}_s": size / rate / len(PARTS) for part in PARTS}
         lines.append(
             {
-                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "images": images,
-                "images_per_s": rate, "steps": images // size, "step_s": size / rate, **step,
+                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "samples": images,
+                "samples_per_s": rate, "steps": images // size, "step_s": size / rate, **step,
                 "peak_memory_mib": 500.0 + number, "label": more.get("label", "FD (classifier)"),
                 "effective_weight": [1.0, 2.0], "seconds": seconds,
             } | ({"frechet": frechet} if frechet is not None else {})

@@ -90,7 +90,7 @@ def test_a_part_that_fails_is_paid(time):
 
 
 def test_progress_is_the_largest_share_and_at_most_one(time):
-    c = clock(time, images=1000)
+    c = clock(time, samples=1000)
     assert c.progress(5.0, 100) == 0.5
     assert c.progress(1.0, 900) == 0.9
     assert c.progress(20.0, 0) == 1.0
@@ -110,7 +110,7 @@ def test_state_goes_on_and_compiling_again_is_not_charged(time):
     assert second.seconds["setup"] == 5
 
 
-@pytest.mark.parametrize("budget", [{}, {"seconds": 0.0}, {"seconds": -1.0}, {"images": 0}, {"seconds": float("nan")}])
+@pytest.mark.parametrize("budget", [{}, {"seconds": 0.0}, {"seconds": -1.0}, {"samples": 0}, {"seconds": float("nan")}])
 def test_empty_budgets_are_refused(budget):
     with pytest.raises(ValueError, match="budget"):
         Budget(**budget)

@@ -135,7 +135,7 @@ def finished(folder, loaded):
         for index, value in enumerate(values, 1):
             seconds = {"train": 10.0 * index, "evaluation": 1.0 * index}
             journal.point(
-                point(index, 10.0 * index, frechet=value, images=1000 * index, images_per_s=100.0,
+                point(index, 10.0 * index, frechet=value, samples=1000 * index, samples_per_s=100.0,
                       label="FD (classifier)", seconds=seconds)
             )  # fmt: skip
         if number == 2:
@@ -259,7 +259,7 @@ def config(tmp_path, monkeypatch):
 
 
 def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path, capsys):
-    command = ["--config", config, "--images", "3840", "--out", "out"]
+    command = ["--config", config, "--samples", "3840", "--out", "out"]
     assert train.main(command) == 0
     first = capsys.readouterr().out
     assert "FD (classifier): " in first
@@ -275,13 +275,13 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
     # The exported weights are a starting point.
-    words = ["--config", config, "--images", "128", "--out", "more"]
+    words = ["--config", config, "--samples", "128", "--out", "more"]
     assert train.main([*words, "--initial", "out/weights.safetensors"]) == 0
 
 
 def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
     """With its checkpoint damaged, a training starts over: its journal must not mix the two."""
-    command = ["--config", config, "--images", "3840", "--out", "out"]
+    command = ["--config", config, "--samples", "3840", "--out", "out"]
     assert train.main(command) == 0
     journal, out = tmp_path / "out" / "journal.jsonl", tmp_path / "out"
     journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
@@ -314,11 +314,11 @@ def test_train_resumes_after_kill(config, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["optimizer.decay=cosine"], "optimizer.decay: 'cosine' is not allowed without --budget or --images"),
+        (["optimizer.decay=cosine"], "optimizer.decay: 'cosine' is not allowed without --budget or --samples"),
         (["--budget", "5s", "--every", "1s"], "--every: 1s goes without --budget"),
         (["--every", "5"], "--every: '5' is not a duration"),
         (["--budget", "5"], "--budget: '5' is not a duration"),
-        (["--images", "0"], "--images: 0 is not allowed"),
+        (["--samples", "0"], "--samples: 0 is not allowed"),
         (["--budget", "5s", "lr=1"], "command line: lr: no such knob; did you mean optimizer.lr"),
         (["--budget", "5s", "--initial", "none.safetensors"], "--initial: none.safetensors: no such file"),
         (
@@ -380,7 +380,7 @@ def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_thei
 
 def test_train_leaves_curves_for_tensorboard(config, tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert train.main(["--config", config, "--images", "3840", "--out", "out"]) == 0
+    assert train.main(["--config", config, "--samples", "3840", "--out", "out"]) == 0
     found = event_accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
     found.Reload()
     tags = set(found.Tags()["scalars"])
@@ -391,7 +391,7 @@ def test_train_leaves_curves_for_tensorboard(config, tmp_path):
 def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
-    assert train.main(["--config", "digits", "--images", "256", *words]) == 0
+    assert train.main(["--config", "digits", "--samples", "256", *words]) == 0
     assert (tmp_path / "ray_results" / "train-digits" / "config.yaml").exists()
 
 
@@ -401,7 +401,7 @@ def test_train_refuses_a_missing_configuration(capsys):
 
 def test_train_runs_under_torchrun(config, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tunediff.train"]
-    words += ["--config", config, "--images", "3840", "--out", "two", "parallel.workers=2"]
+    words += ["--config", config, "--samples", "3840", "--out", "two", "parallel.workers=2"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("steps: 30") == 1  # one rank speaks

@@ -45,16 +45,16 @@ def folder(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """Numbers as if measured, in no time."""
     made = {
-        "images_per_s": 100.0, "images_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
+        "samples_per_s": 100.0, "samples_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
             (*PHASES, "other"), 0.02
-        ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_image": 1e6,
+        ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_sample": 1e6,
         "peak_flops_per_s": 1e9, "peak_share": 0.1, "steps": 3, "batch_size": 16,
     }  # fmt: skip
     traced = {
         "operations": trace.operations([], 4), "traced_steps": 4,
         "memory": {"static": {"parameters": 1.0}, "peak": None, "timeline": None, "phases": []},
     }  # fmt: skip
-    loaded = {"images_per_s": 310.0, "images": 100, "seconds": 0.3}
+    loaded = {"samples_per_s": 310.0, "samples": 100, "seconds": 0.3}
     monkeypatch.setattr(Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
     monkeypatch.setattr(trace, "trace", lambda bench, config, path, step_s: dict(traced))
     monkeypatch.setattr(Bench, "loader_alone", lambda bench, config: dict(loaded))
@@ -72,16 +72,16 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "here" / "profile.json").read_text())
     step = found["step"]
     assert sum(step["parts_s"].values()) == pytest.approx(step["step_s"], rel=0.05)
-    assert step["images_per_s"] == pytest.approx(16 / step["step_s"])
+    assert step["samples_per_s"] == pytest.approx(16 / step["step_s"])
     assert found["feed_ratio"] == pytest.approx(
-        found["loader_alone"]["images_per_s"] / found["model_alone"]["images_per_s"]
+        found["loader_alone"]["samples_per_s"] / found["model_alone"]["samples_per_s"]
     )
     assert [row["batch_size"] for row in found["sweep"]["rows"]][:3] == [4, 8, 16]
     assert found["compile"] == {"skipped": "it takes minutes on a CPU; --compile measures it"}
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
     assert found["environment"] == environment.describe()
     assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
-    assert found["images"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
+    assert found["samples"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
     assert found["snapshot"] is None
     assert isinstance(found["advice"], list)
 
@@ -134,7 +134,7 @@ def test_json(tmp_path, capsys, quick):
 
 
 def test_compile_is_measured_when_asked_for(capsys, quick, monkeypatch):
-    cost = compiling.compared("default", [quick, quick], quick | {"images_per_s": 150.0, "compile_s": 60.2})
+    cost = compiling.compared("default", [quick, quick], quick | {"samples_per_s": 150.0, "compile_s": 60.2})
     monkeypatch.setattr(compiling, "compile_cost", lambda config, steps, folder: cost)
     assert profile.main(["--config", "digits", "--no-sweep", "--compile"]) == 0
     out = capsys.readouterr().out

@@ -57,12 +57,12 @@ class Point:
     index: int
     """1, 2, …: its place on the curve."""
     train_s: float = _required("training", "s", "training seconds of the run")
-    images: int = _required("images", "", "images that the run trained")
+    samples: int = _required("images", "", "images that the run trained")
     steps: int = _required("steps", "", "optimizer steps of the run")
     fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
     worker_s: float = _measured("worker seconds", "s", "training seconds × workers")
-    images_per_s: float = _measured("images/s", "", "images trained per second, without compilation")
-    images_per_s_sd: float = _measured("± images/s", "", "standard deviation of it within the run")
+    samples_per_s: float = _measured("images/s", "", "images trained per second, without compilation")
+    samples_per_s_sd: float = _measured("± images/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
     first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
     peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
@@ -79,12 +79,12 @@ class Point:
         "memory reserved", "MiB", "most memory that torch's allocator held on the device"
     )
     step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
-    flops_per_image: float | None = _measured("GFLOP/image", "", "arithmetic of a training step per image", 1e-9)
+    flops_per_sample: float | None = _measured("GFLOP/image", "", "arithmetic of a training step per image", 1e-9)
     peak_share: float | None = _measured(
         "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
     )
     energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before")
-    images_per_j: float | None = _measured("images/J", "", "images trained per joule")
+    samples_per_j: float | None = _measured("images/J", "", "images trained per joule")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
@@ -103,7 +103,7 @@ class Point:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """The point that `flat` came from. Raises `TypeError` if it lacks a place: index, seconds, images, steps."""
+        """The point that `flat` came from. Raises `TypeError` if it lacks a place: index, seconds, samples, steps."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}

@@ -1,6 +1,6 @@
 """Train one configuration outside any search: `python -m tunediff.train --config best.yaml --budget 5m`.
 
-Without --budget and --images it trains until it is stopped. The same command again resumes an interrupted training and
+Without --budget and --samples it trains until it is stopped. The same command again resumes an interrupted training and
 does nothing to a finished one. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.train …` with
 parallel.workers = N. TensorBoard curves lie in the folder of the run.
 """
@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a workload's baseline"
     add("--config", type=Path, required=True, help=file)
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
-    add("--images", type=int, help="training images, instead of or besides --budget")
+    add("--samples", type=int, help="training samples, instead of or besides --budget")
     add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
     add("--out", type=Path, help="folder of the run (default: ray_results/train-CONFIG)")
     add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
-    budget = _budget(args.budget, args.images, args.every, config)
+    budget = _budget(args.budget, args.samples, args.every, config)
     folder = args.out or cli.STORAGE / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
     try:
@@ -52,15 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.INTERRUPTED
 
 
-def _budget(seconds: str | None, images: int | None, every: str | None, config: Systems) -> Budget:
-    cli.allow(images is None or images >= 1, "--images", images, "a whole number of at least 1")
-    if seconds is not None or images is not None:
+def _budget(seconds: str | None, samples: int | None, every: str | None, config: Systems) -> Budget:
+    cli.allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
+    if seconds is not None or samples is not None:
         if every is not None:
-            raise ConfigError(f"--every: {every} goes without --budget and --images; set evaluation.points instead")
-        return Budget(duration_s(seconds, "--budget") if seconds else None, images)
+            raise ConfigError(f"--every: {every} goes without --budget and --samples; set evaluation.points instead")
+        return Budget(duration_s(seconds, "--budget") if seconds else None, samples)
     if (decay := cfg.flat(config).get("optimizer.decay", "constant")) != "constant":
         raise ConfigError(
-            f"optimizer.decay: {decay!r} is not allowed without --budget or --images: a learning rate that falls to "
+            f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "
             "zero needs an end to fall towards; allowed: constant"
         )
     # Schedules follow fractions of a budget: an open-ended training has that of its first `evaluation.points` rounds.
@@ -81,7 +81,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             changed = cli.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
             raise ConfigError(f"--out: {folder} holds a training of another configuration ({changed}); choose another")
         if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
-            theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('images')} images"
+            theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('samples')} samples"
             if known.drawn.get("open_ended"):
                 every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
                 theirs = f"without --budget and with --every {every:.10g}s"
@@ -92,7 +92,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 def _identity(budget: Budget) -> dict[str, Any]:
     """What of a budget, besides its seconds, must be the same for a training to go on."""
-    return {"images": budget.images} | ({"open_ended": True} if budget.open_ended else {})
+    return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
 
 
 def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> int:
@@ -119,7 +119,7 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         start = _weights(initial, config) if initial is not None else None
         observer, journal = Observer(asked), Journal(folder)
         if world.main:
-            done = known.points[-1].images if known is not None and known.points else None
+            done = known.points[-1].samples if known is not None and known.points else None
             observer = Console(folder, cfg.of(config).objective, done, asked)
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
@@ -209,7 +209,7 @@ def _conclude(folder: Path) -> None:
     lines = {
         str(last.get("label", metric.label)): last[metric.name],
         "train_s": last.train_s,
-        "images": last.images,
+        "samples": last.samples,
         "steps": last.steps,
         **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
         "weights": folder / "weights.safetensors",

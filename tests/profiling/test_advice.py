@@ -22,7 +22,7 @@ def profile(*changes, parts=None, step_s=0.1, **values):
     found = {
         "device": {"type": "cpu", "cores": 8, "gpus": 0, "memory_mib": 16000.0, "memory_limit_mib": 10000.0},
         "step": {"step_s": step_s, "parts_s": dict.fromkeys((*PHASES, "other"), 0.0), "peak_memory_mib": 6000.0},
-        "images": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
+        "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
         "operations": {"convolution_share": 0.0}, **values,
     }  # fmt: skip
     for change in changes:
@@ -67,13 +67,13 @@ def test_every_rule_is_tested_here_and_advises_only_knobs():
 WAITING = {"data_wait": 0.22, "forward": 0.2, "backward": 0.5}
 
 
-def test_waiting_for_images():
+def test_waiting_for_data():
     resident, more = advise(profile(GPU, parts=WAITING), CONFIG)
     assert resident.change == {"loader.resident": True}
     assert resident.bound == pytest.approx(1 / 0.78)
     assert resident.reason == "waiting for images is 22 % of the step (22 ms); all images take 100 MiB"
     assert more.change == {"loader.workers": 4}
-    assert changes(profile(GPU, parts=WAITING, images={"mib": 9000.0})) == [{"loader.workers": 4}], "too many to hold"
+    assert changes(profile(GPU, parts=WAITING, samples={"mib": 9000.0})) == [{"loader.workers": 4}], "too many to hold"
     assert changes(profile(parts=WAITING), tiny(loader__workers=0)) == [{"loader.resident": True}]
     many = tiny(loader__workers=16, precision__amp="bf16", memory__channels_last=True, precision__cudnn_benchmark=True)
     assert changes(profile(GPU, parts=WAITING), many) == [{"loader.resident": True}], "no more cores"
@@ -105,7 +105,7 @@ def test_copying():
 
 
 def sweep(**rates):
-    rows = [{"batch_size": int(name[1:]), "images_per_s": float(rate)} for name, rate in rates.items()]
+    rows = [{"batch_size": int(name[1:]), "samples_per_s": float(rate)} for name, rate in rates.items()]
     return {"sweep": {"rows": rows}}
 
 
@@ -197,7 +197,7 @@ def test_launch_bound():
 
 
 def compiled(speedup, paid, within_noise=False):
-    pays = {"images": 61_000.0, "seconds": 94.0} if paid else None
+    pays = {"samples": 61_000.0, "seconds": 94.0} if paid else None
     return {
         "compile": {
             "mode": "default", "speedup": speedup, "compile_s": 40.0, "break_even": pays, "within_noise": within_noise,

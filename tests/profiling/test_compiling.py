@@ -13,16 +13,16 @@ from tunediff.profiling.measure import Bench
 
 def test_break_even():
     found = compiling.break_even(eager=100.0, compiled=150.0, compile_s=60.0)
-    assert found == {"images": pytest.approx(18_000), "seconds": pytest.approx(180)}
-    assert 60 + found["images"] / 150 == pytest.approx(found["seconds"]), "both trainings are there at that second"
+    assert found == {"samples": pytest.approx(18_000), "seconds": pytest.approx(180)}
+    assert 60 + found["samples"] / 150 == pytest.approx(found["seconds"]), "both trainings are there at that second"
     assert compiling.break_even(100.0, 100.0, 1.0) is None
     assert compiling.break_even(100.0, 90.0, 0.0) is None
-    assert compiling.break_even(100.0, 110.0, 0.0) == {"images": 0.0, "seconds": 0.0}
+    assert compiling.break_even(100.0, 110.0, 0.0) == {"samples": 0.0, "seconds": 0.0}
 
 
-def measured(images_per_s, sd=1.0, **values):
+def measured(samples_per_s, sd=1.0, **values):
     return {
-        "images_per_s": images_per_s, "images_per_s_sd": sd, "first_step_s": 2.0, "compile_s": 0.0,
+        "samples_per_s": samples_per_s, "samples_per_s_sd": sd, "first_step_s": 2.0, "compile_s": 0.0,
         "peak_memory_mib": 5.0, "disturbed": False, **values,
     }  # fmt: skip
 
@@ -31,7 +31,7 @@ def test_compiled_against_eager():
     eager = [measured(98.0, first_step_s=9.0), measured(102.0)]
     found = compiling.compared("default", eager, measured(150.0, compile_s=62.0, compiled_graphs=3))
     assert found["compile_s"] == 60.0, "the first step is not compilation"
-    assert (found["eager_images_per_s"], found["speedup"]) == (100.0, 1.5)
+    assert (found["eager_samples_per_s"], found["speedup"]) == (100.0, 1.5)
     assert found["break_even"]["seconds"] == pytest.approx(180)
     assert (found["within_noise"], found["graphs"], found["disturbed"]) == (False, 3, False)
     assert compiling.compared("default", [measured(100.0, sd=20.0)], measured(130.0, sd=20.0))["within_noise"]

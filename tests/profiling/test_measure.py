@@ -15,8 +15,8 @@ from tunediff.record import Point
 def point(step_s, **values):
     parts = {f"step_{name}_s": 0.0 for name in (*PHASES, "other")}
     return Point.of({
-        "index": 1, "train_s": step_s, "images": 32, "steps": 1, "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
-        "first_step_s": 1.0, "flops_per_image": 2e9, "peak_flops_per_s": 1e12, "load_average": 1.0,
+        "index": 1, "train_s": step_s, "samples": 32, "steps": 1, "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
+        "first_step_s": 1.0, "flops_per_sample": 2e9, "peak_flops_per_s": 1e12, "load_average": 1.0,
         "peak_share": 0.9, **values,
     })  # fmt: skip
 
@@ -29,13 +29,13 @@ def test_a_summary_is_of_what_follows_the_warm_up():
     ]
     found = measure.summary(points, 32, 2)
     assert found["step_s"] == pytest.approx(0.2)
-    assert found["images_per_s"] == pytest.approx(160)
-    assert found["images_per_s_sd"] == pytest.approx((320 - 106.667) / 2**0.5, rel=1e-4)
+    assert found["samples_per_s"] == pytest.approx(160)
+    assert found["samples_per_s_sd"] == pytest.approx((320 - 106.667) / 2**0.5, rel=1e-4)
     assert found["parts_s"]["forward"] == pytest.approx(0.08)
     assert list(found["parts_s"]) == [*PHASES, "other"]
     assert (found["compile_s"], found["peak_memory_mib"], found["disturbed"]) == (7.0, 120.0, False)
     assert found["peak_share"] == pytest.approx(160 * 2e9 / 1e12), "of the mean rate, not of the last point"
-    assert measure.summary(points[:2], 32, 1)["images_per_s_sd"] is None
+    assert measure.summary(points[:2], 32, 1)["samples_per_s_sd"] is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_steps_follow_the_seconds(seconds, step_s, steps):
 def test_speed(bench, tmp_path):
     found = bench.speed(tiny(), 5)
     assert (found["steps"], found["batch_size"]) == (6, 16), "equal segments: a little more than was asked for"
-    assert found["images_per_s"] == pytest.approx(16 / found["step_s"])
+    assert found["samples_per_s"] == pytest.approx(16 / found["step_s"])
     assert sum(found["parts_s"].values()) == pytest.approx(found["step_s"], rel=0.05)
     assert found["parts_s"]["backward"] > 0
     assert not list(tmp_path.iterdir()), "the trainings leave nothing behind"
@@ -57,10 +57,10 @@ def test_speed(bench, tmp_path):
 def test_loader_and_model_alone(bench):
     config = tiny(loader__workers=1)
     alone = bench.loader_alone(config, 0.2)
-    assert alone["images"] >= 3 * 16
+    assert alone["samples"] >= 3 * 16
     assert alone["seconds"] >= 0.2
-    assert alone["images_per_s"] == pytest.approx(alone["images"] / alone["seconds"])
-    assert bench.model_alone(config, 3)["images_per_s"] > 0
+    assert alone["samples_per_s"] == pytest.approx(alone["samples"] / alone["seconds"])
+    assert bench.model_alone(config, 3)["samples_per_s"] > 0
 
 
 def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
@@ -75,7 +75,7 @@ def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
 def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench, monkeypatch):
     def speed(config, steps):
         changed = config.loader.resident
-        return {"images_per_s": 120.0 if changed else 100.0, "images_per_s_sd": 3.0, "peak_memory_mib": 7.0}
+        return {"samples_per_s": 120.0 if changed else 100.0, "samples_per_s_sd": 3.0, "peak_memory_mib": 7.0}
 
     monkeypatch.setattr(bench, "speed", speed)
     found = bench.attempt(tiny(), {"loader.resident": True}, 3)

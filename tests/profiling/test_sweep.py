@@ -12,7 +12,7 @@ from tunediff.profiling.sweep import sweep
 
 
 @pytest.mark.parametrize(
-    ("values", "images", "sizes"),
+    ("values", "samples", "sizes"),
     [
         ({}, 128, [4, 8, 16, 32, 64, 128]),
         ({}, 100, [4, 8, 16, 32, 64]),
@@ -23,12 +23,12 @@ from tunediff.profiling.sweep import sweep
         ({"loader__batch_size": 32768}, 10**6, [8192, 16384, 32768, 65536]),
     ],
 )
-def test_batch_sizes(values, images, sizes):
-    assert list(sweeping.batch_sizes(tiny(**values), images)) == sizes
+def test_batch_sizes(values, samples, sizes):
+    assert list(sweeping.batch_sizes(tiny(**values), samples)) == sizes
 
 
 def swept(*triples):
-    return [{"batch_size": b, "images_per_s": r, "step_s": b / r, "peak_memory_mib": m} for b, r, m in triples]
+    return [{"batch_size": b, "samples_per_s": r, "step_s": b / r, "peak_memory_mib": m} for b, r, m in triples]
 
 
 def test_memory_is_extrapolated():
@@ -71,7 +71,7 @@ def test_sweep(bench, monkeypatch):
         "images/s have stopped growing", "a larger batch would be larger than the set of images",
     )  # fmt: skip
     for one in found["rows"]:
-        assert one["images_per_s"] == pytest.approx(one["batch_size"] / one["step_s"])
+        assert one["samples_per_s"] == pytest.approx(one["batch_size"] / one["step_s"])
         assert one["peak_memory_mib"] > 10
 
 
@@ -84,7 +84,7 @@ def test_a_sweep_survives_the_end_of_memory(bench, monkeypatch, error):
         return {
             "batch_size": batch,
             "step_s": 0.1,
-            "images_per_s": batch / 0.1,
+            "samples_per_s": batch / 0.1,
             "peak_memory_mib": 10.0 * batch,
             "disturbed": False,
         }
@@ -114,13 +114,13 @@ def test_sweep_measures_for_as_long_as_it_is_told(bench, monkeypatch):
         return {
             "batch_size": batch,
             "step_s": 0.1,
-            "images_per_s": batch / 0.1,
+            "samples_per_s": batch / 0.1,
             "peak_memory_mib": 10.0,
             "disturbed": False,
         }
 
     monkeypatch.setattr(bench, "speed", speed)
-    monkeypatch.setattr(sweeping, "batch_sizes", lambda config, images: [16])
+    monkeypatch.setattr(sweeping, "batch_sizes", lambda config, samples: [16])
     begin = time.monotonic()
     sweep(bench, tiny(), 0.1, lambda batch: None)
     assert next(counter) == 1

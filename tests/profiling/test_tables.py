@@ -27,12 +27,12 @@ FOUND = {
     },
     "first": {"first_step_s": 2.5, "compile_s": 0.0, "step_s": 0.1},
     "step": {
-        "images_per_s": 1280.0, "images_per_s_sd": 12.3, "step_s": 0.1, "parts_s": PARTS, "batch_size": 128, "steps": 21,
-        "peak_memory_mib": 1200.0, "peak_host_memory_mib": 1200.0, "disturbed": False, "flops_per_image": 2.5e7, "peak_flops_per_s": 1e11,
+        "samples_per_s": 1280.0, "samples_per_s_sd": 12.3, "step_s": 0.1, "parts_s": PARTS, "batch_size": 128, "steps": 21,
+        "peak_memory_mib": 1200.0, "peak_host_memory_mib": 1200.0, "disturbed": False, "flops_per_sample": 2.5e7, "peak_flops_per_s": 1e11,
         "peak_share": 0.32,
     },
-    "loader_alone": {"images_per_s": 3968.0, "images": 1000, "seconds": 0.25},
-    "model_alone": {"images_per_s": 1280.0}, "feed_ratio": 3.1,
+    "loader_alone": {"samples_per_s": 3968.0, "samples": 1000, "seconds": 0.25},
+    "model_alone": {"samples_per_s": 1280.0}, "feed_ratio": 3.1,
     "operations": {
         "kind": "operations", "convolution_share": 0.6, "self_s_per_step": 0.09,
         "longest": [
@@ -41,7 +41,7 @@ FOUND = {
         ],
     },
     "memory": {
-        "static": {"parameters": 4.0, "optimizer": 8.0, "ema": 4.0, "images": 0.0},
+        "static": {"parameters": 4.0, "optimizer": 8.0, "ema": 4.0, "samples": 0.0},
         "peak": {
             "phase": "backward", "total_mib": 500.0, "static_mib": 16.0, "batch_mib": 2.0, "forward_mib": 450.0,
             "backward_mib": 32.0, "rest_mib": 0.0,
@@ -54,8 +54,8 @@ FOUND = {
     },
     "sweep": {
         "rows": [
-            {"batch_size": 64, "images_per_s": 1200.0, "step_s": 0.053, "peak_memory_mib": 1000.0, "disturbed": True},
-            {"batch_size": 128, "images_per_s": 1300.0, "step_s": 0.098, "peak_memory_mib": 1200.0, "disturbed": False},
+            {"batch_size": 64, "samples_per_s": 1200.0, "step_s": 0.053, "peak_memory_mib": 1000.0, "disturbed": True},
+            {"batch_size": 128, "samples_per_s": 1300.0, "step_s": 0.098, "peak_memory_mib": 1200.0, "disturbed": False},
         ],
         "stopped": "a larger batch would be larger than the set of images", "memory_limit_mib": 5000.0, "limit_batch": 1344,
     },
@@ -160,8 +160,8 @@ def test_feeding():
 
 def test_compiling():
     cost = {
-        "mode": "default", "eager_images_per_s": 500.0, "compiled_images_per_s": 650.0, "compile_s": 40.0,
-        "speedup": 1.3, "break_even": {"images": 61_000.0, "seconds": 94.0}, "within_noise": False, "disturbed": False,
+        "mode": "default", "eager_samples_per_s": 500.0, "compiled_samples_per_s": 650.0, "compile_s": 40.0,
+        "speedup": 1.3, "break_even": {"samples": 61_000.0, "seconds": 94.0}, "within_noise": False, "disturbed": False,
     }  # fmt: skip
     assert tables.compiling(cost) == (
         "mode default: 500 → 650 images/s (1.30×), compiling takes 40s: pays after 1m34s / 61,000 images"

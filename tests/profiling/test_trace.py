@@ -128,13 +128,13 @@ def test_what_stays_in_memory(bench):
     config = tiny()
     weights = sum(p.numel() for p in network(config.knobs).parameters()) * 4 / MIB
     pixels = data.load(config.data).pixels.nbytes / MIB
-    sizes = (bench.parameter_bytes, bench.buffer_bytes, bench.images["mib"])
+    sizes = (bench.parameter_bytes, bench.buffer_bytes, bench.samples["mib"])
     found = trace.static_mib(config, False, *sizes)
     assert found["optimizer"] == pytest.approx(2 * weights)
     assert found["parameters"] == found["ema"] >= weights
-    assert found["images"] == pixels
-    assert trace.static_mib(config, True, *sizes)["images"] == 0.0
-    assert trace.static_mib(tiny(loader__resident=True), True, *sizes)["images"] > 0.0
+    assert found["samples"] == pixels
+    assert trace.static_mib(config, True, *sizes)["samples"] == 0.0
+    assert trace.static_mib(tiny(loader__resident=True), True, *sizes)["samples"] > 0.0
 
 
 @pytest.mark.gpu

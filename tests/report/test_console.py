@@ -26,8 +26,8 @@ def write(folder, loaded, number, drawn, values, status=None, reason=""):
     )  # fmt: skip
     for index, value in enumerate(values, 1):
         journal.write(
-            "point", index=index, train_s=2.0 * index, frechet=value, images=100 * index, steps=10 * index,
-            images_per_s=50.0, label="FD (classifier)", peak_memory_mib=321.0,
+            "point", index=index, train_s=2.0 * index, frechet=value, samples=100 * index, steps=10 * index,
+            samples_per_s=50.0, label="FD (classifier)", peak_memory_mib=321.0,
         )  # fmt: skip
     if status is not None:
         journal.write("end", status=status, reason=reason)

@@ -60,8 +60,8 @@ def test_the_same_data_lie_beside_it(night):
     why = {row["quantity"]: row for row in rows(night / "report" / "why.csv")}
     assert (why["images/s"]["baseline"], why["images/s"]["winner"]) == ("200.0", "400.0")
     step = rows(night / "report" / "step.csv")
-    assert sum(float(row["baseline_s_per_1000_images"]) for row in step) == pytest.approx(1000 / 200)
-    assert sum(float(row["winner_s_per_1000_images"]) for row in step) == pytest.approx(1000 / 400)
+    assert sum(float(row["baseline_s_per_1000_samples"]) for row in step) == pytest.approx(1000 / 200)
+    assert sum(float(row["winner_s_per_1000_samples"]) for row in step) == pytest.approx(1000 / 400)
 
 
 def test_the_page_loads_nothing_and_runs_one_script(night):
@@ -133,7 +133,7 @@ def test_damaged_points_are_no_values(night, plain):
     wanted = journals.read(night)[0].space
     place = write(night, wanted, 3, {"loader.batch_size": 32}, curve=((5.0, 10, 3.0), (20.0, 40, 1.0)))
     text = (place / "journal.jsonl").read_text()
-    text = text.replace('"frechet": 1.0', '"frechet": "low"').replace('"images_per_s": 2.0', '"images_per_s": NaN')
+    text = text.replace('"frechet": 1.0', '"frechet": "low"').replace('"samples_per_s": 2.0', '"samples_per_s": NaN')
     (place / "journal.jsonl").write_text(text + "\n[1, 2]\nnot json\n\xff\n" + '{"event": "point"')
     (night / "trials" / "t0004").mkdir()
     (night / "trials" / "t0005").mkdir()

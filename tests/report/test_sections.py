@@ -74,8 +74,8 @@ def test_studies_of_throughput_have_no_frechet_distance(tmp_path, form):
     points = {"grid": {"precision.amp": ["none", "bf16"], "loader.batch_size": [64, 128]},
               "ladder": {"bf16": {"precision.amp": "bf16"}, "small": {"loader.batch_size": 64}}}  # fmt: skip
     content = {
-        "workload": "digits", "objective": "images_per_s", "budget": {"per_trial": "5s"}, form: points[form],
-        "study": {"title": "What is $fast$", "columns": ["configuration", "images_per_s"], "y": "images_per_s"},
+        "workload": "digits", "objective": "samples_per_s", "budget": {"per_trial": "5s"}, form: points[form],
+        "study": {"title": "What is $fast$", "columns": ["configuration", "samples_per_s"], "y": "samples_per_s"},
     }  # fmt: skip
     wanted = make(tmp_path / "fast", content)
     for number, point in enumerate(wanted.candidates):
@@ -185,7 +185,7 @@ def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
     frame = pd.DataFrame(speed.compiled(journals.read(tmp_path / "night")[0])).set_index("trial")
     # 200 t = 300 (t − 6) at t = 18, after 3,600 images
     assert frame.loc["t0001", "break_even_s"] == pytest.approx(18)
-    assert frame.loc["t0001", "images_to_break_even"] == pytest.approx(3600)
+    assert frame.loc["t0001", "samples_to_break_even"] == pytest.approx(3600)
     assert frame.loc["t0001", "uncompiled"] == "t0000"
     assert math.isnan(frame.loc["t0002", "break_even_s"])
     text = words(written(tmp_path / "night"))

@@ -15,14 +15,14 @@ from tunediff.tuning import experiment
 
 GRID = """
 workload: digits
-objective: images_per_s
+objective: samples_per_s
 budget: {per_trial: 5s}
 grid:
   parallel.workers: [1, 2]
   loader.batch_size: [64, 128]
 study:
   title: Time per epoch
-  columns: [parallel.workers, loader.batch_size, images_per_s, epoch_s, epoch_data_wait_s, versus_baseline,
+  columns: [parallel.workers, loader.batch_size, samples_per_s, epoch_s, epoch_data_wait_s, versus_baseline,
             percent_of_base, memory_percent_of_base, speedup_over_one_worker, scaling_efficiency, step_s]
   x: loader.batch_size
   y: epoch_s
@@ -33,7 +33,7 @@ RATES = {(1, 64): 100.0, (1, 128): 125.0, (2, 64): 160.0, (2, 128): 250.0}
 def by_grid(config):
     rate = RATES[config.parallel.workers, config.loader.batch_size]
     return {
-        "images_per_s": rate, "data_wait_share": 0.1, "step_s": config.loader.batch_size / rate,
+        "samples_per_s": rate, "data_wait_share": 0.1, "step_s": config.loader.batch_size / rate,
         "peak_memory_mib": 100.0 * config.loader.batch_size / 128, "disturbed": False,
     }  # fmt: skip
 
@@ -54,11 +54,11 @@ def finished(folder, text, measure, ends=None, operations=None, number=None):
             fingerprint=cfg.fingerprint(config), environment={"cpu": "abacus", "cpu_cores": 2, "versions": {"torch": "9"}},
         )  # fmt: skip
         journal.write("worker", threads=2, device="cpu", not_effective=cfg.not_effective(config, "cpu"))
-        journal.write("about", images=1000)
+        journal.write("about", samples=1000)
         point = measure(config)
         seconds = {"train": 4.5, "data_wait": 0.5, "compile": point.pop("compile", 0.0), "setup": 1.0} if point else {}
         if point is not None:
-            journal.write("point", index=1, train_s=5.0, images=500, steps=10, seconds=seconds, **point)
+            journal.write("point", index=1, train_s=5.0, samples=500, steps=10, seconds=seconds, **point)
         if operations is not None:
             (trial / "operations.csv").write_text(
                 "operation,calls,self_s,total_s,share\n" + "\n".join(operations) + "\n"
@@ -98,13 +98,13 @@ def test_the_table_is_read_in_handy_units(tmp_path):
 
 COMPILED = """
 workload: digits
-objective: images_per_s
+objective: samples_per_s
 budget: {per_trial: 5s}
 grid:
   compile.mode: [none, default]
   compile.scope: {choice: [model, blocks], when: {compile.mode: default}}
 study:
-  columns: [compile.mode, compile.scope, compile_s, versus_uncompiled, images_to_break_even, break_even_s]
+  columns: [compile.mode, compile.scope, compile_s, versus_uncompiled, samples_to_break_even, break_even_s]
   y: [compile_s, epoch_s]
 """
 
@@ -112,22 +112,22 @@ study:
 def test_when_compiling_has_paid_for_itself(tmp_path):
     def measure(config):
         if config.compile.mode == "none":
-            return {"images_per_s": 100.0}
+            return {"samples_per_s": 100.0}
         faster = config.compile.scope == "model"
-        return {"images_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
+        return {"samples_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
 
     table = study_table.table(finished(tmp_path / "night", COMPILED, measure))
     assert column(table, "compile_s") == [0.0, 30.0, 10.0]
     assert column(table, "compile.scope") == [None, "model", "blocks"], "empty where it does not apply"
     assert column(table, "versus_uncompiled") == [None, 1.25, 0.8]
     # 15,000 images: 150 s without compilation; 30 s + 120 s with it. What is slower never pays.
-    assert column(table, "images_to_break_even") == [None, pytest.approx(15000), None]
+    assert column(table, "samples_to_break_even") == [None, pytest.approx(15000), None]
     assert column(table, "break_even_s") == [None, pytest.approx(150), None]
 
 
 LADDER = """
 workload: digits
-objective: images_per_s
+objective: samples_per_s
 budget: {per_trial: 5s}
 fixed: {loader.pin_memory: false, loader.non_blocking: false}
 ladder:
@@ -136,14 +136,14 @@ ladder:
   pinned: {loader.pin_memory: true, loader.non_blocking: true}
 study:
   title: Rungs
-  columns: [configuration, images_per_s, percent_of_base, versus_previous, peak_memory_mib]
-  y: images_per_s
+  columns: [configuration, samples_per_s, percent_of_base, versus_previous, peak_memory_mib]
+  y: samples_per_s
 """
 
 
 def by_rung(config):
     rate = 100.0 * (1.5 if config.precision.amp == "bf16" else 1.0) * (2.0 if config.loader.batch_size == 256 else 1.0)
-    return {"images_per_s": rate, "peak_memory_mib": 10.0}
+    return {"samples_per_s": rate, "peak_memory_mib": 10.0}
 
 
 def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
@@ -151,7 +151,7 @@ def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
     assert column(table, "configuration") == [
         "base", "+ bf16", "+ batch of 256", "+ pinned", "bf16 alone", "batch of 256 alone", "pinned alone",
     ]  # fmt: skip
-    assert column(table, "images_per_s") == [100, 150, 300, 300, 150, 200, 100]
+    assert column(table, "samples_per_s") == [100, 150, 300, 300, 150, 200, 100]
     assert column(table, "percent_of_base") == pytest.approx([100, 150, 300, 300, 150, 200, 100])
     assert column(table, "versus_previous") == [None, 1.5, 2.0, 1.0, None, None, None]
     assert column(table, "trial") == ["t0000", "t0001", "t0002", "t0003", "t0001", "t0004", "t0005"]
@@ -163,13 +163,13 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
 
     def measure(config):
         point = by_grid(config)
-        return point | {"images_per_s": point["images_per_s"] * (1.1 if config.seed else 0.9)}
+        return point | {"samples_per_s": point["samples_per_s"] * (1.1 if config.seed else 0.9)}
 
     found = finished(tmp_path / "night", text, measure, ends={5: ("oom", "full")})
     table = study_table.table(found)
     failed = found.trials[5].config["loader.batch_size"], found.trials[5].config["parallel.workers"]
     assert failed == (64, 1)
-    assert column(table, "images_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
+    assert column(table, "samples_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
     assert column(table, "runs") == [1, 2, 2, 2]
     assert column(table, "status")[0] == "ok, oom"
     assert column(table, "versus_baseline") == pytest.approx([90 / 125, 1, 1.28, 2])
@@ -179,10 +179,10 @@ def test_what_not_every_seed_measured_has_no_mean(tmp_path):
     text = GRID.replace("objective:", "seeds: 2\nobjective:")
     table = study_table.table(
         finished(
-            tmp_path / "night", text, lambda config: {"images_per_s": 10.0} | ({} if config.seed else {"step_s": 1.0})
+            tmp_path / "night", text, lambda config: {"samples_per_s": 10.0} | ({} if config.seed else {"step_s": 1.0})
         )
     )
-    assert column(table, "images_per_s") == [10.0] * 4
+    assert column(table, "samples_per_s") == [10.0] * 4
     assert column(table, "step_s") == [None] * 4
 
 
@@ -217,8 +217,8 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
     assert [table.marks(row) for row in table.rows] == ["‡", "", "‡", ""]
     assert column(table, "status") == ["running", "ok", "ok", "oom"]
     assert table.columns[-1] == "status"
-    assert column(table, "images_per_s")[0] == 100, "of a running trial what is known so far"
-    assert column(table, "images_per_s")[3] is None
+    assert column(table, "samples_per_s")[0] == 100, "of a running trial what is known so far"
+    assert column(table, "samples_per_s")[3] is None
     assert column(table, "disturbed") == [True, False, True, False]
     assert table.notes() == [
         "‡ others used the machine at the same time", "parallel.workers=2: oom: 9 GiB asked for",
@@ -234,13 +234,13 @@ def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
 
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
     table = study_table.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
-    assert column(table, "images_per_s") == [100, None, 160, 250]
+    assert column(table, "samples_per_s") == [100, None, 160, 250]
     assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
 
 
 def test_what_was_not_measured_stays_empty(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"samples_per_s": 10.0}))
     assert column(table, "epoch_s") == [100.0] * 4
     assert column(table, "step_s") == column(table, "epoch_data_wait_s") == [None] * 4
 
@@ -248,7 +248,7 @@ def test_what_was_not_measured_stays_empty(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- operations
 OPERATIONS = """
 workload: digits
-objective: images_per_s
+objective: samples_per_s
 operations: 4
 budget: {per_trial: 5s}
 trials:
@@ -261,7 +261,7 @@ LINES = [f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{0.2 * i:.1f},{i / 78}' 
 
 def test_the_ten_longest_operations_of_each_configuration(tmp_path):
     table = study_table.table(
-        finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}, operations=LINES)
+        finished(tmp_path / "night", OPERATIONS, lambda _: {"samples_per_s": 10.0}, operations=LINES)
     )
     lines = table.records()
     assert [line["configuration"] for line in lines] == ["baseline"] * 10 + ["precision.amp=bf16"] * 10
@@ -275,7 +275,7 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 
 
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"images_per_s": 10.0}))
+    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"samples_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
     outputs.write_all(results.read(tmp_path / "night"))
 
@@ -291,8 +291,8 @@ def with_axes(text, x, *y):
 
 FIGURES = {
     "lines": GRID,
-    "panels": with_axes(GRID, "parallel.workers", "images_per_s", "step_s"),
-    "measured": with_axes(GRID, "peak_memory_mib", "images_per_s"),
+    "panels": with_axes(GRID, "parallel.workers", "samples_per_s", "step_s"),
+    "measured": with_axes(GRID, "peak_memory_mib", "samples_per_s"),
     "bars": with_axes(GRID, None, "epoch_s", "peak_memory_mib"),
     "stacked": with_axes(GRID, None, "epoch_data_wait_s", "epoch_s"),
     "ladder": LADDER,
@@ -318,7 +318,7 @@ def drawn(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fate", ["ok", "failed", "running", "nothing"])
 def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, kind, fate):
     ends = {"ok": {}, "failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
-    measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"images_per_s": 1.0}
+    measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"samples_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
     written = outputs.study(found, study_table.table(found))
@@ -367,14 +367,14 @@ def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):
 
 def test_more_than_a_decade_is_drawn_logarithmically(drawn):
     text = GRID.replace("[64, 128]", "[20, 128, 320]")
-    (axes,) = drawn(text, lambda config: {"images_per_s": 2.0 * config.loader.batch_size})
+    (axes,) = drawn(text, lambda config: {"samples_per_s": 2.0 * config.loader.batch_size})
     assert lines(axes)["1"] == ([20, 128, 320], [25, 3.90625, 1.5625])
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "128", "320"]
 
 
 def test_within_a_decade_axes_are_straight(drawn):
-    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"images_per_s": 10.0})
+    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"samples_per_s": 10.0})
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylim()[0]) == ("linear", "linear", 0)
 
 
@@ -403,7 +403,7 @@ def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
 def test_knobs_of_one_last_name_are_told_apart(drawn):
     grid = "  timesteps.name: [uniform, stratified]\n  weighting.name: [constant, min_snr]\n"
     text = FIGURES["bars"].replace(FIGURES["bars"].partition("grid:\n")[2].partition("study:")[0], grid)
-    left, _ = drawn(text, lambda _: {"images_per_s": 10.0})
+    left, _ = drawn(text, lambda _: {"samples_per_s": 10.0})
     assert left.get_yticklabels()[1].get_text() == "timesteps.name uniform, weighting.name min_snr"
 
 
@@ -417,7 +417,9 @@ def test_the_title_says_what_the_marks_mean(drawn):
 
 
 def test_parts_in_seconds_lie_end_to_end(drawn):
-    (axes,) = drawn(COMPILED, lambda config: {"images_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")})
+    (axes,) = drawn(
+        COMPILED, lambda config: {"samples_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")}
+    )
     assert series(axes) == {
         "compile": [(0, ""), (30, ""), (30, "")],
         "epoch": [(10, "10"), (10, "40"), (10, "40")],
@@ -428,7 +430,7 @@ def test_parts_in_seconds_lie_end_to_end(drawn):
 
 
 def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
-    upper, lower = drawn(OPERATIONS, lambda _: {"images_per_s": 10.0}, LINES)
+    upper, lower = drawn(OPERATIONS, lambda _: {"samples_per_s": 10.0}, LINES)
     assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
     (bars,) = series(upper).values()
     assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]
@@ -497,7 +499,7 @@ def test_numbers_are_shown_as_they_are_read():
     assert study_table.shown(study, "loader.batch_size", 128) == "128"
     assert study_table.shown(study, "model.checkpoint_levels", [0, 1]) == "[0, 1]"
     assert study_table.shown(study, "peak_memory_mib", 2249.3) == "2249"
-    assert study_table.shown(study, "images_per_s", None) == study_table.shown(study, "images_per_s", math.nan) == ""
+    assert study_table.shown(study, "samples_per_s", None) == study_table.shown(study, "samples_per_s", math.nan) == ""
     assert study_table.shown(study, "precision.amp", "bf16") == "bf16"
 
 

@@ -142,8 +142,8 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
             value = (10 - 2 * index) * LEVEL[config.timesteps.name] * (1 + 0.1 * config.seed) * (1 + NOISE[i % 7])
             validation = {"validation_loss": 0.05} if config.weighting.name == "constant" else {}
             journal.write(
-                "point", index=index, train_s=5.0 * index, frechet=value, images=5 * rate * index, steps=10 * index,
-                images_per_s=1.0 * rate, label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
+                "point", index=index, train_s=5.0 * index, frechet=value, samples=5 * rate * index, steps=10 * index,
+                samples_per_s=1.0 * rate, label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
             )  # fmt: skip
         journal.write("end", status="nan" if i in failed else "ok", reason="", seconds={"train": 20.0})
     return results.read(folder)
@@ -166,7 +166,7 @@ def test_the_table_says_who_is_better_and_what_it_costs(found):
     # half of 8, 6, 4, 2 is 2 at the third of four evaluations
     assert speed["seconds_to_baseline"] == pytest.approx(15, abs=0.5)
     assert speed["speedup"] == pytest.approx(20 / 15, abs=0.05)
-    assert (base["cost"], speed["cost"], speed["images_per_s"]) == (1, 2, 50)
+    assert (base["cost"], speed["cost"], speed["samples_per_s"]) == (1, 2, 50)
     assert base["validation_loss_mean"] == pytest.approx(0.05)
     assert math.isnan(table.loc["weighting.name=min_snr", "validation_loss_mean"])
     assert (speed["timesteps.name"], speed["finished"]) == ("speed", 3)

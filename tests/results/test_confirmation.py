@@ -35,7 +35,7 @@ def write_trials(folder, wanted, ends, final=None):
         end = ends(config.loader.batch_size, config.seed)
         for index in range(1, 5):
             journal.write(
-                "point", index=index, train_s=5.0 * index, images=1000 * index, steps=10 * index, images_per_s=200.0,
+                "point", index=index, train_s=5.0 * index, samples=1000 * index, steps=10 * index, samples_per_s=200.0,
                 frechet=end * (5 - index), label="FD (classifier)", seconds={"train": 5.0 * index},
             )  # fmt: skip
         if final is not None:
@@ -84,7 +84,7 @@ def test_other_finalists_get_another_folder(tmp_path):
     found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
     confirming.prepare(found)
     better = record.Journal(found.folder / "trials" / "t0004")
-    better.write("point", index=4, train_s=20.0, images=9, steps=9, frechet=0.1, seconds={})
+    better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=0.1, seconds={})
     folder, wanted = confirming.prepare(results.read(found.folder))
     assert folder.name == "confirm-2"
     assert [point["loader.batch_size"] for point in wanted.candidates[:3]] == [128, 512, 64]
@@ -233,8 +233,8 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
         ({"alone": 1}, "alone: 1 is not allowed; allowed: true or false"),
         (
-            {"confirm": {"final": {"evaluation.images": 100}}, "objective": "images_per_s"},
-            "images_per_s is no judgement",
+            {"confirm": {"final": {"evaluation.images": 100}}, "objective": "samples_per_s"},
+            "samples_per_s is no judgement",
         ),
     ],
 )

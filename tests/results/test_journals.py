@@ -33,9 +33,9 @@ def test_a_number_that_is_none_counts_as_not_measured(night, value):
     path = night / "trials" / "t0001" / "journal.jsonl"
     lines = path.read_text().splitlines()
     at, line = next((i, json.loads(line)) for i, line in enumerate(lines) if json.loads(line)["event"] == "point")
-    lines[at] = json.dumps(line | {"images_per_s": 0.125}).replace("0.125", value)
+    lines[at] = json.dumps(line | {"samples_per_s": 0.125}).replace("0.125", value)
     path.write_text("\n".join(lines) + "\n")
     found, unreadable = journals.read(night)
     assert unreadable == {}
     (trial,) = (trial for trial in found.trials if trial.name == "t0001")
-    assert trial.points[0].get("images_per_s") is None
+    assert trial.points[0].get("samples_per_s") is None

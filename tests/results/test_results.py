@@ -64,10 +64,10 @@ def test_what_differs_from_the_baseline(tmp_path):
 
 def test_a_gain_is_a_gain_in_either_direction():
     def trial(number, *curve):
-        points = [point(i, s, images=n, accuracy=a) for i, (s, n, a) in enumerate(curve, 1)]
+        points = [point(i, s, samples=n, accuracy=a) for i, (s, n, a) in enumerate(curve, 1)]
         return TrialRecord(f"t{number:04d}", number, {}, {}, "", points=points)
 
     told = why.why(trial(0, (5, 100, 0.2), (10, 200, 0.4)), trial(1, (5, 200, 0.4), (10, 400, 0.8)), "accuracy", "max")
-    assert told.at_images == pytest.approx((0.4, 0.4))
+    assert told.at_samples == pytest.approx((0.4, 0.4))
     assert told.total < 0
     assert told.throughput == pytest.approx(told.total), "equal at equal images: all of it is speed"

@@ -72,7 +72,7 @@ def test_probes_run_in_the_order_that_needs_the_fewest_worker_groups():
         "loader.batch_size": [64, 128],
     }
     changes = {"search": None, "first": None, "grid": grid, "budget": {"per_trial": "20s"}, "fixed": {}}
-    loaded = parse(objective="images_per_s", baseline={"parallel.workers": 2}, **changes)
+    loaded = parse(objective="samples_per_s", baseline={"parallel.workers": 2}, **changes)
     order = [
         tuple(point[name] for name in ("parallel.workers", "compile.mode", "loader.batch_size"))
         for point in loaded.candidates

@@ -102,8 +102,8 @@ def test_the_objective_is_the_workloads_unless_told_otherwise():
     assert (loaded.metric, loaded.mode, loaded.label, loaded.evaluates) == ("frechet", "min", "FD", True)
     assert loaded.workload is cfg.find("diffusion")
     assert loaded.schema is loaded.baseline.schema is loaded.workload.schema
-    rate = parse(objective=["images_per_s", "worker_s"])
-    assert (rate.metric, rate.mode, rate.evaluates, rate.cost) == ("images_per_s", "max", False, "worker_s")
+    rate = parse(objective=["samples_per_s", "worker_s"])
+    assert (rate.metric, rate.mode, rate.evaluates, rate.cost) == ("samples_per_s", "max", False, "worker_s")
     assert parse(objective={"mode": "min"}).metric == "frechet"
 
 

@@ -17,10 +17,10 @@ REFUSED = [
     (changed(search=[1]), "x.yaml: search: needs `key: value` lines, found [1]"),
     (changed(seed=-1), "x.yaml: seed: -1 is not allowed"),
     (changed(early_stopping="asah"), "x.yaml: early_stopping: 'asah' is not allowed; allowed: one of none, asha, median"),
-    (changed(objective="fid"), "x.yaml: objective: metric: 'fid' is not allowed; allowed: frechet, images_per_s"),
+    (changed(objective="fid"), "x.yaml: objective: metric: 'fid' is not allowed; allowed: frechet, samples_per_s"),
     (changed(objective={"metric": "frechet", "mode": "max"}), "x.yaml: objective: mode: 'max' is not allowed"),
-    (changed(objective=["frechet", "images_per_s"]), "x.yaml: objective: ['frechet', 'images_per_s'] is not allowed; allowed: "
-     "one of frechet, images_per_s, or a list of one of these and one of peak_memory_mib, worker_s"),
+    (changed(objective=["frechet", "samples_per_s"]), "x.yaml: objective: ['frechet', 'samples_per_s'] is not allowed; allowed: "
+     "one of frechet, samples_per_s, or a list of one of these and one of peak_memory_mib, worker_s"),
     (changed(objective=["frechet"]), "x.yaml: objective: ['frechet'] is not allowed"),
     (changed(objective=["frechet", "worker_s"], early_stopping="asha"), "early_stopping: 'asha' is not allowed with two"),
     (changed(budget={}), "x.yaml: budget: per_trial: is missing"),
@@ -35,8 +35,8 @@ REFUSED = [
     (changed(budget={"per_trial": "20s", "trials": 8, "deadline": "20s"}), "budget: deadline: '20s' is not above per_trial = '20s'"),
     (changed(budget={"per_trial": "20s", "trials": 8, "total": "10s"}), "x.yaml: budget: total: '10s' is less than"),
     (
-        changed(objective="images_per_s", budget={"per_trial": "20s", "trials": 8, "compile": "charged"}),
-        "x.yaml: budget: compile: 'charged' is not allowed for images_per_s",
+        changed(objective="samples_per_s", budget={"per_trial": "20s", "trials": 8, "compile": "charged"}),
+        "x.yaml: budget: compile: 'charged' is not allowed for samples_per_s",
     ),
     (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
     (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
@@ -106,7 +106,7 @@ REFUSED = [
     (gridded(warm_start="night"), "x.yaml: warm_start: 'night' is not allowed; it belongs to search:; grid: draws nothing"),
     (changed(final={"evaluation.points": 2}), "x.yaml: final: evaluation.points: is not allowed; allowed: evaluation.images, "),
     (changed(final={"evaluation.images": 2}), "x.yaml: final: evaluation.images: 2 is not allowed"),
-    (changed(final={"evaluation.images": 64}, objective="images_per_s"), "x.yaml: final: images_per_s is no judgement of a model"),
+    (changed(final={"evaluation.images": 64}, objective="samples_per_s"), "x.yaml: final: samples_per_s is no judgement of a model"),
     (changed(objective=[["frechet"], "worker_s"]), "x.yaml: objective: [['frechet'], 'worker_s'] is not allowed"),
     (changed(objective={"metric": "frechet", "cost": "watts"}), "x.yaml: objective: cost: 'watts' is not allowed; allowed: one of peak"),
     (changed(seeds=3), "x.yaml: seeds: belongs to grid:, trials: and ladder:, which repeat each of their points"),

@@ -30,7 +30,7 @@ STUDIES = ["amp_by_gpus", "batch_by_gpus", "checkpointing", "compile_by_gpus", "
 def test_shipped_studies_are_probes_with_a_table_and_a_figure(name):
     path = space.find(f"studies/{name}")
     loaded = space.parse(space.read(path, world_sizes=(1, 2, 4)), str(path), path.parent)
-    assert (loaded.metric, loaded.study.has_figure, loaded.skipped) == ("images_per_s", True, ())
+    assert (loaded.metric, loaded.study.has_figure, loaded.skipped) == ("samples_per_s", True, ())
     assert loaded.baseline.evaluation.points == 1
     assert loaded.config(loaded.candidates[0]) == loaded.baseline
     if name.endswith("_by_gpus"):

@@ -50,7 +50,7 @@ REFUSED = [
     (studied(axes={"x": "batch", "y": "epoch_s"}), "x.yaml: study: x: 'batch': no such knob or measured number"),
     (studied(axes={"x": "loader.batch_siz", "y": "epoch_s"}), "measured number; did you mean loader.batch_size"),
     (studied(axes={"x": "precision.amp", "y": "epoch_s"}), "x.yaml: study: x: 'precision.amp' holds no numbers; without x: there is a bar for each"),
-    (studied(axes={"x": "loader.batch_size"}), "x.yaml: study: x: 'loader.batch_size' needs y: as well, e.g. y: images_per_s"),
+    (studied(axes={"x": "loader.batch_size"}), "x.yaml: study: x: 'loader.batch_size' needs y: as well, e.g. y: samples_per_s"),
     (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": ["epoch_s", "step_s"]}),
      "x.yaml: study: y: epoch_s, step_s: the figure of a ladder needs one name under y:, and no x:"),
     (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": "epoch_s", "x": "step_s"}),

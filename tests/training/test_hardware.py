@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def last_point(**how):
-    return train(toy(), **({"images": 8 * 20} | how)).points[-1]
+    return train(toy(), **({"samples": 8 * 20} | how)).points[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------- phases
@@ -81,7 +81,7 @@ def test_one_phase_is_on_at_a_time(passing):
 
 def test_phases_are_ranges_of_the_profiler():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        last_point(images=16)
+        last_point(samples=16)
     counts = {event.key: event.count for event in profiler.key_averages()}
     assert counts["forward"] == counts["backward"] == 3  # the warm-up step and two more
     assert set(COMMON) <= set(counts)
@@ -108,9 +108,9 @@ def test_the_parts_of_a_step_make_up_the_step():
     assert all(seconds >= 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(point["step_s"], rel=1e-6)
     assert parts["forward"] + parts["backward"] > 0.3 * point["step_s"]
-    assert point["step_s"] == pytest.approx(8 / point["images_per_s"])
+    assert point["step_s"] == pytest.approx(8 / point["samples_per_s"])
     assert parts["data_wait"] == pytest.approx(point["data_wait_share"] * point["step_s"], rel=0.2, abs=1e-4)
-    assert point["images_per_s_sd"] > 0
+    assert point["samples_per_s_sd"] > 0
     assert point["first_step_s"] > 0
 
 
@@ -147,7 +147,7 @@ def test_the_roof_is_that_of_a_product():
         a @ a
         seconds.append(time.perf_counter() - begin)
     assert 2 * 512**3 / min(seconds) < 4 * peak
-    assert "peak_share" not in last_point(), "nobody said what an image costs"
+    assert "peak_share" not in last_point(), "nobody said what an sample costs"
 
 
 # ------------------------------------------------------------------------------------------------------------- energy

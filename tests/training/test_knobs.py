@@ -48,7 +48,7 @@ def trained(watch=lambda: None, **knobs):
         def stepped(self):
             watch()
 
-    train(tiny(**knobs), images=32, observer=Watching())
+    train(tiny(**knobs), samples=32, observer=Watching())
 
 
 def batches_of(source, config, device=CPU):

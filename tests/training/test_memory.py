@@ -85,7 +85,7 @@ def test_in_another_thread_the_environment_does_it(monkeypatch):
 def test_a_training_gives_the_order(monkeypatch, keep):
     given = []
     monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))
-    train(toy(memory__keep_freed=keep), images=8)
+    train(toy(memory__keep_freed=keep), samples=8)
     assert given == [(keep, "cpu")]
 
 

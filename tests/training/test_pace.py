@@ -51,7 +51,7 @@ def test_between_two_readings_progress_is_extrapolated_but_never_beyond_the_stop
 
 def test_images_are_counted_and_not_extrapolated():
     now = [0.0]
-    clock, pace = paced(Budget(images=100), now)
+    clock, pace = paced(Budget(samples=100), now)
     with clock.part("train"):
         pace.aim(1.0)
         for done in range(1, 10):
@@ -85,7 +85,7 @@ def test_the_schedule_leaves_out_charged_compile_seconds(charged, start):
     again.load_state_dict(pace.state_dict())
     again.progress = 0.85
     assert again.schedule == pytest.approx((0.85 - start) / (1 - start))
-    assert (again.steps, again.images) == (pace.steps, pace.images)
+    assert (again.steps, again.samples) == (pace.steps, pace.samples)
 
 
 def test_a_budget_that_compiling_used_up_is_a_schedule_at_its_end():
@@ -107,4 +107,4 @@ def test_rates_are_those_between_readings():
             now[0] += seconds
             pace.step(8)
     assert pace.rates == [8.0, 4.0, 8.0]
-    assert pace.position() == {"train_s": 4.0, "images": 24, "steps": 3}
+    assert pace.position() == {"train_s": 4.0, "samples": 24, "steps": 3}

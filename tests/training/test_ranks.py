@@ -67,38 +67,38 @@ def diverges_on_one(trial):
 
 def everything(world, folder):
     """One start of two processes for all that is asked of them."""
-    answers = {"same": [told_and_learned(world, config=toy(**PLAIN, **knobs), images=IMAGES) for knobs in SAME]}
+    answers = {"same": [told_and_learned(world, config=toy(**PLAIN, **knobs), samples=IMAGES) for knobs in SAME]}
     answers["seconds"] = told_and_learned(world, config=toy(**PLAIN), seconds=0.5)
 
     # ---- what differs between ranks
     found.clear()
-    train(toy(**PLAIN), images=8, world=world, body=draws)
+    train(toy(**PLAIN), samples=8, world=world, body=draws)
     answers["draws"] = dict(found)
-    train(toy(**PLAIN), images=8 * 3, world=world, body=sgd)
+    train(toy(**PLAIN), samples=8 * 3, world=world, body=sgd)
     answers["beside"] = found["beside"]
 
     # ---- an end on one rank is one on all
     try:
-        train(toy(**PLAIN), images=IMAGES, world=world, body=diverges_on_one)
+        train(toy(**PLAIN), samples=IMAGES, world=world, body=diverges_on_one)
     except NotFiniteError as error:
         answers["diverged"] = str(error)
     asked = Told(stop=lambda told: world.rank == 1 and told.steps >= 3)  # the others were not asked
-    stopped = train(toy(**PLAIN), images=IMAGES, world=world, folder=folder / "asked", observer=asked)
+    stopped = train(toy(**PLAIN), samples=IMAGES, world=world, folder=folder / "asked", observer=asked)
     answers["asked"] = {"steps": stopped.steps, "finished": stopped.finished}
 
     # ---- resumed, also where only rank 0 can read the checkpoint
     config, own = toy(**PLAIN, dropout=0.3), folder / f"own-{world.rank}"
-    answers["whole"] = weights(train(config, images=IMAGES, world=world, folder=folder / "whole"))
+    answers["whole"] = weights(train(config, samples=IMAGES, world=world, folder=folder / "whole"))
     for place in (folder / "shared", own):
         stop = Told(stop=lambda told: told.steps >= 5)
-        train(config, images=IMAGES, world=world, folder=place, observer=stop)
+        train(config, samples=IMAGES, world=world, folder=place, observer=stop)
         answers[place.name.partition("-")[0] + " stopped"] = stop.steps
     if world.rank == 1:
         own.mkdir(exist_ok=True)
         (own / state.CHECKPOINT).write_bytes(b"damaged")
     for place in (folder / "shared", own, folder / "none" if world.rank else folder / "shared"):
         goes_on = Told()
-        again = train(config, images=IMAGES, world=world, folder=place, observer=goes_on)
+        again = train(config, samples=IMAGES, world=world, folder=place, observer=goes_on)
         answers.setdefault("resumed", []).append({"weights": weights(again), "steps": goes_on.steps})
     return answers
 
@@ -111,13 +111,13 @@ def two(tmp_path_factory):
 
 @pytest.mark.parametrize("number", range(len(SAME)), ids=[str(knobs) for knobs in SAME])
 def test_two_ranks_learn_what_one_learns(two, number):
-    one = told_and_learned(CPU, config=toy(norm=False, **SAME[number]), images=IMAGES)
+    one = told_and_learned(CPU, config=toy(norm=False, **SAME[number]), samples=IMAGES)
     first, second = (answers["same"][number] for answers in two)
     assert_equal(first["weights"], second["weights"])
     assert_equal(one["weights"], first["weights"], rtol=1e-4, atol=1e-5)
     assert [len(rank["points"]) for rank in (first, second)] == [2, 0], "rank 0 is told"
     for point, alone in zip(first["points"], one["points"], strict=True):
-        assert (point.steps, point.images, point.worker_s) == (alone.steps, alone.images, 2 * point.train_s)
+        assert (point.steps, point.samples, point.worker_s) == (alone.steps, alone.samples, 2 * point.train_s)
         assert point.loss == pytest.approx(alone.loss, rel=1e-4), "the mean over ranks"
 
 
@@ -126,8 +126,8 @@ def test_all_ranks_stop_at_the_same_step(two):
     assert first["steps"] == second["steps"] > 0
     assert first["finished"]
     point = first["points"][-1]
-    assert point.images == 8 * point.steps
-    assert point.step_s * point.images_per_s == pytest.approx(8)
+    assert point.samples == 8 * point.steps
+    assert point.step_s * point.samples_per_s == pytest.approx(8)
 
 
 def test_ranks_begin_alike_and_drop_units_of_their_own(two):

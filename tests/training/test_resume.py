@@ -38,7 +38,7 @@ def test_the_warm_up_leaves_everything_as_it_was(amp):
                 found["warm"] = everything(trial)
 
     draws = []
-    outcome = train(toy(dropout=0.2, precision__amp=amp), images=IMAGES, body=body)
+    outcome = train(toy(dropout=0.2, precision__amp=amp), samples=IMAGES, body=body)
     assert_equal(found["before"], found["after"])
     changed = {"average", "net"} | ({"optimizer"} if amp == "none" else set())  # an infinite loss is no update
     for name in changed:
@@ -53,7 +53,7 @@ def test_the_warm_up_leaves_everything_as_it_was(amp):
 
 
 def test_a_training_of_one_step_learns_from_one_step():
-    net = weights(train(toy(lr=1e-12), images=8))
+    net = weights(train(toy(lr=1e-12), samples=8))
     torch.manual_seed(0)
     assert_equal(
         dict(network(toy().knobs)[0].state_dict()), {n: net[f"0.{n}"] for n in ("weight", "bias")}, rtol=0, atol=1e-6
@@ -72,7 +72,7 @@ def final(folder):
     """The last checkpoint, without what was measured in seconds."""
     found = state.load(folder)
     points = [
-        {name: point[name] for name in ("index", "steps", "images", "loss", "error")} for point in found["points"]
+        {name: point[name] for name in ("index", "steps", "samples", "loss", "error")} for point in found["points"]
     ]
     return {name: value for name, value in found.items() if name not in ("clock", "points")} | {"points": points}
 
@@ -81,23 +81,23 @@ def final(folder):
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs):
     """Bit for bit, in all that it has learned and drawn."""
     config = toy(**knobs)
-    whole = train(config, images=IMAGES, folder=tmp_path / "whole", evaluates=True)
+    whole = train(config, samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
     with pytest.raises(KilledError):
-        train(config, images=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=Dies())
+        train(config, samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=Dies())
     assert state.load(tmp_path / "killed")["pace"]["steps"] == STEPS // 2
     told = Told()
-    again = train(config, images=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=told)
+    again = train(config, samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=told)
     assert_equal(weights(whole), weights(again))
     assert_equal(final(tmp_path / "whole"), final(tmp_path / "killed"))
     assert told.steps == STEPS // 2
     assert [point.index for point in told.points] == [1, 2], "the point before the kill is told again, not lost"
-    assert (again.steps, again.images, again.finished) == (STEPS, IMAGES, True)
+    assert (again.steps, again.samples, again.finished) == (STEPS, IMAGES, True)
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path):
-    first = train(toy(), images=IMAGES, folder=tmp_path)
+    first = train(toy(), samples=IMAGES, folder=tmp_path)
     told = Told()
-    again = train(toy(), images=IMAGES, folder=tmp_path, observer=told)
+    again = train(toy(), samples=IMAGES, folder=tmp_path, observer=told)
     assert_equal(weights(first), weights(again))
     assert (told.steps, [point.index for point in told.points], again.finished) == (0, [1, 2], True)
 
@@ -110,7 +110,7 @@ def changed(folder, **parts):
 def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):
     """Scale of the losses, where the schedule began, seconds of every part: each seen in what goes on from it."""
     with pytest.raises(KilledError):
-        train(toy(precision__amp="fp16"), images=IMAGES, folder=tmp_path, observer=Dies())
+        train(toy(precision__amp="fp16"), samples=IMAGES, folder=tmp_path, observer=Dies())
     scaler = state.load(tmp_path)["scaler"]
     seconds = {
         "train": 50.0,
@@ -135,7 +135,7 @@ def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):
     changed_kept = state.load(tmp_path)
     changed_kept["kept"].pop("average")
     state.save(changed_kept, tmp_path)
-    outcome = train(toy(precision__amp="fp16"), images=IMAGES, folder=tmp_path, body=body)
+    outcome = train(toy(precision__amp="fp16"), samples=IMAGES, folder=tmp_path, body=body)
     assert scaler["scale"] != 1024.0
     assert seen[0] == (pytest.approx((0.5 - 0.25) / 0.75), 1024.0)
     assert outcome.steps == STEPS
@@ -175,14 +175,14 @@ def test_checkpoints_are_written_between_evaluations(tmp_path, monkeypatch):
 
 def test_without_a_folder_nothing_is_written(monkeypatch):
     monkeypatch.setattr(state, "save", lambda *_: pytest.fail("written"))
-    assert train(toy(), images=IMAGES).finished
+    assert train(toy(), samples=IMAGES).finished
 
 
 def test_a_damaged_checkpoint_is_kept_aside_and_training_starts_anew(tmp_path, capsys):
-    whole = weights(train(toy(), images=IMAGES, folder=tmp_path / "whole"))
+    whole = weights(train(toy(), samples=IMAGES, folder=tmp_path / "whole"))
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / state.CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
-    assert_equal(whole, weights(train(toy(), images=IMAGES, folder=tmp_path / "x")))
+    assert_equal(whole, weights(train(toy(), samples=IMAGES, folder=tmp_path / "x")))
     assert "damaged" in capsys.readouterr().out
     assert (tmp_path / "x" / state.CHECKPOINT).with_suffix(".damaged").read_bytes() == b"PK\x03\x04 torn"
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_kept_is_refused(kept, error, message):
         trial.keep(**kept)
 
     with pytest.raises(error, match=message):
-        train(toy(), images=8, body=body)
+        train(toy(), samples=8, body=body)
 
 
 # ----------------------------------------------------------------------------------------------------------- stopping
@@ -222,18 +222,18 @@ def test_a_point_can_end_it():
             super().point(point)
             return False
 
-    outcome = train(toy(), images=IMAGES, observer=Enough())
+    outcome = train(toy(), samples=IMAGES, observer=Enough())
     assert not outcome.finished
-    assert (len(outcome.points), outcome.images) == (1, IMAGES // 2)
+    assert (len(outcome.points), outcome.samples) == (1, IMAGES // 2)
 
 
 def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_from_there(tmp_path):
     told = Told(stop=lambda told: told.steps >= 3)
-    first = train(toy(), images=IMAGES, folder=tmp_path, evaluates=True, observer=told)
+    first = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
     assert (first.finished, first.steps, told.points) == (False, 3, [])
     assert state.load(tmp_path)["pace"]["steps"] == 3
-    again = train(toy(), images=IMAGES, folder=tmp_path, evaluates=True)
-    train(toy(), images=IMAGES, folder=tmp_path / "whole", evaluates=True)
+    again = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True)
+    train(toy(), samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
     assert again.finished
     a, b = final(tmp_path), final(tmp_path / "whole")
     for found in (a, b):
@@ -261,7 +261,7 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
             trial.step(loss_of(net, batch), optimizer)
 
     told = Told()
-    how = {"images": IMAGES, "folder": tmp_path, "evaluates": True, "body": body}
+    how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True, "body": body}
 
     class AskedLate(Told):
         """Only once the evaluation has begun."""
@@ -278,17 +278,17 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
     assert [point.steps for point in told.points] == [STEPS // 2, STEPS]
     assert told.points[0]["described"] == 0, "as it was when the training came there"
     assert told.points[0].loss == pending["loss"] > 0
-    assert told.points[0].images_per_s == pending["images_per_s"] > 0
-    assert_equal(weights(again), weights(train(toy(), images=IMAGES, body=plain((INPUTS, TARGETS)))))
+    assert told.points[0].samples_per_s == pending["samples_per_s"] > 0
+    assert_equal(weights(again), weights(train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS)))))
 
 
 def test_open_ended_trains_past_its_budget_until_asked_and_goes_on(tmp_path):
     """The schedule of a budget, evaluations at its distance, and no end."""
-    how = {"images": IMAGES, "open_ended": True, "evaluates": True}
+    how = {"samples": IMAGES, "open_ended": True, "evaluates": True}
     told = Told(stop=lambda told: told.steps >= 23)
     first = train(toy(), folder=tmp_path, observer=told, **how)
     assert (first.finished, first.steps) == (False, 23)
-    assert [point.images for point in told.points] == [IMAGES // 2 * k for k in range(1, 5)]
+    assert [point.samples for point in told.points] == [IMAGES // 2 * k for k in range(1, 5)]
     assert [point.fraction for point in told.points] == [0.5, 1.0, 1.5, 2.0]
     again = train(toy(), folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 17), **how)
     whole = train(toy(), folder=tmp_path / "whole", observer=Told(stop=lambda told: told.steps >= 40), **how)
@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_finite_ends_it():
             trial.step(factor * loss_of(net, batch), optimizer)
 
     with pytest.raises(NotFiniteError, match="the loss is not finite after 4 steps"):
-        train(toy(), images=IMAGES, body=body)
+        train(toy(), samples=IMAGES, body=body)
 
 
 def test_losses_that_the_scale_is_found_by_are_no_divergence():
@@ -318,8 +318,8 @@ def test_losses_that_the_scale_is_found_by_are_no_divergence():
             trial.step(factor * loss_of(net, batch), optimizer)
 
     bad = (1, 2)
-    outcome = train(toy(precision__amp="fp16"), images=IMAGES, body=body)
+    outcome = train(toy(precision__amp="fp16"), samples=IMAGES, body=body)
     assert all(math.isfinite(point.loss) for point in outcome.points)
     bad = range(STEPS)
     with pytest.raises(NotFiniteError, match=f"no loss was finite up to step {STEPS // 2}"):
-        train(toy(precision__amp="fp16"), images=IMAGES, body=body)
+        train(toy(precision__amp="fp16"), samples=IMAGES, body=body)

@@ -19,8 +19,8 @@ from tunediff.training.phases import COMMON
 # ------------------------------------------------------------------------------------------------------------- batches
 def test_a_tensor_several_tensors_and_a_dataset_give_the_same_batches():
     pairs, items, alone = [], [], []
-    both = train(toy(), images=IMAGES, body=plain((INPUTS, TARGETS), pairs))
-    dataset = train(toy(), images=IMAGES, body=plain(TensorDataset(INPUTS, TARGETS), items))
+    both = train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS), pairs))
+    dataset = train(toy(), samples=IMAGES, body=plain(TensorDataset(INPUTS, TARGETS), items))
 
     def of_one_tensor(trial):
         net, optimizer = begin(trial)
@@ -30,7 +30,7 @@ def test_a_tensor_several_tensors_and_a_dataset_give_the_same_batches():
                 alone.append(inputs)
             trial.step(loss_of(net, (inputs, inputs.square().sum(1, keepdim=True))), optimizer)
 
-    train(toy(), images=IMAGES, body=of_one_tensor)
+    train(toy(), samples=IMAGES, body=of_one_tensor)
     assert len(pairs) == len(items) == len(alone) == STEPS
     for pair, item, inputs in zip(pairs, items, alone, strict=True):
         assert torch.equal(pair[0], item[0])
@@ -49,8 +49,8 @@ def test_prepare_makes_of_a_batch_what_the_loop_gets():
             trial.step(net(inputs).mean(), optimizer)
 
     seen, before = [], []
-    train(toy(), images=8, body=body)
-    train(toy(), images=8, body=plain((INPUTS, TARGETS), before))
+    train(toy(), samples=8, body=body)
+    train(toy(), samples=8, body=plain((INPUTS, TARGETS), before))
     assert torch.equal(seen[-1], 2 * before[0][0])
 
 
@@ -64,9 +64,9 @@ def test_whoever_trains_may_write_into_a_batch(knobs):
             trial.step(loss_of(net, (inputs.mul_(3) if in_place else inputs * 3, targets)), optimizer)
 
     in_place = True
-    found = weights(train(toy(**knobs), images=IMAGES, body=body))
+    found = weights(train(toy(**knobs), samples=IMAGES, body=body))
     in_place = False
-    assert_equal(found, weights(train(toy(**knobs), images=IMAGES, body=body)))
+    assert_equal(found, weights(train(toy(**knobs), samples=IMAGES, body=body)))
 
 
 def test_own_loaders_are_run_through_again_and_again():
@@ -79,7 +79,7 @@ def test_own_loaders_are_run_through_again_and_again():
                 seen.append(batch[2])
             trial.step(loss_of(net, batch[:2]), optimizer)
 
-    outcome = train(toy(), images=IMAGES, body=body)
+    outcome = train(toy(), samples=IMAGES, body=body)
     assert outcome.finished
     assert outcome.steps == STEPS
     assert seen == [0, 1] * (STEPS // 2), "the batch of the warm-up comes again"
@@ -93,7 +93,7 @@ def test_a_loader_without_batches_is_an_error_and_not_a_wait(batches):
             trial.step(loss_of(net, batch), optimizer)
 
     with pytest.raises(RuntimeError, match=r"trial\.steps\(loader\): the loader has no batches, or cannot be run"):
-        train(toy(), images=IMAGES, body=body)
+        train(toy(), samples=IMAGES, body=body)
 
 
 # ---------------------------------------------------------------------------------------------------------- the step
@@ -115,13 +115,13 @@ def accumulates(trial):
 def test_accumulation_learns_what_the_whole_batch_learns(body):
     told = [Told(), Told()]
     found = [
-        train(toy(norm=False, loader__accumulation=count), images=IMAGES, observer=observer, body=body)
+        train(toy(norm=False, loader__accumulation=count), samples=IMAGES, observer=observer, body=body)
         for count, observer in zip((1, 2), told, strict=True)
     ]
     assert found[0].steps == found[1].steps == STEPS
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     if body is None:  # it draws noise in each pass, and so the same noise only for one way of dividing
-        assert found[0].images == found[1].images
+        assert found[0].samples == found[1].samples
         return
     assert_equal(weights(found[0]), weights(found[1]), **tolerance)
     assert [point.loss for point in told[0].points] == pytest.approx([point.loss for point in told[1].points], rel=1e-4)
@@ -143,9 +143,9 @@ def test_forward_and_backward_in_one_call_is_the_same_step():
             trial.forward_backward((inputs,), (targets,), lambda out, goal: (out - goal).square().mean(1) / 2, factors)
             trial.update(optimizer)
 
-    expected = weights(train(toy(), images=IMAGES, body=plain((INPUTS, TARGETS))))
-    assert_equal(expected, weights(train(toy(), images=IMAGES, body=body)))
-    assert_equal(expected, weights(train(toy(), images=IMAGES, body=weighted)), rtol=1e-5, atol=1e-6)
+    expected = weights(train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS))))
+    assert_equal(expected, weights(train(toy(), samples=IMAGES, body=body)))
+    assert_equal(expected, weights(train(toy(), samples=IMAGES, body=weighted)), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_clipped_to_the_norm():
@@ -163,7 +163,7 @@ def test_gradients_are_clipped_to_the_norm():
         for batch in trial.batches((INPUTS, TARGETS)):
             trial.step(loss_of(net, batch), optimizer, clip_norm=0.5)
 
-    train(toy(), images=IMAGES, body=body)
+    train(toy(), samples=IMAGES, body=body)
     assert norms == pytest.approx([0.5] * (STEPS + 1), rel=1e-3)
 
 
@@ -178,7 +178,7 @@ def test_progress_and_stride_follow_the_budget():
             if not trial._warming:
                 seen.append((before, trial.progress, trial.stride))
 
-    train(toy(), images=IMAGES, body=body)
+    train(toy(), samples=IMAGES, body=body)
     assert [before for before, _, _ in seen] == pytest.approx([k / STEPS for k in range(STEPS)])
     assert [after for _, after, _ in seen] == pytest.approx([(k + 1) / STEPS for k in range(STEPS)])
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
@@ -221,15 +221,15 @@ def test_what_is_found_and_described_is_in_every_point():
             trial.step(loss_of(net, batch), optimizer)
         trial.show("curve", {"x": [1.0, 2.0]})
 
-    outcome = train(toy(), images=IMAGES, observer=told, evaluates=True, body=body)
+    outcome = train(toy(), samples=IMAGES, observer=told, evaluates=True, body=body)
     assert told.points == outcome.points
     assert [point["at"] for point in told.points] == pytest.approx([0.5, 1.0])
     for index, point in enumerate(told.points, 1):
         assert (point.index, point.fraction, point["width"], point["label"]) == (index, index / 2, 8, "E")
-        assert (point.images, point.steps) == (IMAGES // 2 * index, STEPS // 2 * index)
+        assert (point.samples, point.steps) == (IMAGES // 2 * index, STEPS // 2 * index)
         assert math.isfinite(point["error"])
         assert math.isfinite(point.loss)
-        assert point.images_per_s > 0
+        assert point.samples_per_s > 0
         assert 0 <= point.data_wait_share < 1
         assert point.peak_memory_mib > 10
         assert point.worker_s == point.train_s
@@ -239,7 +239,7 @@ def test_what_is_found_and_described_is_in_every_point():
     assert told.steps == STEPS
     assert outcome.peak == {name: told.points[-1][name] for name in ("peak_memory_mib", "peak_host_memory_mib")}
     # For measurements: nothing is judged, and what costs nothing is described.
-    unjudged = train(toy(), images=IMAGES, body=body).points[-1]
+    unjudged = train(toy(), samples=IMAGES, body=body).points[-1]
     assert ("error" in unjudged, unjudged["width"]) == (False, 8)
 
 
@@ -254,7 +254,7 @@ def test_a_points_loss_is_the_mean_since_the_one_before():
                 losses.append(loss.item())
             trial.step(loss, optimizer)
 
-    train(toy(), images=IMAGES, observer=told, body=body)
+    train(toy(), samples=IMAGES, observer=told, body=body)
     halves = (losses[: STEPS // 2], losses[STEPS // 2 :])
     assert [point.loss for point in told.points] == pytest.approx([sum(half) / len(half) for half in halves], rel=1e-5)
 
@@ -279,7 +279,7 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
     )
     assert [point.train_s for point in told.points] == [5.0, 10.0]
     assert (outcome.seconds["train"], outcome.seconds["evaluation"], outcome.steps) == (10.0, 2000.0, 7)
-    assert [point.images_per_s for point in told.points] == [8.0, 3.2], "since the point before"
+    assert [point.samples_per_s for point in told.points] == [8.0, 3.2], "since the point before"
     assert [point.step_s for point in told.points] == [1.0, 2.5]
     assert told.points[0].seconds["evaluation"] == 1000.0
 
@@ -297,24 +297,24 @@ def test_the_result_is_the_prepared_model_unless_another_is_exported():
 
     for export in (True, False):
         nets = []
-        outcome = train(toy(), images=8, body=body)
+        outcome = train(toy(), samples=8, body=body)
         assert outcome.model is (averaged if export else nets[0])
 
 
 def test_a_training_without_a_model_says_so():
     with pytest.raises(RuntimeError, match=r"toy: train\(trial\) never called trial\.prepare\(model\)"):
-        train(toy(), images=8, body=lambda trial: None)
+        train(toy(), samples=8, body=lambda trial: None)
 
 
 def test_initial_weights_are_where_it_begins():
-    before = weights(train(toy(), images=IMAGES))
+    before = weights(train(toy(), samples=IMAGES))
     seen = []
 
     def body(trial):
         net, _ = begin(trial)
         seen.append({name: tensor.clone() for name, tensor in net.state_dict().items()})
 
-    train(toy(seed=5), images=8, initial=before, body=body)
+    train(toy(seed=5), samples=8, initial=before, body=body)
     assert_equal(seen[0], before)
 
 
@@ -329,7 +329,7 @@ def test_own_phases_are_parts_of_the_step():
             with trial.phase("averaging"):
                 pass
 
-    point = train(toy(), images=IMAGES, body=body).points[-1]
+    point = train(toy(), samples=IMAGES, body=body).points[-1]
     parts = {name: point[f"step_{name}_s"] for name in (*COMMON, "mixing", "averaging", "other")}
     assert point.phases_s == parts
     assert all(parts[name] > 0 for name in ("forward", "backward", "optimizer", "mixing", "data_wait"))
@@ -339,9 +339,9 @@ def test_own_phases_are_parts_of_the_step():
 # ---------------------------------------------------------------------------------------------------------- who listens
 def test_what_is_told_while_it_trains():
     told = Told()
-    train(toy(evaluation__points=1), images=IMAGES, observer=told)
-    assert {"train_s", "images", "steps", "loss", "learning_rate"} == told.values[-1].keys()
-    assert (told.values[-1]["images"], told.values[-1]["learning_rate"]) == (IMAGES, 0.05)
+    train(toy(evaluation__points=1), samples=IMAGES, observer=told)
+    assert {"train_s", "samples", "steps", "loss", "learning_rate"} == told.values[-1].keys()
+    assert (told.values[-1]["samples"], told.values[-1]["learning_rate"]) == (IMAGES, 0.05)
 
 
 def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
@@ -358,7 +358,7 @@ def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
             trial.step(loss_of(net, batch), optimizer)
 
     for _ in range(2):  # a resumed training tells its points again: they are there already
-        train(toy(), images=IMAGES, folder=tmp_path, evaluates=True, observer=Recorder(tmp_path), body=body)
+        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=Recorder(tmp_path), body=body)
     events = list(record.events(tmp_path))
     assert [event["index"] for event in events if event["event"] == "point"] == [1, 2]
     assert {"event": "about", "rows": 44}.items() <= events[0].items()

@@ -52,7 +52,7 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     told.tell("start", "t0003", {"trial": "t0003", "slot": 1, **drawn})
     journal = record.Journal(tmp_path / "trials" / "t0003")
     journal.start(config, drawn, 9.0, 3)
-    point = point_of(1, 4.5, frechet=23.44, images_per_s=4012.7, label="FD (classifier)")
+    point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
     journal.point(point)
     told.tell("point", "t0003", {**point.flat, "objective": 23.44, "slot": 1})
     journal.end(End("oom", "16 GiB wanted"))
@@ -65,7 +65,7 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     ]
     assert all(name == line for name, line in slots[1].notes)
     assert ("tunediff_objective", 23.44, "t0003") in Gauge.said
-    assert ("tunediff_images_per_s", 4012.7, "t0003") in Gauge.said
+    assert ("tunediff_samples_per_s", 4012.7, "t0003") in Gauge.said
 
 
 def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):

@@ -21,7 +21,7 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
 
 
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():
-    text = {"workload": "cifar10", "objective": "images_per_s", "budget": {"per_trial": "9s"}}
+    text = {"workload": "cifar10", "objective": "samples_per_s", "budget": {"per_trial": "9s"}}
     for alone, slots in ((False, 4), (True, 1)):
         wanted = space.parse({**text, "alone": alone, "grid": {"loader.batch_size": [64, 128]}}, "x.yaml")
         assert resources.share(wanted, resources.Machine(16, 4)).slots == slots

@@ -179,12 +179,12 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
     """A throughput study: nothing is evaluated, one process serves all, and the table is printed and kept."""
     one = search(
         "probes",
-        objective="images_per_s",
+        objective="samples_per_s",
         fresh=fresh,
         budget={"per_trial": "1s"},
         fixed={"evaluation.points": 1},
         ladder={"half the batch": {"loader.batch_size": 64}, "memory given back": {"memory.keep_freed": False}},
-        study={"columns": ["configuration", "epoch_s", "percent_of_base"], "y": "images_per_s"},
+        study={"columns": ["configuration", "epoch_s", "percent_of_base"], "y": "samples_per_s"},
     )
     one.run()
     trials = [one.trial(f"t000{i}") for i in range(4)]

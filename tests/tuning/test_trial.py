@@ -121,9 +121,9 @@ def test_a_value_that_is_not_finite_is_the_worst(drive):
 
 
 def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    plan = Plan.of(space.parse(CONTENT | {"objective": "images_per_s"}, "x.yaml"), tmp_path, ["slot"])
-    assert trial.reported(point(images_per_s=math.nan), plan)["objective"] == -math.inf
-    assert trial.reported(point(images_per_s=7.0), plan)["objective"] == 7.0
+    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, ["slot"])
+    assert trial.reported(point(samples_per_s=math.nan), plan)["objective"] == -math.inf
+    assert trial.reported(point(samples_per_s=7.0), plan)["objective"] == 7.0
 
 
 def test_what_measures_reaches_every_driver(tmp_path):
@@ -135,7 +135,7 @@ def test_what_measures_reaches_every_driver(tmp_path):
 
 
 def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):
-    slot, _, _ = drive([End("ok")], objective="images_per_s")
+    slot, _, _ = drive([End("ok")], objective="samples_per_s")
     assert (slot.jobs[0].evaluates, slot.jobs[0].keeps) == (False, False)
 
 

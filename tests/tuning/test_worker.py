@@ -48,10 +48,10 @@ class Slot:
         return self.answer
 
 
-def job_of(folder, config=CONFIG, images=64, **changes):
+def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
     record.Journal(folder).start(config, {}, 1.0)
-    job = Job(folder.name, "a", folder, cfg.to_dict(config), Budget(images=images), Kind(1, True), evaluates=False)
+    job = Job(folder.name, "a", folder, cfg.to_dict(config), Budget(samples=samples), Kind(1, True), evaluates=False)
     return dataclasses.replace(job, **changes)
 
 
@@ -125,7 +125,7 @@ def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
     backward = next(row for row in rows if row["operation"] == "aten::convolution_backward")
     assert int(backward["calls"]) % 3 == 0  # as often in each of the three steps
     assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "end"]  # profiling measures no point
-    assert record.read_trial(tmp_path).points[-1]["images"] == 64
+    assert record.read_trial(tmp_path).points[-1]["samples"] == 64
 
 
 def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
@@ -247,13 +247,13 @@ def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
         "model.dropout": 0.3, "timesteps.name": "loss_second_moment", "loader.batch_size": 32,
     }  # fmt: skip
     jobs = [
-        job_of(tmp_path / name, config, images=128, evaluates=True)
+        job_of(tmp_path / name, config, samples=128, evaluates=True)
         for name, config in (("fresh", mine), ("other", cfg.override(mine, changes)), ("warm", mine))
     ]
     for together in (jobs[:1], jobs[1:]):
         subprocess.run([sys.executable, "-c", CURVE], input=pickle.dumps(together), check=True, cwd=ROOT)
     fresh, other, warm = (record.read_trial(tmp_path / name) for name in ("fresh", "other", "warm"))
-    kept = ("frechet", "loss", "validation_loss", "images", "steps")
+    kept = ("frechet", "loss", "validation_loss", "samples", "steps")
     curves = [[{key: point[key] for key in kept if key in point} for point in t.points] for t in (fresh, warm, other)]
     assert [t.status for t in (fresh, other, warm)] == ["ok"] * 3
     assert len(curves[0]) == 2

@@ -31,7 +31,7 @@ class Loader:
     prefetch_factor: Annotated[Int, Ge(1), Le(64)] = 2
     """Batches each loader process prepares ahead."""
     persistent_workers: Bool = True
-    """Keep the loader processes from one pass over the images to the next; false starts new ones every time."""
+    """Keep the loader processes from one pass over the data to the next; false starts new ones every time."""
     pin_memory: Bool = True
     """Page-locked host memory, from which a GPU can copy by itself; no effect on a CPU."""
     non_blocking: Bool = True
@@ -51,7 +51,7 @@ class Loader:
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.resident:
             names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
-            yield from ((f"loader.{name}", "loader.resident keeps all images on the device") for name in names)
+            yield from ((f"loader.{name}", "loader.resident keeps all samples on the device") for name in names)
             return
         if self.workers == 0:
             for name in ("prefetch_factor", "persistent_workers"):

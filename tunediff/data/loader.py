@@ -97,7 +97,7 @@ def length(source: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Which images make up which batch.
+    """Which samples make up which batch.
 
     The set is run through again and again, each time in a new order, as one endless stream. Optimizer step k takes
     the next `batch_size` of it; each pass of the step takes its part, and within a pass each process takes its share.
@@ -112,11 +112,11 @@ class Order:
 
     @property
     def micro(self) -> int:
-        """Images per process and pass."""
+        """Samples per process and pass."""
         return self.batch_size // (self.world * self.passes)
 
     def indices(self, number: int) -> Tensor:
-        """int64 [micro]: the images of this process's micro-batch `number`, counted from 0."""
+        """int64 [micro]: the samples of this process's micro-batch `number`, counted from 0."""
         first = (number * self.world + self.rank) * self.micro
         last, pieces = first + self.micro, []
         while first < last:

@@ -64,13 +64,13 @@ def _cuda(found: Profile) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
-def waiting_for_images(found: Profile, config: Systems) -> Iterator[Advice]:
+def waiting_for_data(found: Profile, config: Systems) -> Iterator[Advice]:
     """Images come too late."""
     if config.loader.resident or (waited := share(found, "data_wait")) <= WAIT:
         return
     reason, device = f"waiting for images is {_said(found, 'data_wait')}", found["device"]
-    if not _cuda(found) or found["images"]["mib"] < 0.1 * device["memory_mib"]:
-        size = number(found["images"]["mib"])
+    if not _cuda(found) or found["samples"]["mib"] < 0.1 * device["memory_mib"]:
+        size = number(found["samples"]["mib"])
         yield Advice({"loader.resident": True}, f"{reason}; all images take {size} MiB", amdahl(waited))
     more = min(max(2, 2 * config.loader.workers), device["cores"])
     if more > config.loader.workers and (_cuda(found) or config.loader.workers):
@@ -99,7 +99,7 @@ def copying(found: Profile, config: Systems) -> Iterator[Advice]:
 
 def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
     """The batch-size sweep: a larger batch is faster, or a smaller one no slower."""
-    rows = {row["batch_size"]: row["images_per_s"] for row in found["sweep"]["rows"]} if found["sweep"] else {}
+    rows = {row["batch_size"]: row["samples_per_s"] for row in found["sweep"]["rows"]} if found["sweep"] else {}
     own = config.loader.batch_size
     if own not in rows or len(rows) < 2:
         return
@@ -180,7 +180,7 @@ def compiling(found: Profile, config: Systems) -> Iterator[Advice]:
     paid, speedup = cost["break_even"], cost["speedup"]
     if config.compile.mode == "none" and paid is not None and not cost["within_noise"]:
         reason = (
-            f"it pays after {seconds(paid['seconds'])} or {paid['images']:,.0f} images: for budgets well above that"
+            f"it pays after {seconds(paid['seconds'])} or {paid['samples']:,.0f} images: for budgets well above that"
         )
         yield Advice({"compile.mode": cost["mode"]}, reason, speedup, measured=True)
     if config.compile.mode != "none" and paid is None:
@@ -210,6 +210,6 @@ def more_gpus(found: Profile, config: Systems) -> Iterator[Advice]:
 
 
 RULES: tuple[Callable[[Profile, Systems], Iterator[Advice]], ...] = (
-    waiting_for_images, little_reserve, copying, batch_size, fused_optimizer, adaptive_sampler, number_formats,
+    waiting_for_data, little_reserve, copying, batch_size, fused_optimizer, adaptive_sampler, number_formats,
     convolutions, launch_bound, compiling, memory, more_gpus,
 )  # fmt: skip

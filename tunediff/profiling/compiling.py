@@ -60,13 +60,13 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
 
     `eager` was measured before and after: how far the two are apart is part of the spread.
     """
-    rates = [one["images_per_s"] for one in eager]
-    rate, faster = statistics.fmean(rates), compiled["images_per_s"]
+    rates = [one["samples_per_s"] for one in eager]
+    rate, faster = statistics.fmean(rates), compiled["samples_per_s"]
     noise = math.hypot(max(rates) - min(rates), spread(*eager, compiled))
     # compile_s is compilation and the first step, which an eager training has as well.
     seconds = max(0.0, compiled["compile_s"] - eager[-1]["first_step_s"])
     return {
-        "mode": mode, "eager_images_per_s": rate, "compiled_images_per_s": faster, "speedup": faster / rate,
+        "mode": mode, "eager_samples_per_s": rate, "compiled_samples_per_s": faster, "speedup": faster / rate,
         "within_noise": abs(faster - rate) <= 2 * noise, "compile_s": seconds,
         "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
@@ -75,11 +75,11 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
 
 
 def break_even(eager: float, compiled: float, compile_s: float) -> dict[str, float] | None:
-    """Images and training seconds after which compiling has paid; None when it never does.
+    """Samples and training seconds after which compiling has paid; None when it never does.
 
-    `eager`, `compiled`: images/s; n images take n/eager, or compile_s + n/compiled. The seconds include compiling.
+    `eager`, `compiled`: samples/s; n samples take n/eager, or compile_s + n/compiled. The seconds include compiling.
     """
     if compiled <= eager:
         return None
-    images = compile_s / (1 / eager - 1 / compiled)
-    return {"images": images, "seconds": images / eager}
+    samples = compile_s / (1 / eager - 1 / compiled)
+    return {"samples": samples, "seconds": samples / eager}

@@ -37,7 +37,7 @@ def step(found: Profile, path: Path) -> None:
     axes.set_xlabel("ms per step")
     axes.set_title(
         f"{found['name']}: a step of {milliseconds(whole)}, batch {found['step']['batch_size']}, "
-        f"{rate(found['step']['images_per_s'])} images/s",
+        f"{rate(found['step']['samples_per_s'])} images/s",
         fontsize=10,
     )
     _save(figure, path, grid="x")
@@ -73,7 +73,7 @@ def sweep(found: Profile, swept: Sweep, path: Path) -> None:
     """images/s and peak memory against the batch size."""
     sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
     figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
-    left.plot(sizes, [row["images_per_s"] for row in swept["rows"]], marker="o")
+    left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o")
     left.set_ylabel("images/s")
     right.plot(sizes, held, marker="o", color="tab:orange")
     right.set_ylabel("peak memory (MiB)")

@@ -26,7 +26,7 @@ from tunediff.clock import Budget
 from tunediff.config import Systems, Values
 from tunediff.data import loader
 from tunediff.distributed import World, alone
-from tunediff.profiling.result import Device, Failed, Images, Speed, Tried
+from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
 from tunediff.record import Point
 from tunediff.training import hardware, memory
 from tunediff.training.observer import Observer
@@ -37,7 +37,7 @@ SEGMENTS = 3
 HOST_SHARE = 0.7
 """Share of the host memory that is available now which a training may take: the rest is others'."""
 ALSO = (
-    "peak_memory_mib", "peak_host_memory_mib", "peak_reserved_mib", "flops_per_image", "peak_flops_per_s",
+    "peak_memory_mib", "peak_host_memory_mib", "peak_reserved_mib", "flops_per_sample", "peak_flops_per_s",
     "load_average", "compiled_graphs",
 )  # fmt: skip
 """What a summary takes over from points that have it: the largest."""
@@ -85,13 +85,17 @@ class Bench:
         """What the workload of `config` learns, and from what. Raises what its training raises by then."""
         self.world, self.cuda = world, world.device.type == "cuda"
         observer = _Watch()
-        look = _Look(config, Budget(images=1), world, observer, evaluates=False)
+        look = _Look(config, Budget(samples=1), world, observer, evaluates=False)
         with contextlib.suppress(_Seen):
             run(look)
         self._source, self._prepare = look.source, look.made
         parts: tuple[Any, ...] = look.source if isinstance(look.source, tuple) else (look.source,)
         size = sum(one.nbytes for one in parts if isinstance(one, Tensor))
-        self.images: Images = {"name": str(observer.facts.get("data", "")), "count": len(parts[0]), "mib": size / 2**20}
+        self.samples: Samples = {
+            "name": str(observer.facts.get("data", "")),
+            "count": len(parts[0]),
+            "mib": size / 2**20,
+        }
         self.parameter_bytes = sum(one.nbytes for one in look.model.parameters())
         self.buffer_bytes = sum(one.nbytes for one in look.model.buffers())
 
@@ -106,7 +110,7 @@ class Bench:
         """Train for so many steps; returns so many points, equally far apart. Raises what the training raises."""
         short = cfg.override(config, {"evaluation.points": points})
         try:
-            budget = Budget(images=steps * config.loader.batch_size)
+            budget = Budget(samples=steps * config.loader.batch_size)
             return run(Trial(short, budget, self.world, _Watch(after_step), evaluates=False)).points
         finally:
             if config.compile.active:
@@ -116,7 +120,7 @@ class Bench:
     def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
         """The batches that a training would get, on the device."""
         section = config.loader
-        order = loader.Order(self.images["count"], section.batch_size, section.accumulation, 0, 1, config.seed)
+        order = loader.Order(self.samples["count"], section.batch_size, section.accumulation, 0, 1, config.seed)
         with loader.build(self._source, section, order, self.world.device, prepare=self._prepare) as feed:
             yield (feed.move(feed.fetch()) for _ in itertools.count())
 
@@ -129,7 +133,7 @@ class Bench:
         return summary(self.train(config, each * parts, parts), config.loader.batch_size, each * segments)
 
     def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float]:
-        """images/s of the loader, its batches brought to the device and no model beside it.
+        """Samples per second of the loader, its batches brought to the device and no model beside it.
 
         Batches that loader processes have prepared ahead are consumed before the clock starts.
         """
@@ -144,11 +148,11 @@ class Bench:
                 count += 1
             self.world.synchronize()
             spent = time.monotonic() - begin
-        images = count * config.loader.batch_size // config.loader.accumulation
-        return {"images_per_s": images / spent, "images": images, "seconds": spent}
+        samples = count * config.loader.batch_size // config.loader.accumulation
+        return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
-        """What `speed` measures with all images on the device; None where they do not fit."""
+        """What `speed` measures with all samples on the device; None where they do not fit."""
         try:
             return self.speed(cfg.override(config, {"loader.resident": True}), steps)
         except Exception as error:
@@ -167,9 +171,9 @@ class Bench:
             return {"failed": in_a_line(error)}
         finally:
             memory.reset(self.world.device)
-        was, now = before["images_per_s"], after["images_per_s"]
+        was, now = before["samples_per_s"], after["samples_per_s"]
         noise, peak = abs(now - was) <= 2 * spread(before, after), after["peak_memory_mib"]
-        return {"images_per_s": now, "gain": now / was, "within_noise": noise, "peak_memory_mib": peak}
+        return {"samples_per_s": now, "gain": now / was, "within_noise": noise, "peak_memory_mib": peak}
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
@@ -178,21 +182,21 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     step_s = statistics.fmean(point["step_s"] for point in points)
     rates = [batch_size / point["step_s"] for point in points]
     speed = {
-        "batch_size": batch_size, "steps": steps, "images_per_s": batch_size / step_s,
-        "images_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
+        "batch_size": batch_size, "steps": steps, "samples_per_s": batch_size / step_s,
+        "samples_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
         "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in last.phases_s},
         "first_step_s": last["first_step_s"], "compile_s": last.seconds["compile"],
         **{name: max(point[name] for point in points) for name in ALSO if name in last},
         "disturbed": any(point["disturbed"] for point in points),
     }  # fmt: skip
-    if last.flops_per_image is not None:
-        speed["peak_share"] = batch_size / step_s * last["flops_per_image"] / last["peak_flops_per_s"]
+    if last.flops_per_sample is not None:
+        speed["peak_share"] = batch_size / step_s * last["flops_per_sample"] / last["peak_flops_per_s"]
     return cast("Speed", speed)
 
 
 def spread(*speeds: Speed) -> float:
-    """The standard deviation of a difference between rates, images/s."""
-    return math.hypot(*(speed["images_per_s_sd"] or 0.0 for speed in speeds))
+    """The standard deviation of a difference between rates, samples per second."""
+    return math.hypot(*(speed["samples_per_s_sd"] or 0.0 for speed in speeds))
 
 
 def steps_in(seconds: float, step_s: float) -> int:

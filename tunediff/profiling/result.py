@@ -21,7 +21,7 @@ class Device(TypedDict):
     memory_limit_mib: float  # what a training may take of it
 
 
-class Images(TypedDict):
+class Samples(TypedDict):
     name: str
     count: int
     mib: float
@@ -29,7 +29,7 @@ class Images(TypedDict):
 
 class Rates(TypedDict):
     batch_size: int
-    images_per_s: float
+    samples_per_s: float
     step_s: float
     peak_memory_mib: float
     peak_reserved_mib: NotRequired[float]  # what the allocator of a GPU holds, used or not
@@ -43,12 +43,12 @@ def held_mib(row: Rates) -> float:
 
 class Speed(Rates):
     steps: int
-    images_per_s_sd: float | None  # over equal segments; None of one
+    samples_per_s_sd: float | None  # over equal segments; None of one
     parts_s: dict[str, float]  # of the mean step, by the names that the training gives them, and `other`
     first_step_s: float
     compile_s: float  # with the first step
     peak_host_memory_mib: float
-    flops_per_image: NotRequired[float]
+    flops_per_sample: NotRequired[float]
     peak_flops_per_s: NotRequired[float]
     peak_share: NotRequired[float]
     load_average: NotRequired[float]
@@ -116,12 +116,12 @@ class Skipped(TypedDict):
 @final
 class CompileCost(TypedDict):
     mode: str
-    eager_images_per_s: float
-    compiled_images_per_s: float
+    eager_samples_per_s: float
+    compiled_samples_per_s: float
     compile_s: float
     speedup: float
     within_noise: bool
-    break_even: dict[str, float] | None  # images, seconds; None: never
+    break_even: dict[str, float] | None  # samples, seconds; None: never
     graphs: int | None
     peak_memory_mib: list[float]  # eager, compiled
     disturbed: bool
@@ -129,7 +129,7 @@ class CompileCost(TypedDict):
 
 @final
 class Tried(TypedDict):
-    images_per_s: float
+    samples_per_s: float
     gain: float
     within_noise: bool
     peak_memory_mib: float
@@ -141,7 +141,7 @@ class Advice:
 
     change: Values  # knobs and values, to be set together
     reason: str
-    bound: float | None = None  # images/s grow by at most this factor; None where that cannot be told
+    bound: float | None = None  # the rate grows by at most this factor; None where that cannot be told
     measured: bool = False  # whether `bound` was measured here, and is not what would be left if the cause vanished
     tried: Tried | Failed | None = None  # what came of it where it was measured as well
 
@@ -157,10 +157,10 @@ class Profile(Traced):
     environment: Environment
     device: Device
     format_gains: dict[str, float]
-    images: Images
+    samples: Samples
     first: dict[str, float]  # step_s, first_step_s and compile_s of a process that has trained nothing yet
     step: Speed
-    loader_alone: dict[str, float] | None  # images_per_s, images, seconds; None: the images lie on the device
+    loader_alone: dict[str, float] | None  # samples_per_s, samples, seconds; None: the samples lie on the device
     model_alone: Speed | None
     feed_ratio: float | None
     sweep: Sweep | None

@@ -58,10 +58,10 @@ def profile(
     found: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
-        "device": device, "format_gains": gains, "images": bench.images,
+        "device": device, "format_gains": gains, "samples": bench.samples,
         "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
         "step": step, "loader_alone": loader, "model_alone": model,
-        "feed_ratio": loader["images_per_s"] / model["images_per_s"] if loader and model else None,
+        "feed_ratio": loader["samples_per_s"] / model["samples_per_s"] if loader and model else None,
         **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "sweep": swept, "compile": cost, "advice": [],
     }  # fmt: skip

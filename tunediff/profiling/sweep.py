@@ -27,14 +27,14 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
     not tried. `progress` hears of every batch size before it is measured.
     """
     rows: list[Rates] = []
-    device, per_image_s = bench.world.device, step_s / config.loader.batch_size
+    device, per_sample_s = bench.world.device, step_s / config.loader.batch_size
     limit, stopped = measure.memory_limit_mib(device), ""
-    for batch in batch_sizes(config, bench.images["count"]):
+    for batch in batch_sizes(config, bench.samples["count"]):
         if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit):
             break
         progress(batch)
         try:
-            steps = measure.steps_in(SECONDS, per_image_s * batch)
+            steps = measure.steps_in(SECONDS, per_sample_s * batch)
             found = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
         except Exception as error:
             if not memory.is_oom(error):
@@ -44,16 +44,16 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
         finally:
             memory.reset(device)
         rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
-        per_image_s = found["step_s"] / batch
+        per_sample_s = found["step_s"] / batch
     stopped = stopped or "a larger batch would be larger than the set of images"
     return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 
 
-def batch_sizes(config: Systems, images: int) -> Iterator[int]:
+def batch_sizes(config: Systems, samples: int) -> Iterator[int]:
     """A quarter of the configured batch, then doubling, up to the size of the set; those the configuration allows."""
     batch = config.loader.batch_size
     size = batch // 4 if batch % 4 == 0 else batch // 2 if batch % 2 == 0 else batch
-    while size <= max(images, batch):
+    while size <= max(samples, batch):
         try:
             cfg.override(config, {"loader.batch_size": size})
         except ConfigError:
@@ -74,7 +74,7 @@ def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None) -> 
         return ""
     if (needed := predicted_mib(rows, batch)) > limit_mib:
         return f"{batch} images would need about {needed:,.0f} MiB of the {limit_mib:,.0f} MiB that may be taken"
-    rates = [row["images_per_s"] for row in rows]
+    rates = [row["samples_per_s"] for row in rows]
     if len(rates) > 2 and max(rates[-2:]) < GROWTH * max(rates[:-2]):
         return "images/s have stopped growing"
     return ""
@@ -88,16 +88,16 @@ def predicted_mib(rows: Sequence[Rates], batch: int) -> float:
     last = rows[-1]
     if len(rows) == 1:
         return held_mib(last) * batch / last["batch_size"]
-    return held_mib(last) + max(0.0, _per_image_mib(rows)) * (batch - last["batch_size"])
+    return held_mib(last) + max(0.0, _per_sample_mib(rows)) * (batch - last["batch_size"])
 
 
 def largest_batch(rows: Sequence[Rates], limit_mib: float) -> int | None:
     """The batch at which memory ends, on the same straight line; None where it cannot be told."""
-    if len(rows) < 2 or (per_image := _per_image_mib(rows)) <= 0:
+    if len(rows) < 2 or (per_sample := _per_sample_mib(rows)) <= 0:
         return None
-    return max(0, math.floor(rows[-1]["batch_size"] + (limit_mib - held_mib(rows[-1])) / per_image))
+    return max(0, math.floor(rows[-1]["batch_size"] + (limit_mib - held_mib(rows[-1])) / per_sample))
 
 
-def _per_image_mib(rows: Sequence[Rates]) -> float:
+def _per_sample_mib(rows: Sequence[Rates]) -> float:
     before, last = rows[-2:]
     return (held_mib(last) - held_mib(before)) / (last["batch_size"] - before["batch_size"])

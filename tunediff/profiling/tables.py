@@ -85,16 +85,16 @@ def sections(found: Profile) -> list[Section]:
 
 def _summary(found: Profile) -> Section:
     step, device, first = found["step"], found["device"], found["first"]
-    sd = "" if step["images_per_s_sd"] is None else f" ± {rate(step['images_per_s_sd'])}"
+    sd = "" if step["samples_per_s_sd"] is None else f" ± {rate(step['samples_per_s_sd'])}"
     threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
     lines = [
         f"{device['name']}, {threads}; batch {step['batch_size']}, {step['steps']} steps measured",
-        f"{rate(step['images_per_s'])}{sd} images/s, {milliseconds(step['step_s'])} per step; the first step of the "
+        f"{rate(step['samples_per_s'])}{sd} images/s, {milliseconds(step['step_s'])} per step; the first step of the "
         f"process took {milliseconds(first['first_step_s'])}",
     ]
     if "peak_share" in step:
         lines.append(
-            f"{number(step['flops_per_image'] / 1e9)} GFLOP per image: {percent(step['peak_share'])} of "
+            f"{number(step['flops_per_sample'] / 1e9)} GFLOP per image: {percent(step['peak_share'])} of "
             f"{number(step['peak_flops_per_s'] / 1e12)} TFLOP/s, the fastest matrix product measured here"
         )
     if first["compile_s"]:
@@ -133,11 +133,11 @@ def feeding(found: Profile) -> str:
     loader, model, ratio = found["loader_alone"], found["model_alone"], found["feed_ratio"]
     if loader is None:
         return "loader.resident is on: the images lie on the device, and the loader plays no part"
-    said = f"alone, the loader gives {rate(loader['images_per_s'])} images/s"
+    said = f"alone, the loader gives {rate(loader['samples_per_s'])} images/s"
     if model is None or ratio is None:
         return f"{said}; the device cannot hold all images"
     said += (
-        f" and the model takes {rate(model['images_per_s'])} images/s: the loader can feed "
+        f" and the model takes {rate(model['samples_per_s'])} images/s: the loader can feed "
         f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
     )
     if found["config"]["loader.workers"] == 0:
@@ -169,7 +169,7 @@ def _sweep(sweep: Sweep) -> Section:
     rows = [("batch", "images/s", "per step", "peak memory", "")]
     for row in sweep["rows"]:
         spoilt, held = "disturbed" if row["disturbed"] else "", mebibytes(held_mib(row))
-        rows.append((f"{row['batch_size']}", rate(row["images_per_s"]), milliseconds(row["step_s"]), held, spoilt))
+        rows.append((f"{row['batch_size']}", rate(row["samples_per_s"]), milliseconds(row["step_s"]), held, spoilt))
     lines = [f"ended: {sweep['stopped']}"]
     if sweep["limit_batch"]:
         lines.append(
@@ -187,9 +187,9 @@ def compiling(cost: CompileCost | Failed | Skipped) -> str:
         return f"mode {cost['mode']} failed: {cost['failed']}"
     paid = cost["break_even"]
     return (
-        f"mode {cost['mode']}: {rate(cost['eager_images_per_s'])} → {rate(cost['compiled_images_per_s'])} images/s "
+        f"mode {cost['mode']}: {rate(cost['eager_samples_per_s'])} → {rate(cost['compiled_samples_per_s'])} images/s "
         f"({cost['speedup']:.2f}×), compiling takes {seconds(cost['compile_s'])}: "
-        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['images']:,.0f} images")
+        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['samples']:,.0f} images")
         + ("; the difference is within the noise" if cost["within_noise"] else "")
         + ("; others used the machine meanwhile" if cost["disturbed"] else "")
     )

@@ -97,7 +97,7 @@ class Console:
         for event in record.events(self.folder / "trials" / name):
             if event.get("skipped_files"):
                 named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
-                self.say(f"{event['images']:,} images; skipped {event['skipped_files']} files: {named}")
+                self.say(f"{event['samples']:,} images; skipped {event['skipped_files']} files: {named}")
                 return
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ class Console:
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
             words += _times_baseline(self._versus(trial, point["index"], point[metric]))
-        return "  ".join([*words, f"{point['images_per_s']:.0f} images/s"])
+        return "  ".join([*words, f"{point['samples_per_s']:.0f} images/s"])
 
     def _end(self, trial: TrialRecord) -> str:
         found, value = self.found, trial.value(self.found.metric)
@@ -114,7 +114,7 @@ class Console:
             point = trial.points[-1]
             words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
             words += _times_baseline(found.versus_baseline(trial))
-            words += [f"{point['images'] / point['train_s']:.0f} images/s", self._changed(trial.drawn)]
+            words += [f"{point['samples'] / point['train_s']:.0f} images/s", self._changed(trial.drawn)]
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
         return "  ".join(word for word in [*words, self._best(), left] if word)
@@ -213,7 +213,7 @@ class Table(Console):
     def _row(self, trial: TrialRecord, ranks: dict[str, int]) -> list[str]:
         values = [value for _, value in curve(trial, self.found.metric)]
         ratio = self._versus(trial, last(trial, "index"), values[-1]) if values else None
-        rate, memory = last(trial, "images_per_s"), last(trial, "peak_memory_mib")
+        rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         return [
             str(ranks.get(trial.name, "")),
             trial.name,

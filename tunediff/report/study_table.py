@@ -234,13 +234,13 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
 
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
-    """Numbers of the last point, seconds of its parts, and `set_images`, the images of the data set."""
+    """Numbers of the last point, seconds of its parts, and `set_samples`, the samples of the data set."""
     known = {name: last(trial, name) for name in (study.measured if study else ())}
     values = {name: float(value) for name, value in known.items() if is_number(value) and math.isfinite(value)}
     seconds = seconds_of(trial)
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
-    told = [event for event in record.events(folder) if event["event"] == "about" and event.get("images")]
-    return values | ({"set_images": float(told[-1]["images"])} if told else {})
+    told = [event for event in record.events(folder) if event["event"] == "about" and event.get("samples")]
+    return values | ({"set_samples": float(told[-1]["samples"])} if told else {})
 
 
 def _operations(path: Path, steps: int) -> pd.DataFrame:
@@ -254,9 +254,9 @@ def _operations(path: Path, steps: int) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------------- derived
 def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) -> dict[str, float]:
     """What follows from its values and from those of others."""
-    found, rate = dict[str, float](), row.values.get("images_per_s")
-    if rate and "set_images" in row.values:
-        found["epoch_s"] = row.values["set_images"] / rate
+    found, rate = dict[str, float](), row.values.get("samples_per_s")
+    if rate and "set_samples" in row.values:
+        found["epoch_s"] = row.values["set_samples"] / rate
         if "data_wait_share" in row.values:
             found["epoch_data_wait_s"] = found["epoch_s"] * row.values["data_wait_share"]
     if speed := _ratio(row, base):
@@ -272,10 +272,10 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
     if row.config["compile.mode"] != "none" and (faster := _ratio(row, _find(eager, row.config, but_for="compile"))):
         found["versus_uncompiled"] = faster
         if paid := break_even(row.values.get("compile_s"), rate, faster):
-            found["images_to_break_even"], found["break_even_s"] = paid
+            found["samples_to_break_even"], found["break_even_s"] = paid
     return found
 
 
-def _ratio(row: Row, other: Row | None, name: str = "images_per_s") -> float | None:
+def _ratio(row: Row, other: Row | None, name: str = "samples_per_s") -> float | None:
     mine, theirs = row.values.get(name), other.values.get(name) if other is not None else None
     return mine / theirs if mine is not None and theirs else None

@@ -40,7 +40,7 @@ class Subject:
     quality: Importance | None
     """Of the objective, if that is not speed."""
     throughput: Importance | None
-    """Of images per second."""
+    """Of samples per second."""
     name: str
     storage: str
     """How a user names the search, and the folder of all searches ('': the default)."""

@@ -22,7 +22,7 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             "seconds to baseline": "" if compact else rounded(row["seconds_to_baseline"]),
             "speed-up": times(row["speedup"]),
-            "images/s": "" if compact else rounded(row["images_per_s"]),
+            "images/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
             "validation loss": with_sd(group.values("validation_loss")),
         }

@@ -20,9 +20,9 @@ from tunediff.config import Quantity, Values
 from tunediff.record import QUANTITIES, TrialRecord
 from tunediff.space import SearchSpace
 
-RATE = "images_per_s"
+RATE = "samples_per_s"
 """The objective of a search for speed: it has no curve that falls, and no images to show."""
-_OF_POINTS = ("train_s", "worker_s", "images", RATE, "step_s", "data_wait_share", "kid", "peak_memory_mib")
+_OF_POINTS = ("train_s", "worker_s", "samples", RATE, "step_s", "data_wait_share", "kid", "peak_memory_mib")
 
 
 @dataclasses.dataclass
@@ -212,7 +212,7 @@ def last(trial: TrialRecord, name: str) -> Any:
 
 
 def curve(trial: TrialRecord, metric: str, along: str = "train_s") -> list[tuple[float, float]]:
-    """(seconds, value) of every evaluation that has one; or `along` images."""
+    """(seconds, value) of every evaluation that has one; or `along` samples."""
     return [(float(p[along]), float(p[metric])) for p in trial.points if p.get(metric) is not None and along in p]
 
 

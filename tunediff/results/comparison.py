@@ -100,7 +100,7 @@ class Comparison:
         `p` and the interval are for one comparison alone, `p_holm` is corrected. `seconds_to_baseline`: training
         seconds at which the mean curve, straight between evaluations, first reaches the baseline's mean at the end.
         `speedup`: the baseline's training seconds over them, or the ratio of throughputs where those are the objective.
-        `cost`: the baseline's images per second over its own.
+        `cost`: the baseline's samples per second over its own.
         """
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
@@ -122,7 +122,7 @@ class Comparison:
                 "verdict": group.difference.verdict,
                 "seconds_to_baseline": seconds,
                 "speedup": speedup,
-                "images_per_s": rate,
+                "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
                 "validation_loss_mean": mean(loss),
                 "validation_loss_sd": sd(loss),
@@ -170,5 +170,5 @@ def compare(found: Results, metric: str | None = None) -> Comparison:
 
 
 def _rates(group: Group) -> list[float]:
-    """Images per training second of every run that ended ok."""
-    return [last(trial, "images") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]
+    """Samples per training second of every run that ended ok."""
+    return [last(trial, "samples") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]

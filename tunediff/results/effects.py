@@ -35,7 +35,7 @@ class Level:
     objective: Estimate | None
     """± one standard error, over the trials that ended ok; None: none did."""
     rate: Estimate | None
-    """Images per second, over all trials that measured them."""
+    """Samples per second, over all trials that measured them."""
     failed: int
     """Trials that ended as oom, nan, timeout or error."""
     members: frozenset[str]

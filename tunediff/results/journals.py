@@ -79,7 +79,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
     for point in trial.points:
-        _must(all(is_number(point.get(name)) for name in ("train_s", "images")), "point: train_s or images")
+        _must(all(is_number(point.get(name)) for name in ("train_s", "samples")), "point: train_s or samples")
         _must(isinstance(point.index, int), "point: index")
         _must(_are_seconds(point.seconds), "point: seconds")
         _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")

@@ -14,12 +14,12 @@ from tunediff.results.statistics import mean
 
 
 def rate(trial: TrialRecord) -> float | None:
-    """Images per second at the last evaluation."""
+    """Samples per second at the last evaluation."""
     return float(value) if (value := last(trial, RATE)) else None
 
 
 def batch_size(trial: TrialRecord) -> int | None:
-    """Images per optimizer step."""
+    """Samples per optimizer step."""
     size = trial.config.get("loader.batch_size")
     return size if isinstance(size, int) and size > 0 else None
 
@@ -30,7 +30,7 @@ def compile_s(trial: TrialRecord) -> float | None:
 
 
 def per_thousand(trial: TrialRecord) -> dict[str, float]:
-    """Seconds of each part of the step per 1,000 images, so that trials of other batch sizes can be compared.
+    """Seconds of each part of the step per 1,000 samples, so that trials of other batch sizes can be compared.
 
     Over the last evaluation interval; {} where they were not recorded.
     """
@@ -47,13 +47,13 @@ class Compiled:
     trial: str
     mode: str
     uncompiled: str | None
-    uncompiled_images_per_s: float | None
+    uncompiled_samples_per_s: float | None
     compile_s: float | None
-    images_per_s: float | None
+    samples_per_s: float | None
     versus_uncompiled: float | None = None
-    images_to_break_even: float | None = None
+    samples_to_break_even: float | None = None
     break_even_s: float | None = None
-    """Training seconds, compilation included, after which it has seen as many images as without compilation."""
+    """Training seconds, compilation included, after which it has seen as many samples as without compilation."""
 
 
 def compiled(found: Results) -> list[Compiled]:
@@ -85,12 +85,12 @@ def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compi
 
 
 def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
-    """(images, training seconds) from which on compiling has paid that makes it `ratio` times as fast; None: never."""
+    """(samples, training seconds) from which on compiling has paid that makes it `ratio` times as fast; None: never."""
     if cost_s is None or not rate or not ratio or ratio <= 1:
         return None
-    # n images take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
-    images = cost_s * rate / (ratio - 1)
-    return images, cost_s + images / rate
+    # n samples take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
+    samples = cost_s * rate / (ratio - 1)
+    return samples, cost_s + samples / rate
 
 
 def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:
@@ -100,7 +100,7 @@ def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) ->
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs
 def trade_offs(found: Results) -> pd.DataFrame:
-    """One row per trial that ended ok: objective, images/s, memory, and on which fronts it lies.
+    """One row per trial that ended ok: objective, samples/s, memory, and on which fronts it lies.
 
     Of a search with training seconds times workers as its second objective, that as well.
     """

@@ -1,4 +1,4 @@
-"""Why the winner is ahead: how much of it is speed, and how much is learning per image."""
+"""Why the winner is ahead: how much of it is speed, and how much is learning per sample."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Why:
     """Training seconds at which both are compared."""
     at_seconds: tuple[float, float]
     """Objective of (baseline, winner) then."""
-    images: tuple[int, int]
-    """Images that they have seen by then."""
-    equal_images: int
+    samples: tuple[int, int]
+    """Samples that they have seen by then."""
+    equal_samples: int
     """The smaller of the two."""
-    at_images: tuple[float, float] | None
+    at_samples: tuple[float, float] | None
     """Objective of both when they had seen so many; None: one of them was not evaluated early enough."""
     mode: str = "min"
     """Whether a smaller (`min`) or a larger (`max`) objective is better."""
 
     @property
     def learning(self) -> float | None:
-        """The part of `total` that is there at equal images already."""
-        return self._log(self.at_images) if self.at_images is not None else None
+        """The part of `total` that is there at equal samples already."""
+        return self._log(self.at_samples) if self.at_samples is not None else None
 
     @property
     def total(self) -> float:
@@ -40,7 +40,7 @@ class Why:
 
     @property
     def throughput(self) -> float | None:
-        """The rest: what the winner made of its further images, or lacks for having seen fewer."""
+        """The rest: what the winner made of its further samples, or lacks for having seen fewer."""
         return self.total - self.learning if self.learning is not None else None
 
     def _log(self, values: tuple[float, float]) -> float:
@@ -50,7 +50,7 @@ class Why:
 def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "min") -> Why | None:
     """The decomposition; None without positive values of both.
 
-    Curves are read between their evaluations: straight in training seconds or images, the objective on a logarithmic
+    Curves are read between their evaluations: straight in training seconds or samples, the objective on a logarithmic
     scale.
     """
     curves = [_curve(trial, metric) for trial in (baseline, winner)]
@@ -63,22 +63,22 @@ def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "mi
     known = [row for row in then if row is not None]
     if len(known) < 2:
         return None
-    (_, of_base, base), (_, images, value) = known
-    fewer = min(of_base, images)
+    (_, of_base, base), (_, samples, value) = known
+    fewer = min(of_base, samples)
     earlier = [row if row[1] == fewer else _read(curve, 1, fewer) for row, curve in zip(known, curves, strict=True)]
     same = (earlier[0][2], earlier[1][2]) if earlier[0] is not None and earlier[1] is not None else None
-    return Why(seconds, (base, value), (round(of_base), round(images)), round(fewer), same, mode)
+    return Why(seconds, (base, value), (round(of_base), round(samples)), round(fewer), same, mode)
 
 
 def _curve(trial: TrialRecord, metric: str) -> NDArray[np.float64]:
-    """(seconds, images, logarithm of the objective) of every evaluation where that is positive."""
+    """(seconds, samples, logarithm of the objective) of every evaluation where that is positive."""
     known = [point for point in trial.points if (point.get(metric) or 0.0) > 0]
-    return np.array([(point["train_s"], point["images"], math.log(point[metric])) for point in known], dtype=float)
+    return np.array([(point["train_s"], point["samples"], math.log(point[metric])) for point in known], dtype=float)
 
 
 def _read(curve: NDArray[np.float64], column: int, place: float) -> tuple[float, float, float] | None:
-    """(seconds, images, objective) where a column is at `place`; None before the first evaluation or after the last."""
+    """(seconds, samples, objective) where a column is at `place`; None outside of the evaluations."""
     if not curve[0, column] <= place <= curve[-1, column]:
         return None
-    seconds, images, log = (float(np.interp(place, curve[:, column], values)) for values in curve.T)
-    return seconds, images, math.exp(log)
+    seconds, samples, log = (float(np.interp(place, curve[:, column], values)) for values in curve.T)
+    return seconds, samples, math.exp(log)

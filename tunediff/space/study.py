@@ -25,7 +25,7 @@ DERIVED: dict[str, Quantity] = {
     "speedup_over_one_worker": Quantity("vs. one worker", "×", "images/s / those of one worker, all else equal"),
     "scaling_efficiency": Quantity("efficiency", "%", "speed-up over one worker / number of workers", 100.0),
     "versus_uncompiled": Quantity("vs. uncompiled", "×", "images/s / those without compilation, all else equal"),
-    "images_to_break_even": Quantity("images to break even", "", "images after which compiling has paid for itself"),
+    "samples_to_break_even": Quantity("images to break even", "", "images after which compiling has paid for itself"),
     "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
 }
 """What follows from the seconds of a run, or from the measurements of one or two configurations, by name."""
@@ -114,7 +114,7 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
     bars = "without x: there is a bar for each configuration"
     refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
     lonely = study.x is not None and not study.y
-    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: images_per_s")
+    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: samples_per_s")
     axis = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
     more = ladder and (study.x is not None or len(study.y) > 1)
     refuse(more, f"{where}: {axis}: the figure of a ladder needs one name under y:, and no x:")

@@ -18,10 +18,10 @@ from tunediff.training.observer import Recorder, Shown
 
 
 class Console(Recorder):
-    """Journal, pictures, curves over images, and a line per evaluation on stdout."""
+    """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
     def __init__(self, folder: Path, metric: Metric, done: int | None, asked: Sequence[int]) -> None:
-        """`done`: images at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
+        """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
         super().__init__(folder, asked)
         purge = None if done is None else done + 1
         self._metric, self._pictures = metric, set[str]()
@@ -34,8 +34,8 @@ class Console(Recorder):
 
     def scalars(self, values: Mapping[str, Any], group: str = "train") -> None:
         for name, value in values.items():
-            if name not in ("images", "index", "fraction") and isinstance(value, int | float):
-                self._curves.add_scalar(f"{group}/{name}", value, int(values["images"]))
+            if name not in ("samples", "index", "fraction") and isinstance(value, int | float):
+                self._curves.add_scalar(f"{group}/{name}", value, int(values["samples"]))
 
     def show(self, name: str, what: Shown) -> None:
         super().show(name, what)
@@ -51,7 +51,7 @@ class Console(Recorder):
             kept.parent.mkdir(exist_ok=True)
             shutil.copyfile(self.folder / f"{name}.png", kept)
         value = f"{point.get('label', self._metric.label)} {cli.number(point.get(self._metric.name))}"
-        rate = f"loss {cli.number(point.loss)}  {point.images_per_s:.0f} images/s"
+        rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} images/s"
         print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
         return True
 

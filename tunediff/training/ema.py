@@ -28,7 +28,7 @@ class Ema:
         """Share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
 
         The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv 2206.00364, with the
-        budget in place of images), so it grows during training; 0 while `progress` is 0.
+        budget in place of samples), so it grows during training; 0 while `progress` is 0.
         """
         span = self.half_life * progress
         return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0

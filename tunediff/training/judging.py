@@ -39,7 +39,7 @@ def judged(
     Raises what the workload's evaluation raises.
     """
     eager = dataclasses.replace(config, compile=Compile())
-    judge = _Judge(eager, Budget(images=1), world, observer or Observer())
+    judge = _Judge(eager, Budget(samples=1), world, observer or Observer())
     judge.weights = weights
     run(judge)
     return judge.found

@@ -38,6 +38,6 @@ class Ema:
 
     half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.05
     """Half-life of the average as a fraction of the training seconds spent so far (EDM's ramp-up rule, arXiv
-    2206.00364: 5 % of the images seen), so that short budgets do not average in the initial weights."""
+    2206.00364: 5 % of the samples seen), so that short budgets do not average in the initial weights."""
     max_decay: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9999
     """Upper bound of the decay per step (0.9999 in DDPM)."""

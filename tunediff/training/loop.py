@@ -41,7 +41,7 @@ class Outcome:
     """False: asked to stop before the budget was spent, as an open-ended training always is."""
     seconds: dict[str, float]
     steps: int
-    images: int
+    samples: int
     peak: dict[str, float]
     """Peak memory in MiB, by the names of `Point`."""
     model: nn.Module
@@ -192,7 +192,7 @@ class Loop:
             peak = hardware.peak_flops_per_s(self.device, self._amp.dtype, self.config.precision.matmul)
             constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.world.total(peak)}
             if self._flops is not None:
-                constant["flops_per_image"] = self._flops
+                constant["flops_per_sample"] = self._flops
             self._meter = Meter(self._clock, self._pace, self._phases, self.world, constant)
 
     def _after_step(self) -> None:
@@ -318,7 +318,7 @@ class Loop:
             finished=len(self._points) == self.config.evaluation.points and not self._budget.open_ended,
             seconds=dict(self._clock.seconds),
             steps=self._pace.steps,
-            images=self._pace.images,
+            samples=self._pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
             model=self._result,
             unread=self._unread(),

@@ -1,4 +1,4 @@
-"""What a point says of speed: one definition of images/s, of waiting for data and of memory."""
+"""What a point says of speed: one definition of samples/s, of waiting for data and of memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Meter:
 
     def restart(self) -> None:
         """Measure from here."""
-        self._seconds, self._images, self._steps = dict(self._clock.seconds), self._pace.images, self._pace.steps
+        self._seconds, self._samples, self._steps = dict(self._clock.seconds), self._pace.samples, self._pace.steps
         self._phase_s = self._phases.read()
         self._pace.rates.clear()
         self._joules, self._usage = self._energy.joules(), hardware.Usage.now()
@@ -60,10 +60,10 @@ class Meter:
         """The point of this moment, the workload's findings still missing. `loss` is NaN when none was finite."""
         seconds = {name: value - self._seconds[name] for name, value in self._clock.seconds.items()}
         trained = seconds["train"] + seconds["data_wait"]
-        images, steps = self._pace.images - self._images, self._pace.steps - self._steps
+        samples, steps = self._pace.samples - self._samples, self._pace.steps - self._steps
         parts = self._parts(trained, steps)
-        rate = images / trained if trained > 0 else 0.0
-        flops, peak = self._constant.get("flops_per_image"), self._constant["peak_flops_per_s"]
+        rate = samples / trained if trained > 0 else 0.0
+        flops, peak = self._constant.get("flops_per_sample"), self._constant["peak_flops_per_s"]
         self.read()
         loss = 0.0 if not steps else float(self._sum) / self._finite if self._finite else math.nan
         self._sum, self._finite = np.float32(0.0), 0
@@ -72,18 +72,18 @@ class Meter:
             fraction=fraction,
             train_s=self._pace.train_s,
             worker_s=self._pace.train_s * self._world.size,
-            images=self._pace.images,
+            samples=self._pace.samples,
             steps=self._pace.steps,
             loss=self._world.total(loss) / self._world.size,
-            images_per_s=rate,
-            images_per_s_sd=statistics.stdev(self._pace.rates) if len(self._pace.rates) > 1 else 0.0,
+            samples_per_s=rate,
+            samples_per_s_sd=statistics.stdev(self._pace.rates) if len(self._pace.rates) > 1 else 0.0,
             step_s=trained / steps if steps else None,
             phases_s=parts,
             data_wait_share=parts["data_wait"] * steps / trained if trained > 0 and steps else 0.0,
             load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
             **self._constant,
-            **self._machine(images),
+            **self._machine(samples),
             **self._memory(),
         )
 
@@ -95,7 +95,7 @@ class Meter:
         parts = {name: seconds / steps for name, seconds in spent.items()}
         return {**parts, "other": max(0.0, trained - sum(spent.values())) / steps}
 
-    def _machine(self, images: int) -> dict[str, Any]:
+    def _machine(self, samples: int) -> dict[str, Any]:
         """CPU, energy and what others took, over all ranks of this machine."""
         used, joules = hardware.Usage.now().since(self._usage), self._energy.joules()
         energy = joules - (self._joules or 0.0) if joules is not None else None
@@ -103,7 +103,7 @@ class Meter:
         here = sum(own_s for node, own_s, _ in ranks if node == platform.node())
         found = hardware.disturbance(used, here, psutil.cpu_count() or 1)
         if None not in (each := [one for _, _, one in ranks]):
-            found |= {"energy_j": sum(each), "images_per_j": images / sum(each) if sum(each) > 0 else 0.0}
+            found |= {"energy_j": sum(each), "samples_per_j": samples / sum(each) if sum(each) > 0 else 0.0}
         return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
 
     def _memory(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Observer:
         return True
 
     def scalars(self, values: Mapping[str, float]) -> None:
-        """train_s, images, steps, loss and learning_rate, whenever the clock was read."""
+        """train_s, samples, steps, loss and learning_rate, whenever the clock was read."""
 
     def about(self, facts: Mapping[str, Any]) -> None:
         """Facts about data and model, once."""

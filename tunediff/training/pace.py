@@ -19,13 +19,13 @@ class Pace:
 
     def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
         self._budget, self._clock, self._world = budget, clock, world
-        self.steps = self.images = 0
+        self.steps = self.samples = 0
         self.train_s = self._s_per_step = 0.0
         self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
         self.rates: list[float] = []
-        """Images per second between one reading of the clock and the next."""
+        """Samples per second between one reading of the clock and the next."""
         self._start: float | None = None  # progress before the first step: what compilation took of the budget
-        self._read_at = self._next_check = self._images_read = 0
+        self._read_at = self._next_check = self._samples_read = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
         self.checked = True
         """Whether the clock was read after the last step."""
@@ -51,28 +51,28 @@ class Pace:
         """Whether the stop is reached, by a reading of the clock and not by extrapolation."""
         return self.checked and self.progress >= self._stop - 1e-9
 
-    def step(self, images: int) -> None:
-        """One optimizer step over `images` images was queued."""
-        self.steps, self.images = self.steps + 1, self.images + images
+    def step(self, samples: int) -> None:
+        """One optimizer step over `samples` samples was queued."""
+        self.steps, self.samples = self.steps + 1, self.samples + samples
         self.checked = False
         if self.steps >= self._next_check:
             self._check()
         elif self._budget.seconds is None:
-            self.progress = self._clock.progress(0.0, self.images)  # images are counted: nothing to extrapolate
+            self.progress = self._clock.progress(0.0, self.samples)  # samples are counted: nothing to extrapolate
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
 
     def _check(self) -> None:
         train_s = self._clock.read() if self._world.main else 0.0
         self.train_s = self._world.agree(train_s)
-        progress = self._clock.progress(self.train_s, self.images)
+        progress = self._clock.progress(self.train_s, self.samples)
         if self.steps > self._read_at:
             steps = self.steps - self._read_at
             self._per_step = max(0.0, (progress - self._exact)) / steps
             self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
             if self.train_s > self._exact_s:
-                self.rates.append((self.images - self._images_read) / (self.train_s - self._exact_s))
-        self._images_read = self.images
+                self.rates.append((self.samples - self._samples_read) / (self.train_s - self._exact_s))
+        self._samples_read = self.samples
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
         self._next_check = self.steps + self._steps_ahead()
@@ -86,15 +86,15 @@ class Pace:
         return max(1, math.floor(min(ahead)))
 
     def position(self) -> dict[str, float]:
-        """Training seconds, images and steps as of the last reading."""
-        return {"train_s": self.train_s, "images": self.images, "steps": self.steps}
+        """Training seconds, samples and steps as of the last reading."""
+        return {"train_s": self.train_s, "samples": self.samples, "steps": self.steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and images so far, and where the schedule began."""
-        return {"steps": self.steps, "images": self.images, "start": self._start}
+        """Steps and samples so far, and where the schedule began."""
+        return {"steps": self.steps, "samples": self.samples, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint; seconds come from the clock."""
-        self.steps, self.images, self._start = state["steps"], state["images"], state["start"]
+        self.steps, self.samples, self._start = state["steps"], state["samples"], state["start"]
         self._read_at = self._next_check = self.steps
-        self._images_read = self.images
+        self._samples_read = self.samples

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.config import of
-from tunediff.config.code import WorkloadError
 from tunediff.data import loader
 from tunediff.training import memory, state
 from tunediff.training.compilation import compiled
@@ -82,12 +81,12 @@ class Trial(Loop):
 
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
-        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_image: float | None = None
+        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None
     ) -> nn.Module:
         """The model on its device, under the parallel strategy and torch.compile; the optimizer is made after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
-        `compile.scope` and `memory.checkpoint`; `flops_per_image`: of a training step, for the share of the device's peak.
+        `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the device's peak.
         """
         if not isinstance(model, nn.Module):
             raise self._mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
@@ -101,7 +100,7 @@ class Trial(Loop):
         if self._initial is not None:
             model.load_state_dict(self._initial)
         self._model = compiled(self._strategy.wrap(model), model, self.config.compile, blocks)
-        self._result, self._flops = model, flops_per_image
+        self._result, self._flops = model, flops_per_sample
         return self._model
 
     def keep(self, **kept: state.Stateful) -> None:

@@ -21,18 +21,18 @@ _MEMORY_FREE = (
 names its own; a name that ends in a dot stands for a section."""
 
 
-def images_at_once(config: Mapping[str, Any]) -> int:
-    """Images of one forward pass on one worker."""
+def samples_at_once(config: Mapping[str, Any]) -> int:
+    """Samples of one forward pass on one worker."""
     return int(config["loader.batch_size"]) // (int(config["loader.accumulation"]) * int(config["parallel.workers"]))
 
 
 def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether `one` certainly needs as much device memory as `other` on each worker; both by dotted knob names.
 
-    A partial order: as many images at once, of as many bytes, with nothing more in the lists of what saves memory, with
-    the data set on the device if the other has it there; everything else that matters must be equal.
+    A partial order: as many samples at once, of as many bytes, with nothing more in the lists of what saves memory,
+    with the data set on the device if the other has it there; everything else that matters must be equal.
     """
-    if one["workload"] != other["workload"] or images_at_once(one) < images_at_once(other):
+    if one["workload"] != other["workload"] or samples_at_once(one) < samples_at_once(other):
         return False
     if _BYTES[one["precision.amp"]] < _BYTES[other["precision.amp"]]:
         return False
@@ -61,7 +61,7 @@ def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> float | None:
     """Peak device memory (MiB) it would need, from trials that differ in batch and precision only; None: no such trial.
 
-    Activations grow with images at once times bytes; what remains at no images is the least that was seen to fit. An
+    Activations grow with samples at once times bytes; what remains at no samples is the least that was seen to fit. An
     estimate for people: nothing is ruled out by it.
     """
     found: list[tuple[float, float]] = []
@@ -73,11 +73,11 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
         for one in (alike, mine):
             one["precision.amp"] = "none"
         if needs_at_least(alike, mine) and needs_at_least(mine, alike):
-            size = images_at_once(record.config) * _BYTES[record.config["precision.amp"]]
+            size = samples_at_once(record.config) * _BYTES[record.config["precision.amp"]]
             found.append((float(size), record.points[-1].peak_memory_mib))
     if not found:
         return None
-    size = images_at_once(config) * _BYTES[config["precision.amp"]]
+    size = samples_at_once(config) * _BYTES[config["precision.amp"]]
     (small, low), (large, high) = min(found), max(found)
     if large == small:
         return high * max(1.0, size / large)
@@ -93,7 +93,7 @@ def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
             guess = predicted_mib(config, records)
             words = f", about {guess:,.0f} MiB" if guess is not None else ""
             return (
-                f"not run: {images_at_once(config)} images at once in {config['precision.amp']} precision need at "
+                f"not run: {samples_at_once(config)} images at once in {config['precision.amp']} precision need at "
                 f"least as much memory{words} as {record.name}, which ran out of it"
             )
     return ""

@@ -68,16 +68,16 @@ def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs)
 def test_the_warm_up_step_leaves_no_trace_in_the_average():
     """A training of one step so small that it changes nothing returns the initial weights."""
     config = tiny(evaluation__points=1, optimizer__lr=1e-12)
-    outcome = train(config, images=16)
+    outcome = train(config, samples=16)
     torch.manual_seed(config.seed)
     assert_equal(dict(unet.network(config.knobs).state_dict()), weights(outcome), rtol=0, atol=1e-6)
 
 
 def test_accumulation_counts_the_same_steps_and_images():
     # Noise is drawn per pass, so two passes see other noise; the shapes and counts must still agree.
-    whole = weights(train(tiny(timesteps__name="uniform"), images=16 * 6))
-    parts = train(tiny(loader__accumulation=4), images=16 * 6)
-    assert (parts.steps, parts.images) == (6, 96)
+    whole = weights(train(tiny(timesteps__name="uniform"), samples=16 * 6))
+    parts = train(tiny(loader__accumulation=4), samples=16 * 6)
+    assert (parts.steps, parts.samples) == (6, 96)
     assert weights(parts).keys() == whole.keys()
 
 
@@ -107,17 +107,17 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
     config = tiny(evaluation__images=40, evaluation__validation_images=8, evaluation__points=1)
     told = Told()
-    outcome = train(config, images=16 * 4, observer=told, evaluates=True)
+    outcome = train(config, samples=16 * 4, observer=told, evaluates=True)
     (point,) = told.points
     assert (point["label"], point["evaluation_images"]) == ("FD (classifier)", 40)
     assert point["validation_split"] == "all"
     assert (told.shown["samples"].shape, told.shown["samples"].dtype) == ((40, 1, 8, 8), torch.uint8)
     assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
-    assert told.facts == {"data": "digits", "images": 64, "skipped_files": 0, "skipped": ()}
+    assert told.facts == {"data": "digits", "samples": 64, "skipped_files": 0, "skipped": ()}
     again = workload.evaluator(config, CPU)(outcome.model)
     assert again["frechet"] == point["frechet"]
     assert again["validation_loss"] == point["validation_loss"]
-    assert point.peak_share == pytest.approx(point.images_per_s * point.flops_per_image / point.peak_flops_per_s)
+    assert point.peak_share == pytest.approx(point.samples_per_s * point.flops_per_sample / point.peak_flops_per_s)
     assert 0 < point.peak_share < 1.5
 
 
@@ -139,13 +139,13 @@ def test_divergence_is_noticed():
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_half_precision_trains(amp):
     losses = [
-        point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), images=16 * 120).points
+        point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), samples=16 * 120).points
     ]  # fmt: skip
     assert losses[-1] < losses[0] < 1.5
 
 
 def test_it_learns():
-    losses = [point.loss for point in train(tiny(optimizer__lr=3e-3), images=16 * 200).points]
+    losses = [point.loss for point in train(tiny(optimizer__lr=3e-3), samples=16 * 200).points]
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -262,18 +262,18 @@ def test_flops_are_counted_as_by_hand():
     hooks = [module.register_forward_hook(count) for module in network.modules()]
     # On a CPU attention's last layer is not called as a layer.
     network.to("meta")(torch.zeros(1, 1, 8, 8, device="meta"), torch.zeros(1, dtype=torch.int64, device="meta"))
-    attention = unet.flops_per_image(knobs.model, knobs.data) / 3 - by_hand  # two products in the block in the middle
+    attention = unet.flops_per_sample(knobs.model, knobs.data) / 3 - by_hand  # two products in the block in the middle
     assert hooks
     assert attention == pytest.approx(2 * 2 * pixels * pixels * 8)
 
 
 def test_checkpointing_and_dropout_change_no_model_flops():
     plain, other = tiny().knobs, tiny(model__checkpoint_levels=[0, 1], model__dropout=0.3).knobs
-    assert unet.flops_per_image(plain.model, plain.data) == unet.flops_per_image(other.model, other.data)
+    assert unet.flops_per_sample(plain.model, plain.data) == unet.flops_per_sample(other.model, other.data)
 
 
 def test_the_default_model_has_the_published_cost():
     """DDPM's CIFAR-10 U-Net: 6.1 G multiply-adds per image and pass (Fang et al. 2023, arXiv 2305.10924, table 1)."""
     knobs = cfg.baseline("cifar10").knobs
-    passes = unet.flops_per_image(knobs.model, knobs.data) / 3
+    passes = unet.flops_per_sample(knobs.model, knobs.data) / 3
     assert passes / 2 == pytest.approx(6.1e9, rel=0.02)

@@ -120,15 +120,15 @@ def compiling(subject: Subject, files: Files) -> Html | None:
 
 def _row(one: Compiled) -> list[object]:
     pays = secs(one.break_even_s) if one.break_even_s is not None else "never"
-    measured = [rounded(value) for value in (one.compile_s, one.images_per_s, one.uncompiled_images_per_s)]
+    measured = [rounded(value) for value in (one.compile_s, one.samples_per_s, one.uncompiled_samples_per_s)]
     pays = "not known" if one.versus_uncompiled is None else pays
     words = [one.trial, one.mode, one.uncompiled or "–"]
-    return [*words, *measured, times(one.versus_uncompiled), pays, rounded(one.images_to_break_even)]
+    return [*words, *measured, times(one.versus_uncompiled), pays, rounded(one.samples_to_break_even)]
 
 
 def _break_even(one: Compiled, budget_s: float) -> Figure | None:
     """Images against training seconds, with and without compilation, of one configuration that ran both ways."""
-    plain, fast, cost, paid = one.uncompiled_images_per_s, one.images_per_s, one.compile_s, one.break_even_s
+    plain, fast, cost, paid = one.uncompiled_samples_per_s, one.samples_per_s, one.compile_s, one.break_even_s
     if plain is None or fast is None or cost is None:
         return None
     end = max(budget_s, cost * 1.5, min(1.3 * (paid or 0.0), 20 * budget_s))

@@ -67,15 +67,15 @@ def _trust(subject: Subject) -> str:
 def explain(told: Why, label: str, trust: str) -> str:
     """The decomposition as one sentence; `trust`: what is to be said about its noise."""
     (base, winner), end = told.at_seconds, f"; {trust}."
-    ratio = told.images[1] / told.images[0] if told.images[0] else 1.0
+    ratio = told.samples[1] / told.samples[0] if told.samples[0] else 1.0
     many = "as many images" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many images"
     at_end = f"{label} {number(winner)} instead of {number(base)} at {number(told.seconds)} training seconds"
-    if told.learning is None or told.throughput is None or told.at_images is None:
+    if told.learning is None or told.throughput is None or told.at_samples is None:
         return (
-            f"{at_end}; how much of that is speed cannot be told, for at {told.equal_images:,} images, the most that "
+            f"{at_end}; how much of that is speed cannot be told, for at {told.equal_samples:,} images, the most that "
             f"both have seen, one of them had not been evaluated yet{end}"
         )
-    same = f"{number(told.at_images[1])} instead of {number(told.at_images[0])} at {told.equal_images:,} images"
+    same = f"{number(told.at_samples[1])} instead of {number(told.at_samples[0])} at {told.equal_samples:,} images"
     if told.total >= 0:
         return f"No gain: {at_end}, {same}, with {many} in the same seconds{end}"
     learning, throughput = told.learning / told.total, told.throughput / told.total
@@ -121,8 +121,8 @@ def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told
     rows: list[Quantity] = []
     if told is not None:
         rows.append((f"{subject.label} at equal seconds ({secs(told.seconds)})", *told.at_seconds))
-        rows.append((f"{subject.label} at equal images ({told.equal_images:,})", *(told.at_images or (None, None))))
-        rows.append(("images seen by then", *told.images))
+        rows.append((f"{subject.label} at equal images ({told.equal_samples:,})", *(told.at_samples or (None, None))))
+        rows.append(("images seen by then", *told.samples))
     rows += [
         at_end("images/s", RATE),
         at_end("optimizer steps", "steps"),
@@ -133,7 +133,7 @@ def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told
         at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
         ("compiling (s)", compile_s(base), compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
-        at_end("images per joule", "images_per_j"),
+        at_end("images per joule", "samples_per_j"),
     ]
     return [row for row in rows if row[1] is not None or row[2] is not None]
 
@@ -149,7 +149,7 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     if not theirs or not mine:
         return note("The parts of a step were not recorded for both.")
     saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in _parts(base, winner)}
-    columns = ["part", "baseline_s_per_1000_images", "winner_s_per_1000_images"]
+    columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
     files.csv("step", pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns))
     before, after = sum(theirs.values()), sum(mine.values())
     scale, unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
@@ -176,7 +176,7 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
     figure, panels = sheet(2, 3.5, sharey=True)
     for axes, along, words, place, values in (
         (panels[0], "train_s", "training seconds", told.seconds, told.at_seconds),
-        (panels[1], "images", "images seen", float(told.equal_images), told.at_images),
+        (panels[1], "samples", "images seen", float(told.equal_samples), told.at_samples),
     ):
         for trial, color, what in stars.pairs():
             line = curve(trial, found.metric, along)
@@ -194,8 +194,8 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
         axes.set_xlim(left=0)
         plain_numbers(axes)
     panels[0].set_title(f"at equal seconds ({secs(told.seconds)})")
-    equal = "" if told.at_images is not None else ": not known"
-    panels[1].set_title(f"at equal images ({told.equal_images:,}){equal}")
+    equal = "" if told.at_samples is not None else ": not known"
+    panels[1].set_title(f"at equal images ({told.equal_samples:,}){equal}")
     objective_axis(panels[0], found, True)
     panels[1].grid(True, axis="y")
     panels[0].legend(loc="lower left")

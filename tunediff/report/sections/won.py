@@ -144,7 +144,7 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
 
 
 def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
-    measured = {name: last(trial, name) for name in ("train_s", "images", RATE, "peak_memory_mib")}
+    measured = {name: last(trial, name) for name in ("train_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
     return {**measured, **value, "speedup": subject.found.speedup(trial)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
-from tunediff.workloads.diffusion.unet import Block, flops_per_image, network
+from tunediff.workloads.diffusion.unet import Block, flops_per_sample, network
 
 __all__ = ["initial_weights", "network", "train"]
 
@@ -31,7 +30,7 @@ def train(trial: Trial) -> None:
     # ---- what is learned, and what goes with it
     knobs: Knobs = trial.knobs
     unet, process = network(knobs), Diffusion(knobs.process, trial.device)
-    model = trial.prepare(unet, blocks=Block, flops_per_image=flops_per_image(knobs.model, knobs.data))
+    model = trial.prepare(unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data))
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.world)
     weights = weighting.build(knobs.weighting, process)
     objective, ema = Objective(sampler, weights, process), Ema(knobs.ema, unet)
@@ -43,7 +42,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and how the averaged weights are judged
     images = data.load(knobs.data)
-    trial.about(data=images.name, images=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
+    trial.about(data=images.name, samples=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
     if trial.evaluates:
         judge = judge_of(knobs.data, knobs.evaluation, trial.world)
 

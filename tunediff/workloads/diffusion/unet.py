@@ -214,7 +214,7 @@ class Upsample(nn.Module):
 
 
 @functools.lru_cache(maxsize=16)
-def flops_per_image(model: Model, data: Data) -> float:
+def flops_per_sample(model: Model, data: Data) -> float:
     """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
 
     The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
