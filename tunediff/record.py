@@ -3,7 +3,8 @@
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
 `start` (once per attempt), `worker` (who trains it), `about` (data and model), `anew` (it begins at its first step,
-although an earlier attempt had come further), `unread` (knobs that its training never looked at), `point` (one evaluation), `final` (one more of the finished model, at
+although an earlier attempt had come further), `unread` (knobs that its training never looked at),
+`point` (one evaluation), `final` (one more of the finished model, at
 full protocol), `end`.
 """
 

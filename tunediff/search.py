@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from tunediff import cli, record, results, space
+from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
@@ -127,9 +128,19 @@ def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.N
         if not (args.quiet or args.json):
             print(text, file=sys.stderr, flush=True)
 
-    size = max(resources.world_sizes(wanted)) > 1 and created.baseline.loader.batch_size % 2 == 0
+    tried = created.baseline
+    for dimension in created.dimensions:  # as few ranks and loader processes as show whether several work
+        most = (
+            max(dimension.choices or (dimension.high,))
+            if dimension.name in ("parallel.workers", "loader.workers")
+            else 0
+        )
+        if dimension.name == "loader.workers" and most > 0 and not tried.loader.resident:
+            tried = cfg.override(tried, {dimension.name: 1}, check=False)
+        if dimension.name == "parallel.workers" and most > 1 and not tried.loader.batch_size % 2:
+            tried = cfg.override(tried, {dimension.name: 2}, check=False)
     try:
-        found = check.before_search(created.baseline, 2 if size else 1, say)
+        found = check.before_search(tried, say)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
         if isinstance(error, ConfigError):  # the user knows the original

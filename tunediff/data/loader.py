@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import multiprocessing
+import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
-"""What is learned from: rows of a tensor or of several, the items of a dataset or of a list, or an `IterableDataset`."""
+"""What is learned from: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of items."""
 Uniform = Callable[[str], Tensor]
@@ -56,14 +57,14 @@ def build(
     or if there is no shared memory for the workers.
     """
     made: Generator[Any] | _Loaded
-    columns = None if collate is not None else tensors(source)
+    held = None if collate is not None else tensors(source)
     if loader.resident:
         what = "only tensors, tuples and dictionaries of them, and a TensorDataset can lie on the device"
-        refuse(columns is None, f"loader.resident: True is not allowed: {what}; allowed: false")
-        held = to_device(columns, device)
+        refuse(held is None, f"loader.resident: True is not allowed: {what}; allowed: false")
+        held = to_device(held, device)
         made = (_selected(held, order.indices(number)) for number in itertools.count(start))
     else:
-        made = _Loaded(source if columns is None else columns, loader, order, device, start, collate)
+        made = _Loaded(source if held is None else held, loader, order, device, start, collate)
     return Batches(made, order, device, start, loader.non_blocking, prepare)
 
 
@@ -74,13 +75,16 @@ def tensors(source: Any) -> Any:
     return found if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
 
 
+def columns(source: Any) -> list[Tensor]:
+    """The tensors of what is only tensors; [] otherwise."""
+    found = tensors(source)
+    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+    return [] if found is None else list(parts)
+
+
 def length(source: Any) -> int | None:
-    """How many items there are; None for a stream. Raises `ConfigError` for what is no source, or tensors that differ."""
-    if (columns := tensors(source)) is not None:
-        parts = (
-            columns.values() if isinstance(columns, Mapping) else columns if isinstance(columns, tuple) else [columns]
-        )
-        lengths = [len(part) for part in parts]
+    """How many items there are; None for a stream. Raises `ConfigError` for what is no source."""
+    if lengths := [len(column) for column in columns(source)]:
         refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}")
         return lengths[0]
     if isinstance(source, IterableDataset):
@@ -232,7 +236,15 @@ class _Loaded:
             generator=torch.Generator(),  # else it would draw from, and so shift, the training's own generator
             **parallel,
         )
-        self._batches: Any = iter(self._loader)
+        try:
+            self._batches: Any = iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if not loader.workers or "pickle" not in str(error) + type(error).__name__:
+                raise
+            hint = "allowed: 0, or a data set and collate function defined at the top of a file"
+            raise ConfigError(
+                f"loader.workers: {loader.workers} needs data that another process can get: {error}; {hint}"
+            ) from None
 
     def __next__(self) -> Any:
         try:
@@ -253,9 +265,7 @@ class _Loaded:
 
 def _share(source: Source, loader: Loader) -> None:
     """Put tensors where the loader processes map them instead of each copying the set."""
-    columns = tensors(source)
-    parts = columns.values() if isinstance(columns, Mapping) else columns if isinstance(columns, tuple) else [columns]
-    for tensor in parts if columns is not None else ():
+    for tensor in columns(source):
         try:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:

@@ -12,13 +12,13 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tunediff import config as cfg
 from tunediff import environment
@@ -66,15 +66,22 @@ class _Look(Trial):
     """Stops a training where it asks for its first batch: by then it has said what it learns, and from what."""
 
     model: nn.Module
-    source: loader.Source
+    source: loader.Source | None = None  # a loader of the workload's own
     made: loader.Prepare | None = None
+    collate: loader.Collate | None = None
 
     def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
         self.model = model
         return super().prepare(model, **options)
 
-    def batches(self, source: loader.Source, prepare: loader.Prepare | None = None) -> Iterator[Any]:
-        self.source, self.made = source, prepare
+    def batches(
+        self, source: loader.Source, prepare: loader.Prepare | None = None, *, collate: loader.Collate | None = None,
+        samples_each: int = 1,
+    ) -> Iterator[Any]:  # fmt: skip
+        self.source, self.made, self.collate = source, prepare, collate
+        raise _Seen
+
+    def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         raise _Seen
 
 
@@ -88,14 +95,10 @@ class Bench:
         look = _Look(config, Budget(samples=1), world, observer, evaluates=False)
         with contextlib.suppress(_Seen):
             run(look)
-        self._source, self._prepare = look.source, look.made
-        parts: tuple[Any, ...] = look.source if isinstance(look.source, tuple) else (look.source,)
-        size = sum(one.nbytes for one in parts if isinstance(one, Tensor))
-        self.samples: Samples = {
-            "name": str(observer.facts.get("data", "")),
-            "count": len(parts[0]),
-            "mib": size / 2**20,
-        }
+        self._source, self._prepare, self._collate = look.source, look.made, look.collate
+        count = 0 if look.source is None else loader.length(look.source) or 0
+        size = sum(column.nbytes for column in loader.columns(look.source))
+        self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
         self.parameter_bytes = sum(one.nbytes for one in look.model.parameters())
         self.buffer_bytes = sum(one.nbytes for one in look.model.buffers())
 
@@ -120,8 +123,9 @@ class Bench:
     def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
         """The batches that a training would get, on the device."""
         section = config.loader
-        order = loader.Order(self.samples["count"], section.batch_size, section.accumulation, 0, 1, config.seed)
-        with loader.build(self._source, section, order, self.world.device, prepare=self._prepare) as feed:
+        order = loader.Order(self.samples["count"] or 1, section.batch_size, section.accumulation, 0, 1, config.seed)
+        made, source = self._prepare, cast(loader.Source, self._source)
+        with loader.build(source, section, order, self.world.device, 0, made, self._collate) as feed:
             yield (feed.move(feed.fetch()) for _ in itertools.count())
 
     def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> Speed:
@@ -132,11 +136,14 @@ class Bench:
         each, parts = max(1, math.ceil(steps / segments)), segments + 1
         return summary(self.train(config, each * parts, parts), config.loader.batch_size, each * segments)
 
-    def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float]:
+    def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float] | None:
         """Samples per second of the loader, its batches brought to the device and no model beside it.
 
-        Batches that loader processes have prepared ahead are consumed before the clock starts.
+        Batches that loader processes have prepared ahead are consumed before the clock starts. None: the workload has a
+        loader of its own.
         """
+        if self._source is None:
+            return None
         count = 0
         with self.batches(config) as batches:
             for _ in range(1 + config.loader.workers * config.loader.prefetch_factor):
@@ -152,7 +159,9 @@ class Bench:
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
-        """What `speed` measures with all samples on the device; None where they do not fit."""
+        """What `speed` measures with all samples on the device; None where they do not fit or are no tensors."""
+        if not loader.columns(self._source):
+            return None
         try:
             return self.speed(cfg.override(config, {"loader.resident": True}), steps)
         except Exception as error:

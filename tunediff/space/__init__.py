@@ -6,6 +6,6 @@ from tunediff.space.reading import SHIPPED, find, load, of_search, parse, read
 from tunediff.space.sections import duration_s
 
 __all__ = [
-    "SHIPPED", "Dimension", "Draw", "SearchSpace", "completed", "duration_s", "find", "load", "of_search", "parse", "read", "size",
-    "to_params",
+    "SHIPPED", "Dimension", "Draw", "SearchSpace", "completed", "duration_s", "find", "load", "of_search",
+    "parse", "read", "size", "to_params",
 ]  # fmt: skip

@@ -110,13 +110,13 @@ def _check_model(trial: _Checked, outcome: Outcome, world: World) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- in its processes
-def before_search(config: Systems, ranks: int, say: Callable[[str], None]) -> Report:
-    """Check a configuration of a user's workload in `ranks` processes. Raises `ConfigError` with what is wrong."""
-    title = cfg.of(config).title
+def before_search(config: Systems, say: Callable[[str], None]) -> Report:
+    """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with what is wrong."""
+    title, ranks = cfg.of(config).title, config.parallel.workers
     say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
-        path.write_text(cfg.dump(cfg.override(config, {"parallel.workers": ranks}, check=False)), encoding="utf-8")
+        path.write_text(cfg.dump(config), encoding="utf-8")
         found = _wait(_start(path, answer, ranks), answer, title, say)
     if (error := found.get("error")) is not None:
         raise ConfigError(error)

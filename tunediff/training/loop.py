@@ -82,7 +82,7 @@ class Loop:
         self._loss: Tensor | None = None  # of this step so far
         self._counts = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
-        self._updated, self._done = False, False
+        self._updated, self._done, self._learning_rate = False, False, 0.0
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._feed: Feed | None = None
@@ -92,6 +92,11 @@ class Loop:
         memory.keep_freed(config.memory.keep_freed, world.device)
         torch.manual_seed(config.seed)  # equal initial weights on all ranks
         self._state.rng.manual_seed(config.seed)
+
+    @property
+    def last_pass(self) -> bool:
+        """Whether this batch is the last of its optimizer step: where gradients are complete and weights change."""
+        return self._pass == self.config.loader.accumulation - 1
 
     def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
         """All passes of the training; between two segments the model is judged, saved and reported."""

@@ -63,7 +63,7 @@ def checkpoint(model: nn.Module, blocks: type[nn.Module], share: float) -> None:
             torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,
             context_fn=functools.partial(_recomputing, block),
         )  # fmt: skip
-        block.forward = functools.partial(_in_training, block, block.forward, run)  # type: ignore[method-assign]
+        block.forward = functools.partial(_in_training, block, block.forward, run)
 
 
 def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: Any) -> Any:

@@ -70,11 +70,6 @@ class Trial(Loop):
         count = self.config.loader.batch_size // (self.config.loader.accumulation * self.world.size)
         return Place(self.world.rank * count, count, count * self.world.size)
 
-    @property
-    def last_pass(self) -> bool:
-        """Whether this batch is the last of its optimizer step: where gradients are complete and weights change."""
-        return self._pass == self.config.loader.accumulation - 1
-
     def should_stop(self) -> bool:
         """Whether this rank was asked to stop; a long evaluation may raise TimeoutError, on all ranks at once."""
         return self._observer.asks_to_stop()
@@ -86,7 +81,8 @@ class Trial(Loop):
         """The model on its device, under the parallel strategy and torch.compile; the optimizer is made after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
-        `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the device's peak.
+        `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
+        device's peak.
         """
         if not isinstance(model, nn.Module):
             raise self._mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
@@ -94,7 +90,7 @@ class Trial(Loop):
             raise self._mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
         model.to(self.device)
         if self.config.memory.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model.to(memory_format=torch.channels_last)
         if blocks is not None:
             memory.checkpoint(model, blocks, self.config.memory.checkpoint)
         if self._initial is not None:

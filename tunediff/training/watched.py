@@ -30,7 +30,7 @@ def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
     kind = type(
         type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": lambda _: knobs.__reduce__()}
     )
-    found = object.__new__(kind)
+    found: Any = object.__new__(kind)
     values = {**vars(knobs), **{name: _watched(value, f"{prefix}{name}.", read) for name, value in inner.items()}}
     for name, value in values.items():
         object.__setattr__(found, name, value)
