@@ -11,7 +11,7 @@ import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +22,8 @@ FOLDER = "workload"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _imported: dict[str, ModuleType] = {}
 """What was imported from users' files, by version: a copy is not imported beside its original."""
+_roots: list[Path] = []
+"""Where these files lie."""
 _names: set[str] = set()
 """What these modules and those that they import are called."""
 
@@ -132,6 +134,7 @@ def load(code: Code) -> ModuleType:
         _names.add(name)
     if str(code.root) in sys.path:
         sys.path.remove(str(code.root))
+    _roots.append(code.root)
     sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes get it from here
     importlib.invalidate_caches()
     try:
@@ -179,16 +182,22 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def described(error: BaseException, root: Path) -> str:
-    """`ValueError: no such file (mine.py, line 12: x = read())`: an error with the innermost line of the user's own."""
+def described(error: BaseException, *roots: Path) -> str:
+    """`ValueError: no such file (mine.py, line 12: x = read())`: an error with the innermost line of the user's own,
+    which stands below one of `roots` or of the folders that workloads were imported from."""
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_relative_to(root):
+    if isinstance(error, SyntaxError) and error.filename and _own(error.filename, roots):
         text = (error.text or linecache.getline(error.filename, error.lineno or 0)).strip()
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno}: {text})"
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(root)]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _own(one.filename, roots)]
     if not frames:
         return words
-    return f"{words} ({Path(frames[-1].filename).relative_to(root)}, line {frames[-1].lineno}: {frames[-1].line})"
+    return f"{words} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})"
+
+
+def _own(file: str, roots: Iterable[Path]) -> bool:
+    inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
+    return inside and "site-packages" not in Path(file).parts
 
 
 def trace(error: BaseException) -> str:

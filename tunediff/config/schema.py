@@ -154,7 +154,7 @@ class Schema:
         return config
 
     def to_dict(self, config: Configuration) -> Lines:
-        """Lines plain dictionary (JSON types only)."""
+        """A plain dictionary (JSON types only)."""
         plain = self._adapter.dump_python(config, mode="json")
         return {name: plain[name] for name in self.order}
 
@@ -217,7 +217,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Values:
 
 
 def to_dict(config: Configuration) -> Lines:
-    """Lines plain dictionary of a configuration, its workload first: whoever reads it needs nothing else."""
+    """A plain dictionary of a configuration, its workload first: whoever reads it needs nothing else."""
     return {"workload": config.schema.workload, **config.schema.to_dict(config)}
 
 

@@ -163,10 +163,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, sa
 def main(path: Path, answer: Path) -> None:
     """One rank: write what was found."""
     found: Report = {}
-    root = path.parent
     try:
         config = cfg.load(path)
-        root = code.read(Path(config.schema.workload)).root
         with from_environment() as world:
             found = check(config, world)
             if not world.main:
@@ -179,9 +177,7 @@ def main(path: Path, answer: Path) -> None:
         found = {"error": f"{Path(config.schema.workload).name}: {error}"}
     except BaseException as error:
         oom = f" (with loader.batch_size = {config.loader.batch_size})" if memory.is_oom(error) else ""
-        found = {
-            "error": f"{Path(config.schema.workload).name}: {code.described(error, root)}{oom}\n{code.trace(error)}"
-        }
+        found = {"error": f"{Path(config.schema.workload).name}: {code.described(error)}{oom}\n{code.trace(error)}"}
     with contextlib.suppress(FileExistsError), open(answer.with_suffix(".new"), "x") as file:  # who fails first says it
         json.dump(found, file)
         file.flush()

@@ -63,7 +63,7 @@ class Loop:
         `initial`: weights to start from. `checkpoint_every_s`: training seconds between checkpoints within a segment.
         """
         self.config, self.world, self.device = config, world, world.device
-        self.knobs, self._read = watched(config.knobs) if of(config).file is not None else (config.knobs, set[str]())
+        self.knobs, self._read = watched(config.knobs) if config.schema.version else (config.knobs, set[str]())
         self.evaluates = evaluates
         self._budget, self._observer, self._folder = budget, observer, folder
         self._clock, self._phases = clock or Clock(budget, world.synchronize), Phases(world.device)
@@ -131,7 +131,7 @@ class Loop:
         self.close()
 
     def _mistake(self, what: str) -> WorkloadError:
-        return WorkloadError(f"{of(self.config).title}: {what}")
+        return WorkloadError(f"{self.config.schema.title}: {what}")
 
     def _check_begun(self) -> None:
         """What must have been said before the first batch. Raises `WorkloadError`."""
@@ -331,7 +331,7 @@ class Loop:
 
     def _unread(self) -> tuple[str, ...]:
         """Knobs of a user's workload that its training has never looked at, on this rank."""
-        if of(self.config).file is None:
+        if not self.config.schema.version:
             return ()
         own = {field.name for field in dataclasses.fields(self.config.schema.own)}
         return tuple(

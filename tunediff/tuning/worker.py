@@ -130,16 +130,10 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
         return  # the disk's fault: the trial is neither good nor bad, and no end could be written
     if (why := environment.unwritable(job.folder)) is not None:  # not all that writes says so by its error
         raise OSError(why) from error
-    status, reason = "oom" if memory.is_oom(error) else "error", code.described(error, _users_root(job))
+    status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
         (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error))
     _end(job, serial, slot, End(status, reason, peak=memory.peak_mib(world.device)))
-
-
-def _users_root(job: Job) -> Path:
-    """Where the user's own lines stand, or a folder of nobody's."""
-    name = str(job.config["workload"])
-    return code.read(Path(name)).root if cfg.is_users(name) else job.folder
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:

@@ -1,0 +1,180 @@
+"""A user's file as a workload: found, known by its content, taken along."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import CPU
+from tunediff import config as cfg
+from tunediff import record, space
+from tunediff.clock import Budget
+from tunediff.config import ConfigError, code
+from tunediff.space import own
+from tunediff.training.judging import judged
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Trial, run
+from tunediff.training.watched import watched
+
+PLAIN = (Path(__file__).parent / "plain.py").read_text()
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PLAIN)
+    return tmp_path / "mine.py"
+
+
+def trained(config, folder=None, samples=64):
+    return run(Trial(config, Budget(samples=samples), CPU, Observer(), folder=folder))
+
+
+def test_tunediff_itself_imports_no_torch():
+    text = "import sys, tunediff; from tunediff import Metric, Range; assert 'torch' not in sys.modules; tunediff.Trial"
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_its_knobs_are_knobs_like_ours(mine):
+    config = cfg.baseline("mine.py")
+    assert (config.width, config.loader.batch_size, config.knobs.lr) == (8, 16, 0.01)
+    assert config.schema.knobs["width"].description == "Of the hidden layer."
+    assert cfg.baseline("mine.py:large").width == 16
+    assert cfg.named(Path("mine.py"), ["lr=1e-3", "loader.batch_size=8"]).lr == 1e-3
+    with pytest.raises(ConfigError, match="command line: width: 'wide' is not allowed; allowed: a whole number"):
+        cfg.named(Path("mine.py"), ["width=wide"])
+    with pytest.raises(ConfigError, match="command line: widht: no such knob; did you mean width"):
+        cfg.named(Path("mine.py"), ["widht=3"])
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_module_of_a_package_brings_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "__init__.py": "", "nets.py": "from . import sizes\nWIDTH = sizes.WIDTH\n", "sizes.py": "WIDTH = 8\n",
+        "training.py": PLAIN.replace("from torch import nn\n", "from torch import nn\n\nfrom .nets import WIDTH\n"),
+        "unused.py": "", "late.py": "ANSWER = 42\n",
+    }.items():  # fmt: skip
+        (tmp_path / "mypkg").mkdir(exist_ok=True)
+        (tmp_path / "mypkg" / name).write_text(text)
+    found = cfg.find("mypkg.training")
+    assert found.file.root == tmp_path
+    assert sorted(str(path) for path in found.file.contents) == [
+        f"mypkg/{n}.py" for n in ("__init__", "nets", "sizes", "training")
+    ]
+    before = found.file.version
+    (tmp_path / "mypkg/unused.py").write_text("x = 1")
+    assert cfg.find("mypkg.training").file.version == before, "what is not imported is not part of it"
+    (tmp_path / "mypkg/sizes.py").write_text("WIDTH = 16\n")
+    assert cfg.find("mypkg.training").file.version != before
+    with (tmp_path / "mypkg/training.py").open("a") as file:
+        file.write("\n\ndef later():\n    from mypkg import late\n\n    return late.ANSWER\n")
+    again = cfg.find("mypkg.training")
+    assert Path("mypkg/late.py") in again.file.contents, "also inside functions"
+    assert again.declared.later() == 42
+
+
+def test_the_content_and_not_the_place_makes_the_fingerprint(mine):
+    config = cfg.baseline("mine.py")
+    copy = cfg.take_along(config, mine.parent / "search")
+    assert copy.schema.workload == str(mine.parent / "search/workload/mine.py")
+    assert cfg.fingerprint(copy) == cfg.fingerprint(config)
+    assert cfg.differences(copy, config) == {}
+    assert cfg.take_along(copy, mine.parent / "search") is copy
+    mine.write_text(PLAIN + "\n# changed\n")
+    assert cfg.fingerprint(cfg.baseline("mine.py")) != cfg.fingerprint(config)
+    with pytest.raises(ConfigError, match="is a file of another workload already"):
+        cfg.take_along(cfg.baseline("mine.py"), mine.parent / "search")
+
+
+def test_a_configuration_names_the_file_beside_it(mine, tmp_path):
+    config = cfg.take_along(cfg.baseline("mine.py:large"), tmp_path / "out")
+    (tmp_path / "out/best.yaml").write_text(cfg.dump(config, folder=tmp_path / "out"))
+    assert "workload: workload/mine.py\n" in (tmp_path / "out/best.yaml").read_text()
+    mine.unlink()
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    found = cfg.load(tmp_path / "elsewhere/best.yaml")
+    assert (found.width, cfg.fingerprint(found)) == (16, cfg.fingerprint(config))
+
+
+def test_a_journal_is_read_where_its_search_lies_now(mine, tmp_path):
+    config = cfg.take_along(cfg.baseline("mine.py"), tmp_path / "night")
+    record.Journal(tmp_path / "night/trials/t0000").start(config, {}, 3.0)
+    (tmp_path / "night").rename(tmp_path / "moved")
+    known = record.read_trial(tmp_path / "moved/trials/t0000")
+    assert known.configuration.schema.workload == str(tmp_path / "moved/workload/mine.py")
+
+
+# ------------------------------------------------------------------------------------------------------- what is searched
+def test_the_file_alone_is_a_search(mine):
+    content = space.completed(space.read(Path("mine.py")), Path("mine.py"), ["lr=0.02"], cores=4, gpu=False)
+    assert content["search"] == {
+        "width": {"choice": [4, 8, 16]}, "loader.batch_size": [8, 16, 32, 64], "loader.workers": [0, 1, 2],
+        "precision.amp": ["none", "bf16"],
+    }  # fmt: skip
+    found = space.parse(content, "mine.py", Path(), ["lr=0.02"])
+    assert (found.metric, found.mode, found.label, found.baseline.lr) == ("accuracy", "max", "accuracy", 0.02)
+    assert found.candidates[0] == {"width": 8, "loader.batch_size": 16, "loader.workers": 0, "precision.amp": "none"}
+    gpu = own.space_of(cfg.baseline("mine.py"), cores=16, gpu=True)
+    assert {"compile.mode", "memory.channels_last", "precision.matmul", "lr"} <= gpu.keys()
+    assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
+
+
+def test_a_search_file_narrows_or_replaces(mine, tmp_path):
+    budget = {"per_trial": "1s", "trials": 2}
+    (tmp_path / "files").mkdir()
+    content = {"workload": "../mine.py", "budget": budget, "search": {"lr": None, "width": [4, 8]}}
+    found = space.parse(content, "my.yaml", tmp_path / "files")
+    assert [(one.name, one.low, one.high, one.log, one.choices) for one in found.dimensions] == [
+        ("lr", 1e-3, 1e-1, True, None), ("width", 0.0, 0.0, False, (4, 8)),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="my.yaml: search: dropout: None is not a space"):
+        space.parse({**content, "search": {"dropout": None}}, "my.yaml", tmp_path / "files")
+    with pytest.raises(ConfigError, match=r"search: may be left out where the workload's Knobs have a Range"):
+        space.parse({"workload": str(mine), "budget": budget}, "my.yaml")
+
+
+# ------------------------------------------------------------------------------------------------------------- trained
+def test_knobs_tell_which_of_them_were_read():
+    @dataclasses.dataclass(frozen=True)
+    class Inner:
+        depth: int = 2
+        heads: int = 3
+
+    @dataclasses.dataclass(frozen=True)
+    class Outer:
+        width: int = 1
+        inner: Inner = dataclasses.field(default_factory=Inner)
+
+    knobs, read = watched(Outer())
+    assert knobs.inner.heads == 3
+    assert read == {"inner.heads"}
+    assert isinstance(knobs, Outer)
+    assert dataclasses.asdict(knobs) == {"width": 1, "inner": {"depth": 2, "heads": 3}}
+    assert read == {"inner.heads", "inner.depth", "width"}
+
+
+def test_a_finished_model_is_judged_by_its_own_evaluation(mine):
+    config = cfg.baseline("mine.py")
+    outcome = trained(config)
+    assert judged(config, outcome.model.state_dict(), CPU)["accuracy"] == outcome.points[-1]["accuracy"]
+    fresh = trained(config, samples=16)
+    weights = {name: 0 * tensor for name, tensor in fresh.model.state_dict().items()}
+    assert judged(config, weights, CPU)["accuracy"] == 0.0
+
+
+def test_a_copy_is_the_same_module(mine, tmp_path):
+    """What a search has read is not imported a second time from its copy; what was edited is."""
+    first = cfg.find("mine.py").declared
+    assert cfg.of(cfg.take_along(cfg.baseline("mine.py"), tmp_path / "s")).declared is first
+    mine.write_text(PLAIN.replace("class Knobs:", "class Knobs:\n    depth: int = 1"))
+    assert cfg.find("mine.py").declared is not first
+    assert cfg.baseline("mine.py").depth == 1
+
+
+def test_shown_paths_are_those_one_would_type(mine, tmp_path):
+    assert code.shown(mine) == "mine.py"
+    assert code.shown(Path("/elsewhere/x.py")) == "/elsewhere/x.py"

@@ -1,0 +1,173 @@
+"""What a user's file may get wrong, and the answer to each: before anything starts, with the line of his own."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import CPU
+from tunediff import config as cfg
+from tunediff.config import ConfigError, code
+from tunediff.config.code import WorkloadError
+from tunediff.record import NotFiniteError
+from tunediff.training import check
+
+PLAIN = (Path(__file__).parent / "plain.py").read_text()
+
+
+def file(folder, text, name="mine.py"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def edited(*changes):
+    text = PLAIN
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    return text
+
+
+READ = [
+    ("not Python", "def train(trial:", r"mine.py: does not import: SyntaxError: .*\(mine.py, line 1: def train\(trial:\)"),
+    ("a module that is not installed", "import torchh\n" + PLAIN, r"mine.py: does not import: ModuleNotFoundError: No module named 'torchh' \(mine.py, line 1: import torchh\)"),
+    ("a name that does not exist", PLAIN + "\nprint(nope)\n", r"NameError: name 'nope' is not defined \(mine.py, line \d+: print\(nope\)\)"),
+    ("a script that ends by itself", PLAIN + "\nraise SystemExit(3)\n", r"mine.py: does not import: SystemExit: 3 \(mine.py"),
+    ("no Knobs", edited(("class Knobs", "class Nobs")), r"mine.py: has no class Knobs; write @dataclass\(frozen=True\)"),
+    ("Knobs not frozen", edited(("frozen=True", "")), r"mine.py: Knobs: is not frozen; write @dataclass\(frozen=True\)"),
+    ("Knobs no dataclass", edited(("@dataclass(frozen=True)\n", "")), r"mine.py: Knobs: is not a dataclass"),
+    ("a knob without a default", edited(("dropout: float = 0.0", "dropout: float")), r"(mine.py: Knobs: dropout: has no default|non-default argument 'dropout')"),
+    ("a knob of no kind", edited(("dropout: float = 0.0", "dropout: object = None")), r"mine.py: Knobs: dropout: <class 'object'> is no kind of knob; allowed: int, float"),
+    ("a default of the wrong type", edited(("dropout: float = 0.0", "dropout: int = 0.5")), r"mine.py: Knobs: dropout: 0.5 is not allowed; allowed: a whole number"),
+    ("a default outside its range", edited(("= 1e-2", "= 1.0")), r"mine.py: Knobs: lr: its default 1.0 lies outside Range\(0.001, 0.1\)"),
+    ("a default that is no choice", edited(("width: Annotated[int, Choice(4, 8, 16)] = 8", "width: Annotated[int, Choice(4, 8, 16)] = 9")), r"mine.py: Knobs: width: its default 9 is not among Choice\(4, 8, 16\)"),
+    ("a range of words", edited(("dropout: float = 0.0", 'dropout: Annotated[str, Range(0, 1)] = "a"')), r"mine.py: Knobs: dropout: a Range needs a number; use Choice"),
+    ("a name of the system's", edited(("dropout: float", "loader: float")), r"mine.py: Knobs: loader: every workload has a section of this name"),
+    ("no objective", edited(('OBJECTIVE = Metric("accuracy", "max")', "")), r'mine.py: OBJECTIVE is None; it needs a line such as  OBJECTIVE = Metric\("accuracy", "max"\)'),
+    ("an objective that is a word", edited(('OBJECTIVE = Metric("accuracy", "max")', 'OBJECTIVE = "accuracy"')), r"mine.py: OBJECTIVE is 'accuracy'; it needs a line"),
+    ("a direction that is none", edited(('"max"', '"up"')), r"mine.py: OBJECTIVE: mode 'up' is not allowed; allowed: min, max"),
+    ("no train", edited(("def train(", "def training(")), r"mine.py: has no function train\(trial\)"),
+    ("train takes nothing", edited(("def train(trial: Trial)", "def train()")), r"mine.py: train must take one argument, the trial"),
+    ("a baseline of unknown knobs", edited(("loader.batch_size", "loader.batchsize")), r"mine.py: loader.batchsize: no such knob; did you mean loader.batch_size"),
+    ("a baseline of the wrong type", edited(('"loader.batch_size": 16', '"loader.batch_size": "16"')), r"mine.py: loader.batch_size: '16' is not allowed; allowed: a whole number of at least 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [row[1:] for row in READ], ids=[row[0] for row in READ])
+def test_mistakes_that_reading_the_file_finds(tmp_path, text, answer):
+    with pytest.raises(ConfigError) as error:
+        cfg.baseline(str(file(tmp_path, text)))
+    assert re.search(answer, str(error.value)), str(error.value)
+
+
+LOOP = "    for x, y in trial.batches((X, Y)):\n"
+TRAINED = [
+    ("no prepare", [("    net = trial.prepare(net)\n", "")], WorkloadError, r"mine.py: train\(trial\): net = trial.prepare\(net\) must come before the loop"),
+    ("another model is trained", [("    net = trial.prepare(net)\n", "    trial.prepare(net)\n")], WorkloadError, "mine.py: the model that is trained is not the one that was prepared"),
+    ("prepared twice", [("    net = trial.prepare(net)\n", "    net = trial.prepare(trial.prepare(net))\n")], WorkloadError, "mine.py: trial.prepare was called twice"),
+    ("prepare of no model", [("    net = trial.prepare(net)\n", "    net = trial.prepare([net])\n")], WorkloadError, "mine.py: trial.prepare takes a torch.nn.Module, not list"),
+    ("the optimizer has other parameters", [("AdamW(net.parameters()", "AdamW(nn.Linear(1, 1).parameters()")], WorkloadError, "mine.py: two steps changed no parameter of the prepared model; does the optimizer have them"),
+    ("no keep", [("    trial.keep(net=net, optimizer=optimizer)\n", "")], WorkloadError, r"mine.py: train\(trial\): trial.keep\(net=net, optimizer=optimizer\) must come before the loop"),
+    ("keep of what has no state", [("optimizer=optimizer)", "optimizer=3)")], TypeError, r"keep\(optimizer=…\): int has no state_dict"),
+    ("no evaluate_with", [("    trial.evaluate_with(lambda: judge(net))\n", "")], WorkloadError, r'mine.py: train\(trial\): trial.evaluate_with\(lambda: \{"accuracy": …\}\) must come before the loop'),
+    ("an evaluation without the objective", [('"accuracy": (net', '"acc": (net')], WorkloadError, 'mine.py: evaluate_with: found acc, and not OBJECTIVE "accuracy"'),
+    ("an evaluation that returns a number", [('return {"accuracy": (net(X).sign() == Y.sign()).float().mean()}', "return 0.5")], WorkloadError, "mine.py: evaluate_with: its function returned 0.5; it needs a dictionary"),
+    ("an objective that is a word", [("(net(X).sign() == Y.sign()).float().mean()", '"good"')], WorkloadError, "mine.py: evaluate_with: \"accuracy\" is 'good'; it must be one number"),
+    ("an objective for each item", [(".float().mean()", ".float()")], WorkloadError, 'mine.py: evaluate_with: "accuracy" is tensor'),
+    ("an objective that is NaN", [(".float().mean()", ".float().mean() * float('nan')")], NotFiniteError, "accuracy is nan after 2 steps"),
+    ("a name that has a meaning", [('return {"accuracy"', 'return {"loss": 1.0, "accuracy"')], WorkloadError, 'evaluate_with: "loss" has a meaning of its own; choose another name, "validation_loss"'),
+    ("an evaluation that fails", [("net(X).sign()", "net(X[0, :2]).sign()")], RuntimeError, "shapes"),
+    ("no loop", [(LOOP, "    for x, y in []:\n")], WorkloadError, r"mine.py: train\(trial\) never asked for a batch"),
+    ("a loop that never steps", [("        trial.step(loss, optimizer)\n", "")], WorkloadError, r"a batch was taken and trial.step\(loss, optimizer\) not called"),
+    ("a loop that is left", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        break\n")], WorkloadError, r"mine.py: train\(trial\) left its loop after"),
+    ("a loss for each item", [("F.mse_loss(net(x), y)", "(net(x) - y)")], WorkloadError, r"mine.py: trial.step takes a loss of one number, not a tensor of shape \[16, 1\]; loss.mean\(\)"),
+    ("a loss that is a number", [("F.mse_loss(net(x), y)", "F.mse_loss(net(x), y).item()")], WorkloadError, "mine.py: trial.step takes a loss of one number, not float"),
+    ("no data", [("trial.batches((X, Y))", "trial.batches((X[:0], Y[:0]))")], WorkloadError, "mine.py: trial.batches: the data set is empty"),
+    ("tensors of two lengths", [("trial.batches((X, Y))", "trial.batches((X, Y[:9]))")], ConfigError, "trial.batches: tensors of different lengths: 64, 9"),
+    ("data that is none", [("trial.batches((X, Y))", "trial.batches(3)")], ConfigError, "trial.batches: int is no data set; allowed: tensors, a torch Dataset"),
+    ("a loader as data", [("trial.batches((X, Y))", "trial.batches(torch.utils.data.DataLoader(list(zip(X, Y))))")], ConfigError, r"a loader of your own goes to trial.steps\(loader\)"),
+    ("a knob that there is not", [("trial.knobs.dropout", "trial.knobs.dropuot")], AttributeError, "dropuot"),
+    ("an error in the tenth line", [("loss = F.mse_loss(net(x), y)", "loss = F.mse_loss(net(x), y) + undefined")], NameError, "undefined"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "kind", "answer"), [row[1:] for row in TRAINED], ids=[row[0] for row in TRAINED])
+def test_mistakes_that_two_steps_and_an_evaluation_find(tmp_path, changes, kind, answer):
+    config = cfg.baseline(str(file(tmp_path, edited(*changes))))
+    with pytest.raises(kind, match=answer):
+        check.check(config, CPU)
+
+
+def test_a_file_without_mistakes_passes_and_a_knob_that_is_never_read_is_named(tmp_path):
+    config = cfg.baseline(str(file(tmp_path, edited(("nn.Dropout(trial.knobs.dropout)", "nn.Identity()")))))
+    found = check.check(config, CPU)
+    assert found["unread"] == ["dropout"]
+    assert found["parameters"] == 4 * 8 + 8 + 8 + 1
+    assert 0 <= found["value"] <= 1
+    assert check.check(cfg.baseline(str(file(tmp_path, PLAIN, "good.py"))), CPU)["unread"] == []
+
+
+def test_an_error_is_told_with_the_users_own_line_and_without_our_frames(tmp_path):
+    text = edited(("loss = F.mse_loss(net(x), y)", "loss = F.mse_loss(net(x), y) + undefined"))
+    config = cfg.baseline(str(file(tmp_path, text)))
+    with pytest.raises(NameError) as error:
+        check.check(config, CPU)
+    said = code.described(error.value, tmp_path)
+    assert re.fullmatch(
+        r"NameError: name 'undefined' is not defined \(mine.py, line \d+: loss = .* \+ undefined\)", said
+    )
+    shown = code.trace(error.value)
+    assert "mine.py" in shown
+    assert f"{Path(code.__file__).parent.parent}/" not in shown
+
+
+def test_the_check_in_its_own_process(tmp_path):
+    """What a search runs before it starts: its answer is the user's line, and the process leaves nothing behind."""
+    said = []
+    good = cfg.baseline(str(file(tmp_path, PLAIN, "good.py")))
+    assert check.before_search(good, said.append)["unread"] == []
+    assert said == ["checking good.py: 2 steps and one evaluation"]
+    bad = cfg.baseline(str(file(tmp_path, edited(("trial.step(loss, optimizer)", "raise OSError('no disk')")))))
+    with pytest.raises(ConfigError, match=r"mine.py: OSError: no disk \(mine.py, line \d+: raise OSError"):
+        check.before_search(bad, said.append)
+    gone = cfg.baseline(
+        str(file(tmp_path, edited(("trial.step(loss, optimizer)", "import os; os.kill(os.getpid(), 9)")), "gone.py"))
+    )
+    with pytest.raises(ConfigError, match=r"gone.py: its process died"):
+        check.before_search(gone, said.append)
+
+
+def test_ranks_that_disagree(tmp_path):
+    """Each rank changes the model by itself: two ranks are tried, and say so."""
+    text = edited(
+        (
+            "        trial.step(loss, optimizer)\n",
+            "        trial.step(loss, optimizer)\n        with torch.no_grad():\n            net.module[0].weight += trial.world.rank\n",
+        )
+    )
+    config = cfg.override(cfg.baseline(str(file(tmp_path, text))), {"parallel.workers": 2})
+    with pytest.raises(ConfigError, match="mine.py: two ranks have learned different models"):
+        check.before_search(config, lambda _: None)
+
+
+def test_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, answer in {
+        "mine.py": "workload: workload: mine.py: no such file in",
+        "my.module": "workload: workload: my.module: ",
+        "digit": "workload: workload: unknown name 'digit'; allowed: ",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(answer)):
+            cfg.baseline(name)
+    file(tmp_path, PLAIN)
+    with pytest.raises(ConfigError, match="mine.py has no preset 'huge'; allowed: large"):
+        cfg.baseline("mine.py:huge")
+    for taken in ("random", "yaml"):
+        assert importlib.util.find_spec(taken) is not None
+        file(tmp_path, PLAIN, f"{taken}.py")
+        with pytest.raises(
+            ConfigError, match=f"hides the module {taken} that is installed; give the file another name"
+        ):
+            cfg.baseline(f"{taken}.py")
