@@ -50,6 +50,13 @@ def test_features_do_not_depend_on_the_batch_or_the_trial(digits: Images, classi
         torch.set_float32_matmul_precision("highest")
 
 
+def test_one_ruler_is_without_tf32_and_leaves_the_formats_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with features.one_ruler(torch.device("cpu")):
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_classifier_gives_features_and_logits_in_one_pass(digits: Images, classifier: features.Classifier) -> None:
     found, logits = classifier.with_logits(digits.pixels[:200])
     assert torch.equal(found, classifier(digits.pixels[:200]))

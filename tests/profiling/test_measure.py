@@ -1,5 +1,6 @@
 """Short trainings, timed, and what is known of the machine."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -61,6 +62,20 @@ def test_loader_and_model_alone(bench):
     assert alone["seconds"] >= 0.2
     assert alone["samples_per_s"] == pytest.approx(alone["samples"] / alone["seconds"])
     assert bench.model_alone(config, 3)["samples_per_s"] > 0
+
+
+def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
+    """With accumulation a batch comes in parts."""
+    given, batches = [], bench.batches
+
+    @contextlib.contextmanager
+    def counted(config):
+        with batches(config) as found:
+            yield (given.append(len(x)) or x for x in found)
+
+    monkeypatch.setattr(bench, "batches", counted)
+    alone = bench.loader_alone(tiny(loader__accumulation=2), 0.0)
+    assert alone["images"] == sum(given[1:]), "the first one is not timed"
 
 
 def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):

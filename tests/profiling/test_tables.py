@@ -117,6 +117,7 @@ def test_the_report_on_a_cpu():
     ):
         assert squeezed(line) in squeezed(said), line
     assert "would end at a batch of about 1,344" in said
+    assert "what stays" not in said, "its parts have lines of their own"
     assert "disturbed" in said
     assert "others used the machine" not in said
     parts = [line for line in said.splitlines() if line.startswith(("  backward  ", "  forward  ", "  waiting for"))]

@@ -68,6 +68,8 @@ def test_kernels_are_listed_where_operations_do_not_account_for_them():
     kernels = [row("gemm", 4, 1.0, True), row("copy", 4, 3.0, True)]
     launched = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 3.0)]
     assert trace.operations(kernels + launched, 4)["kind"] == "operations"
+    partly = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 2.0)]  # some launch without an operation of their own
+    assert trace.operations(kernels + partly, 4)["kind"] == "operations"
     graphs = trace.operations([*kernels, row("aten::mm", 4, 0.5)], 4)
     assert (graphs["kind"], [one["operation"] for one in graphs["longest"]]) == ("kernels", ["copy", "gemm"])
     assert graphs["longest"][0]["share"] == 0.75

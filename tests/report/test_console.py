@@ -84,6 +84,29 @@ def test_failures_are_told_above_it_and_names_are_no_markup(night):
     assert not any("t0001 ok" in line for line in lines[:2])
 
 
+def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys):
+    """Three trials had ended before; one took this session a minute, and four are left."""
+    folder, loaded = night
+    moments = iter([0.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(moments, 60.0))
+    lines = console.Console(folder, loaded, quiet=False)
+    record.Journal(folder / "trials" / "t0003").write("end", status="ok")
+    lines.listen("end", "t0003", {})
+    assert "4/8, about 4m00s left" in capsys.readouterr().out
+
+
+def test_skipped_files_are_named_once(night, capsys):
+    folder, loaded = night
+    journal = record.Journal(folder / "trials" / "t0003")
+    journal.write("about", images=64, skipped_files=1, skipped=[["notes.txt", "no image"]])
+    lines = console.Console(folder, loaded, quiet=False)
+    for index in (1, 2):
+        lines.listen("point", "t0003", {"index": index, "train_s": 2.0, "frechet": 9.0, "images_per_s": 50.0})
+    said = capsys.readouterr().out
+    assert said.count("64 images; skipped 1 files: notes.txt: no image") == 1
+    assert said.count("t0003    2.0 s") == 2
+
+
 def test_a_thousand_trials_fit_a_terminal(night):
     folder, loaded = night
     for number in range(4, 1000):

@@ -124,9 +124,12 @@ def test_what_a_file_holds_is_text_and_nothing_else(night):
 def test_a_spreadsheet_sees_no_formula(night, plain):
     wanted = journals.read(night)[0].space
     write(night, wanted, 3, {"loader.batch_size": 32}, curve=(), status="error", reason="=HYPERLINK(A1)")
+    for number, first in enumerate("+-@", 4):
+        write(night, wanted, number, {"loader.batch_size": 32}, curve=(), status="error", reason=f"{first}1")
     written(night)
     assert rows(night / "report" / "failures.csv")[0]["reason"] == "'=HYPERLINK(A1)"
-    assert rows(night / "report" / "trials.csv")[3]["reason"] == "'=HYPERLINK(A1)"
+    reasons = [row["reason"] for row in rows(night / "report" / "trials.csv")[3:]]
+    assert reasons == ["'=HYPERLINK(A1)", "'+1", "'-1", "'@1"]
 
 
 def test_damaged_points_are_no_values(night, plain):
@@ -168,6 +171,25 @@ def test_only_failures(tmp_path, plain):
     assert "3 of 3 trials that ended failed" in text
     (row,) = rows(tmp_path / "night" / "report" / "failures.csv")
     assert (row["status"], row["trials"], row["names"]) == ("oom", "3", "t0000 t0001 t0002"), "numbers do not matter"
+
+
+def test_a_finished_search(tmp_path, plain):
+    """The best first, those without a result at the end."""
+    wanted = make(tmp_path / "night", FILE | {"budget": {"per_trial": "20s", "trials": 3}})
+    write(tmp_path / "night", wanted, 0, curve=(), status="oom", reason="too large")
+    for number, size, value in ((1, 64, 3.0), (2, 256, 2.0)):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, curve=((20.0, 4000, value),))
+    page = written(tmp_path / "night")
+    assert "finished · 3 of 3 trials ended" in words(page)
+    table = page[page.index('id="trials-table"') :]
+    assert re.findall(r"<td>(t\d{4})</td>", table)[:3] == ["t0002", "t0001", "t0000"]
+
+
+def test_images_after_unequal_seconds_are_not_called_equal(night, plain):
+    assert "The first images of the last evaluation, after equal training seconds." in words(written(night))
+    journal = night / "trials" / "t0001" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"train_s": 20.0', '"train_s": 12.0'))
+    assert "The first images of the last evaluation." in words(written(night))
 
 
 def test_one_trial(tmp_path):

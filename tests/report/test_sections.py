@@ -12,8 +12,12 @@ from tests.report.pages import rows, words, written
 from tests.searches import FILE, make, random_points, write
 from tunediff import space
 from tunediff.report import subject
+from tunediff.report.files import Files
+from tunediff.report.sections import knobs
 from tunediff.report.sections.why import explain
 from tunediff.results import journals, speed
+from tunediff.results.effects import ABOVE, WITHIN
+from tunediff.results.importance import Importance
 from tunediff.results.why import Why
 from tunediff.tuning import confirming
 
@@ -49,6 +53,22 @@ def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
         assert ("Why it wins" in text) == (worth < 1)
         assert verdicts["precision.amp=bf16"] in text
         assert "One run each" not in text
+
+
+def test_a_baseline_that_is_best_is_still_marked_as_the_baseline(tmp_path, plain):
+    content = {
+        "workload": "digits",
+        "budget": {"per_trial": "20s"},
+        "seeds": 2,
+        "grid": {"precision.amp": ["none", "bf16"]},
+    }
+    wanted = make(tmp_path / "night", content)
+    for number, point in enumerate(wanted.candidates):
+        value = 2.0 if point["precision.amp"] == "bf16" else 1.0 + 0.1 * number
+        write(tmp_path / "night", wanted, number, drawn=point, curve=((20.0, 4000, value),))
+    page = written(tmp_path / "night")
+    table = page[page.index('id="seeds"') : page.index('id="trials"')]
+    assert re.findall(r'<tr class="(\w+)"><td>(\w+)', table) == [("baseline", "baseline")]
 
 
 def test_several_seeds_are_compared(tmp_path):
@@ -122,7 +142,56 @@ def test_the_sentence_says_which_of_the_two_it_is(told, said):
     assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0001, "most is saved in backward"), (0.9, "most is lost in backward")],
+)
+def test_the_part_of_a_step_that_makes_the_difference_is_named(night, plain, seconds, said):
+    """All parts of both last as long, but for one of the winner."""
+    for name, backward in (("t0000", 0.08), ("t0001", seconds)):
+        path = night / "trials" / name / "journal.jsonl"
+        text = re.sub(r'"step_(\w+)_s": [0-9.]+', r'"step_\1_s": 0.04', path.read_text())
+        path.write_text(text.replace('"step_backward_s": 0.04', f'"step_backward_s": {backward}'))
+    assert said in words(written(night))
+
+
+@pytest.mark.parametrize(("rate", "unit"), [(100.0, "seconds"), (1000.0, "milliseconds")])
+def test_the_parts_of_a_step_are_drawn_in_a_handy_unit(tmp_path, labels, rate, unit):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0, rate=rate)
+    write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 1.0),), rate=rate)
+    written(tmp_path / "night")
+    assert f"{unit} per 1,000 images" in labels
+
+
 # ---------------------------------------------------------------------------------------------------------------- knobs
+@pytest.mark.parametrize(
+    ("fit", "said"),
+    [
+        (-0.1, "the shares are noise."),
+        (0.1, "rather a guess."),
+        (0.6, "fair."),
+        (0.9, "good."),
+        (None, "is not known."),
+    ],
+)
+def test_how_far_shares_can_be_trusted_is_said(night, plain, tmp_path, fit, said):
+    quality = Importance({"precision.amp": 0.6, "optimizer.lr": 0.2}, fit, 40, [])
+    about = dataclasses.replace(subject.read(night), quality=quality, throughput=None)
+    assert said in words(knobs.importance(about, Files(tmp_path / "files")))
+
+
+def test_knobs_with_an_effect_are_drawn_before_the_others(night, labels, tmp_path):
+    about = subject.read(night)
+    one = about.effects[0]
+    found = [
+        dataclasses.replace(one, knob="loader.batch_size", verdict=WITHIN),
+        dataclasses.replace(one, knob="precision.amp", verdict=ABOVE),
+    ]
+    knobs.effects(dataclasses.replace(about, effects=found), Files(tmp_path / "files"))
+    assert labels.index("precision.amp") < labels.index("loader.batch_size")
+
+
 def test_importance_tells_quality_from_throughput(tmp_path, plain):
     content = FILE | {
         "search": FILE["search"] | {
@@ -194,6 +263,21 @@ def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
         in text
     )
     assert (tmp_path / "night" / "report" / "compile.png").exists()
+
+
+def test_compiling_may_pay_after_the_budget_only(tmp_path, plain):
+    """What gains most comes first."""
+    content = FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}}
+    wanted = make(tmp_path / "night", content)
+    for number, size, compiled in ((0, 128, 210.0), (2, 64, 300.0)):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, rate=200.0)
+        point = {"loader.batch_size": size, "compile.mode": "default"}
+        write(tmp_path / "night", wanted, number + 1, point, rate=compiled, compile_s=6.0)
+    page = written(tmp_path / "night")
+    text = words(page[page.index('id="compile"') : page.index('id="failures"')])
+    # 200 t = 210 (t − 6) at t = 126, 200 t = 300 (t − 6) at t = 18: of 20 s
+    assert "2 configurations ran with and without torch.compile: within the budget it pays in 1 of them" in text
+    assert re.findall(r"(t\d{4}) default", text) == ["t0003", "t0001"]
 
 
 def test_without_compiled_trials_there_is_no_word_about_it(night, plain):

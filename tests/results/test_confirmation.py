@@ -114,6 +114,25 @@ def test_a_planted_winner_is_named(tmp_path):
     assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
 
 
+@pytest.mark.parametrize(("searched_for", "words"), [(1.0, "20% worse"), (1.5, "20% better")])
+def test_what_the_choice_flattered_is_said(tmp_path, searched_for, words):
+    worth = {64: searched_for, 128: 2.0}
+    found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
+    told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
+    assert sentences(told)[-1].endswith(f"and is 1.2 on new seeds: {words}.")
+
+
+def test_runs_that_never_get_as_far_are_counted(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 128: 2.0}.get(size, 3.0))
+    told = confirmed(
+        found, lambda size, seed: 3.0 if (size, seed) == (64, 1003) else {64: 1.0, 128: 2.0}.get(size, 3.0)
+    )
+    lines = {line[0]: line[-1] for line in confirmation_table(told)}
+    assert lines["loader.batch_size=64"].endswith(", in 3 of 4 runs")
+    told = confirmed(found, lambda size, seed: {64: 1.0, 128: 2.0}.get(size, 3.0))
+    assert "runs" not in {line[0]: line[-1] for line in confirmation_table(told)}["loader.batch_size=64"]
+
+
 def test_planted_noise_is_refused(tmp_path):
     """The best of four equal configurations was lucky; on new seeds it is what the others are."""
     found = searched(tmp_path, lambda size, seed: 2.0 * (0.7 if size == 256 else 1.0))

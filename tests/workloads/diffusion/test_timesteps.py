@@ -412,6 +412,14 @@ def test_gradient_norm_draws_by_the_weighted_root_of_the_error() -> None:
     expect(sampler.probabilities(), [2 / 3, 1 / 3], atol=1e-3)
 
 
+def test_what_a_bin_said_long_ago_is_forgotten() -> None:
+    """Once less than one image of it counts, it is taken for what the others are."""
+    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001, half_life=0.1), 2)
+    sampler.update(torch.arange(2), torch.tensor([0.04, 0.16]), torch.ones(2))
+    sampler.update(torch.zeros(20, dtype=torch.int64), torch.full((20,), 0.04), torch.ones(20))
+    expect(sampler.probabilities(), [1 / 2, 1 / 2], atol=1e-3)
+
+
 @pytest.mark.parametrize(("temperature", "expected"), [(0.0, 0.5), (2.0, 0.8), (0.5, 0.5858)])
 def test_temperature(temperature: float, expected: float) -> None:
     sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001, temperature=temperature), 2)

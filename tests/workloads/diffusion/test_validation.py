@@ -187,6 +187,8 @@ def test_the_test_split_is_taken_where_it_is_not_learned(tmp_path: Path) -> None
     assert found.pixels.min() >= 200
     learned = override(config, {"data.split": "test"})
     assert validation(learned, data.load(learned.data)).split == "test"
+    both = override(config, {"data.split": "all", "data.max_images": None})
+    assert validation(both, data.load(both.data)).split == "all", "the test images are learned as well"
     single = override(config, {"evaluation.validation_images": 1})
     assert len(validation(single, data.load(config.data)).pixels) == 1
 
