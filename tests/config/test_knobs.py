@@ -14,7 +14,7 @@ DEFAULT = DIFFUSION.default()
 
 KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
-model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups memory.channels_last
+model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups
 model.checkpoint_levels
 process.schedule process.steps process.prediction process.variance
 timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
@@ -27,7 +27,8 @@ optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimiz
 optimizer.clip_norm optimizer.implementation ema.half_life ema.max_decay
 loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
-precision.amp precision.matmul precision.cudnn_benchmark memory.keep_freed compile.mode compile.dynamic compile.scope
+precision.amp precision.matmul precision.cudnn_benchmark memory.channels_last memory.checkpoint
+memory.keep_freed compile.mode compile.dynamic compile.scope
 parallel.workers parallel.bucket_mib parallel.static_graph
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
 evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images

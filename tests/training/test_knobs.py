@@ -9,13 +9,16 @@ from torch import nn
 from tests.helpers import CPU as ALONE
 from tests.helpers import Told, tiny, train
 from tunediff import config as cfg
+from tunediff.clock import Budget
 from tunediff.config.systems import Compile
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
 from tunediff.training import strategies
 from tunediff.training.compilation import compiled
+from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp, set_backends
+from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.unet import Block, UNet
 
@@ -173,8 +176,8 @@ def test_cudnn_benchmark(benchmark):
 # ---------------------------------------------------------------------------------------------------- model, compile
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_channels_last(channels_last):
-    found = []
-    model = network(memory__channels_last=channels_last)
+    found, config = [], tiny(memory__channels_last=channels_last)
+    model = Trial(config, Budget(samples=1), ALONE, Observer()).prepare(network())
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.out_channels > 1:
             module.register_forward_hook(

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
+from tunediff.config.code import WorkloadError
 from tunediff.training import strategies
 from tunediff.training import trial as seam
 from tunediff.training.observer import Recorder
@@ -314,7 +315,8 @@ def test_initial_weights_are_where_it_begins():
         net, _ = begin(trial)
         seen.append({name: tensor.clone() for name, tensor in net.state_dict().items()})
 
-    train(toy(seed=5), samples=8, initial=before, body=body)
+    with pytest.raises(WorkloadError, match="never asked for a batch"):
+        train(toy(seed=5), samples=8, initial=before, body=body)
     assert_equal(seen[0], before)
 
 

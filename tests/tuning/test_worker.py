@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import os
 import pickle
 import subprocess
 import sys
@@ -276,6 +277,6 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     group.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
     (given,) = started
     assert given["scaling_config"].num_workers == 2
-    assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1}
+    assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})

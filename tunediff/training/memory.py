@@ -77,14 +77,16 @@ def _recomputing(block: nn.Module) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    norms = [one for one in block.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
+    """Running statistics stay as they are; they must still be computed with, or fewer tensors would be saved."""
+    norms = [one for one in block.modules() if isinstance(one, _BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False  # in training it uses the batch's own statistics either way
+        norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, tracked
 
 
 def reset(device: torch.device) -> None:

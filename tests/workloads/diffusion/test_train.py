@@ -20,8 +20,8 @@ from tests.helpers import (
 )  # fmt: skip
 from tunediff import config as cfg
 from tunediff.record import NotFiniteError
+from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
-from tunediff.workloads.diffusion import train as workload
 from tunediff.workloads.diffusion import unet
 
 
@@ -114,7 +114,7 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert (told.shown["samples"].shape, told.shown["samples"].dtype) == ((40, 1, 8, 8), torch.uint8)
     assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
     assert told.facts == {"data": "digits", "samples": 64, "skipped_files": 0, "skipped": ()}
-    again = workload.evaluator(config, CPU)(outcome.model)
+    again = judged(config, outcome.model.state_dict(), CPU)
     assert again["frechet"] == point["frechet"]
     assert again["validation_loss"] == point["validation_loss"]
     assert point.peak_share == pytest.approx(point.samples_per_s * point.flops_per_sample / point.peak_flops_per_s)
