@@ -22,7 +22,7 @@ from tunediff.config.knobs import ConfigError, Lines, Values, refuse
 from tunediff.config.schema import Configuration, Schema, override
 from tunediff.config.systems import Systems
 
-SHIPPED = {"diffusion": "tunediff.workloads.diffusion"}
+SHIPPED = {"diffusion": "tunediff.workloads.diffusion", "classification": "tunediff.workloads.classification"}
 """Our own workloads: name and package."""
 
 
