@@ -58,7 +58,7 @@ def network(knobs: Knobs) -> nn.Module:
     library, slash, name = model.name.partition("/")
     if slash:
         return libraries.build(library, name, knobs.data, classes)
-    if name == "resnext29":
+    if model.name == "resnext29":
         return networks.resnext29(model.cardinality, model.width, channels, classes)
     build: Callable[[int, int, int], nn.Module] = getattr(networks, model.name)
     return build(model.width, channels, classes)
