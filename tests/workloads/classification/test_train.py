@@ -1,5 +1,8 @@
 """The training of a classifier: what it learns, however its batches are divided; how it is judged."""
 
+import inspect
+import re
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,6 +15,7 @@ from tunediff.data.images import load
 from tunediff.record import NotFiniteError
 from tunediff.training.observer import Recorder
 from tunediff.workloads.classification import sets
+from tunediff.workloads.classification import train as classification
 from tunediff.workloads.classification.judge import Judge
 from tunediff.workloads.classification.train import augmented, crop, evaluator, network
 
@@ -108,6 +112,13 @@ def test_smoothed_labels_are_those_of_szegedy():
     logits, labels, loss = seen[-1]
     wanted = 0.8 * F.one_hot(labels, 10) + 0.2 / 10
     assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-5)
+
+
+def test_it_uses_what_anybodys_file_can_use():
+    source = "".join(path.read_text() for path in Path(classification.__file__).parent.glob("*.py"))
+    assert not re.findall(r"\btrial\._\w+", source)
+    assert "from tunediff.training.trial import Trial\n" in source
+    assert len(inspect.getsource(classification.train).splitlines()) <= 40
 
 
 # ----------------------------------------------------------------------------------------------------------- judging
