@@ -153,7 +153,8 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
             "give --data digits, --data cifar10, or --data-path with a folder or .zip of images"
         )
     name = args.data or "images"
-    cli.allow(name in cfg.baseline_names(), "--data", name, ", ".join(cfg.baseline_names()))
+    sets = model.config.schema.knobs["data.name"].choices
+    cli.allow(name in sets, "--data", name, ", ".join(sets))
     values: Values = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
     if name == "digits":
         values["data.split"] = "all"

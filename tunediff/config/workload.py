@@ -27,7 +27,7 @@ from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
 
-SHIPPED = {"diffusion": "tunediff.workloads.diffusion"}
+SHIPPED = {"diffusion": "tunediff.workloads.diffusion", "classification": "tunediff.workloads.classification"}
 """Our own workloads: name and package."""
 
 

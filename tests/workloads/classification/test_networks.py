@@ -1,0 +1,136 @@
+"""Our networks are those of their papers; those of libraries fit the data, or are refused."""
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.models import resnet as theirs
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError
+from tunediff.workloads.classification import libraries, networks, train
+from tunediff.workloads.classification.knobs import OWN, check_files
+
+
+def knobs(name="digits_classifier", **values):
+    return cfg.override(cfg.baseline(name), {key.replace("__", "."): value for key, value in values.items()}).knobs
+
+
+def parameters(network):
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_as_many_parameters_as_published():
+    with torch.device("meta"):
+        assert parameters(networks.resnet18(64, 3, 10)) == 11_173_962
+        for cardinality, millions in ((8, 34.4), (16, 68.1)):  # Xie et al. 2017, table 7
+            found = parameters(networks.resnext29(cardinality, 64, 3, 10)) / 1e6
+            assert found == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("ours", "block", "layers", "groups"),
+    [
+        (lambda: networks.resnet18(64, 3, 10), theirs.BasicBlock, [2, 2, 2, 2], 1),
+        (lambda: networks.resnext29(8, 4, 3, 10), theirs.Bottleneck, [3, 3, 3, 1], 8),
+    ],
+    ids=["resnet18", "resnext29"],
+)
+def test_the_same_function_as_torchvisions_blocks(ours, block, layers, groups):
+    """Its networks with another stem; ResNeXt-29 has three stages."""
+    width = 4 if groups > 1 else 64
+    ours, other = ours(), theirs.ResNet(block, layers, num_classes=10, groups=groups, width_per_group=width)
+    other.conv1, other.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    if block is theirs.Bottleneck:
+        other.layer4, other.fc = nn.Identity(), nn.Linear(1024, 10)
+    other.load_state_dict(dict(zip(other.state_dict(), ours.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(ours(x), other(x))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_weight_learns_and_blocks_are_found(name):
+    config = knobs(model__name=name, model__width=8, model__cardinality=2)
+    network = train.network(config)
+    logits = network(torch.randn(4, 1, 8, 8))
+    assert logits.shape == (4, 10)
+    logits.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    blocks = [module for module in network.modules() if isinstance(module, networks.Block)]
+    assert len(blocks) == {"resnet18": 8, "resnext29": 9, "inception_transformer": 10, "convnet": 3}[name]
+
+
+def test_attention_of_the_mixer_is_attention():
+    mixer = networks.InceptionMixer(width=32, low=16, head=8, reduction=2)
+    x = torch.randn(3, 16, 6, 4)
+    tokens = F.avg_pool2d(x, 2).flatten(2).permute(2, 0, 1)  # [tokens, B, C]
+    weight, bias = mixer.qkv.weight.flatten(1), mixer.qkv.bias
+    expected, _ = F.multi_head_attention_forward(
+        tokens, tokens, tokens, 16, 2, weight, bias, None, None, False, 0.0, torch.eye(16), None, need_weights=False
+    )
+    expected = F.interpolate(expected.permute(1, 2, 0).reshape(3, 16, 3, 2), scale_factor=2)
+    torch.testing.assert_close(mixer.attention(x), expected)
+
+
+def test_the_mixer_splits_its_channels_and_takes_any_size():
+    mixer = networks.InceptionMixer(width=32, low=8, head=8, reduction=2)
+    assert mixer.parts == (12, 12, 8)
+    x = torch.randn(1, 32, 7, 5)
+    assert mixer(x).shape == x.shape
+    # Pooling sees one pixel around, attention all of them.
+    other = x.clone()
+    other[:, 24:, 6, 4] += 1
+    assert (mixer(other) != mixer(x)).any(1).all()
+
+
+def test_flops_are_those_of_three_forward_passes():
+    products = 9 * 16 * 8**2 + 16 * 9 * 32 * 4**2 + 32 * 9 * 64 * 2**2 + 64 * 10
+    assert train.flops_per_sample(knobs(model__width=16)) == 3 * 2 * products
+
+
+# ----------------------------------------------------------------------------------------------------------- libraries
+def test_networks_of_torchvision_fit_the_data():
+    for name in ("torchvision/resnet18", "torchvision/vit_b_32", "torchvision/mobilenet_v2"):
+        config = knobs(model__name=name, data__image_size=32)
+        with torch.device("meta"):
+            libraries.check(config.model, config.data, 10)
+            assert train.network(config)(torch.empty(2, 1, 32, 32)).shape == (2, 10)
+
+
+def test_networks_of_timm_fit_the_data():
+    pytest.importorskip("timm")
+    for name in ("timm/resnet18", "timm/vit_tiny_patch16_224"):
+        config = knobs(model__name=name, data__image_size=32)
+        check_files(config, evaluates=True)
+        assert train.network(config)(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+    with pytest.raises(ConfigError, match="timm has no such network; did you mean resnet18"):
+        check_files(knobs(model__name="timm/resnet18x"), evaluates=True)
+
+
+def test_without_timm_its_networks_are_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model\.name: 'timm/resnet18' .* pip install tunediff\[timm\]"):
+        knobs(model__name="timm/resnet18")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("resnet81", "did you mean resnet18"),
+        ("keras/vgg", "allowed: resnet18,.*torchvision/NAME"),
+        ("torchvision/resnet19", "torchvision has no such network; did you mean resnet18"),
+        ("torchvision/alexnet", "it does not take images of 1×8×8"),
+    ],
+)
+def test_networks_that_cannot_be_are_refused(name, why):
+    with pytest.raises(ConfigError, match=f"model.name: '{name}' is not allowed: .*{why}"):
+        check_files(knobs(model__name=name), evaluates=True)
+
+
+def test_widths_that_cannot_be_are_refused_and_knobs_without_effect_named():
+    with pytest.raises(ConfigError, match=r"model\.width: 12 is not allowed"):
+        knobs(model__name="inception_transformer", model__width=12)
+    config = cfg.override(cfg.baseline("digits_classifier"), {"model.cardinality": 4})
+    assert cfg.not_effective(config, "cuda")["model.cardinality"] == "only resnext29 has groups"

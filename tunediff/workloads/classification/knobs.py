@@ -1,0 +1,178 @@
+"""What can be set of the training of a classifier, besides what every training has. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+from tunediff.config import ConfigError, systems
+from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, Str, nearest, section
+from tunediff.config.workload import Metric, Quantity
+from tunediff.data import sources
+from tunediff.data.knobs import Data
+
+OWN = ("resnet18", "resnext29", "inception_transformer", "convnet")
+"""Networks of our own."""
+LIBRARIES = ("timm", "torchvision")
+"""Whose networks can be named as well: `timm/NAME`."""
+
+
+@section
+class Model:
+    """The network; its input channels and its classes are those of the data."""
+
+    name: Str = "resnet18"
+    """`resnet18` (He et al. 2015, arXiv 1512.03385) and `resnext29` (Xie et al. 2017, arXiv 1611.05431) as for 32×32: a
+    3×3 stem, no pooling before the first block. `inception_transformer`: mixes tokens by pooling, depthwise convolution
+    and attention (Si et al. 2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
+    `torchvision/NAME` and `timm/NAME` (`pip install tunediff[timm]`): theirs, with random weights."""
+    width: Annotated[Int, Ge(1), Le(1024)] = 64
+    """Channels of the first stage, which the others are multiples of; in `resnext29` of each group of it."""
+    cardinality: Annotated[Int, Ge(1), Le(256)] = 8
+    """`resnext29`: groups of its 3×3 convolutions; 8×64d by default."""
+
+    def check(self, config: Any) -> None:
+        library, slash, _ = self.name.partition("/")
+        if library not in (LIBRARIES if slash else OWN):
+            raise Refusal("model.name", nearest(self.name, [*OWN, *(f"{name}/NAME" for name in LIBRARIES)]))
+        if library == "timm" and importlib.util.find_spec("timm") is None:
+            raise Refusal("model.name", "timm is not installed; run: pip install tunediff[timm]")
+        if library == "inception_transformer" and self.width % 8:
+            raise Refusal("model.width", "inception_transformer divides it by 8; use a multiple of 8")
+
+    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        if self.cardinality != Model().cardinality and self.name != "resnext29":
+            yield "model.cardinality", "only resnext29 has groups"
+        if self.width != Model().width and "/" in self.name:
+            yield "model.width", "networks of libraries have a width of their own"
+
+
+@section
+class Regularization:
+    """What keeps the network from learning images by heart, besides `data.horizontal_flip` and weight decay."""
+
+    crop_padding: Annotated[Int, Ge(0), Le(64)] = 4
+    """Random crop: black pixels on every side, of which a window of the image's own size is cut at random; 0: none."""
+    label_smoothing: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.0
+    """Share of the probability that is spread evenly over all classes (Szegedy et al. 2015, arXiv 1512.00567)."""
+
+
+# ---------------------------------------------------------------------------------------------------------- optimizers
+@section
+class Scheduled:
+    """What both optimizers share. The schedule follows the fraction of the budget that is spent, not a step count."""
+
+    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
+    """Peak learning rate."""
+    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
+    """Weight decay: of the gradient in `sgd`, decoupled in `adamw`."""
+    warmup: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.05
+    """Fraction of the budget over which the learning rate rises; the usual one of `one_cycle` is 0.3."""
+    decay: Literal["constant", "cosine", "one_cycle"] = "cosine"
+    """`constant` and `cosine` rise in a line from zero; `cosine` then falls to zero at the end of the budget
+    (arXiv 1608.03983). `one_cycle` rises from 1/25 of the peak and falls to 1/250,000 of it, along cosines, as in torch
+    (arXiv 1708.07120)."""
+    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = None
+    """The gradient is scaled down to this global norm; null: never."""
+    implementation: Literal["foreach", "fused", "for_loop"] = "fused"
+    """How the step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop` one
+    tensor after the other."""
+
+
+@section
+class Sgd(Scheduled):
+    """Stochastic gradient descent with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9
+    """Share of the running mean of gradients that a step keeps."""
+    nesterov: Bool = True
+    """Nesterov's momentum: the gradient counts once more after the momentum."""
+
+    def check(self, config: Any) -> None:
+        if self.nesterov and not self.momentum:
+            raise Refusal("optimizer.nesterov", "it is a kind of momentum, and optimizer.momentum = 0")
+
+
+@section
+class AdamW(Scheduled):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 1.0e-3
+    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 0.05
+    beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
+    """Second-moment decay; the first-moment decay is 0.9."""
+
+
+Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+
+
+# ---------------------------------------------------------------------------------------------------------- all of it
+@section
+class Evaluation(systems.Evaluation):
+    """How a classifier is judged: on the test split where there is one, otherwise on a fifth that is never learned."""
+
+    images: Annotated[Annotated[Int, Ge(2)] | None, Ruler()] = None
+    """Held-out images at most, the first of a fixed shuffle; null: all."""
+    batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
+    """Held-out images classified at once on each worker."""
+
+
+@section
+class Knobs:
+    """The training of a classifier."""
+
+    data: Data = dataclasses.field(default_factory=Data)
+    model: Model = dataclasses.field(default_factory=Model)
+    optimizer: Optimizer = dataclasses.field(default_factory=Sgd)
+    regularization: Regularization = dataclasses.field(default_factory=Regularization)
+    evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
+
+
+UNIT = "images"
+OBJECTIVE = Metric("accuracy", "max", "accuracy")
+QUANTITIES = {
+    "accuracy": Quantity("accuracy", "", "share of held-out images that are classified right, 0 to 1"),
+    "validation_loss": Quantity("validation loss", "", "mean cross-entropy of held-out images in nats, not smoothed"),
+}
+MEMORY_FREE = (
+    *("optimizer.lr", "optimizer.weight_decay", "optimizer.warmup", "optimizer.decay", "optimizer.clip_norm"),
+    *("optimizer.nesterov", "optimizer.beta2", "regularization.label_smoothing"),
+)
+"""Knobs that change no more than a few MiB of device memory."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "cifar10_classifier": {},
+    "images_classifier": {"data.name": "images"},
+    "digits_classifier": {
+        "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
+        "data.split": "all",
+        "model.name": "convnet", "model.width": 16, "regularization.crop_padding": 0, "optimizer.lr": 0.05,
+        "loader.workers": 0,
+    },
+}  # fmt: skip
+
+
+def check_files(knobs: Knobs, evaluates: bool) -> None:
+    """Refuse missing data, data without classes and networks that a library has not. Raises `ConfigError`."""
+    from tunediff.workloads.classification import libraries, sets
+
+    sources.check(knobs.data)
+    libraries.check(knobs.model, knobs.data, sets.classes(knobs.data))
+
+
+def ruler(config: Any) -> str:
+    """What the objective is, in a sentence without its full stop."""
+    from tunediff.workloads.classification import sets
+
+    try:
+        count = f"{sets.held_out_count(config.data, config.evaluation.images):,} "
+    except ConfigError:  # the files lie on another machine
+        count = ""
+    return f"share of {count}held-out images that are classified right"

@@ -1,0 +1,76 @@
+"""Networks of torchvision and timm, by name, fitted to the data: input channels, classes, image side."""
+
+from __future__ import annotations
+
+import textwrap
+
+import torch
+from torch import nn
+
+from tunediff.config import ConfigError
+from tunediff.config.knobs import nearest
+from tunediff.data.knobs import Data
+from tunediff.workloads.classification.knobs import Model
+
+
+def check(model: Model, data: Data, classes: int) -> None:
+    """Refuse names that a library has not, and networks that do not fit the images. Raises `ConfigError`.
+
+    The network is built and asked once on the meta device, where nothing is computed.
+    """
+    library, slash, name = model.name.partition("/")
+    if not slash:
+        return
+    where = f"model.name: {model.name!r} is not allowed"
+    if name not in (known := names(library)):
+        raise ConfigError(f"{where}: {library} has no such network; {textwrap.shorten(nearest(name, known), 300)}")
+    try:
+        with torch.device("meta"), torch.no_grad():
+            network = build(library, name, data, classes).eval()
+            shape = network(torch.empty(1, data.channels, data.image_size, data.image_size)).shape
+    except Exception as error:  # anything, in code that is not ours
+        why = f"it does not take images of {data.channels}×{data.image_size}×{data.image_size}"
+        raise ConfigError(f"{where}: {why} ({type(error).__name__}: {error})") from None
+    if shape != (1, classes):
+        raise ConfigError(f"{where}: it gives {list(shape)} for an image, where [1, {classes}] is needed")
+
+
+def names(library: str) -> list[str]:
+    """The classifiers of a library that give one tensor of logits, sorted."""
+    if library == "timm":
+        import timm
+
+        return list(timm.list_models())
+    from torchvision import models
+
+    return [name for name in models.list_models(module=models) if name not in ("googlenet", "inception_v3")]
+
+
+def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
+    """The network with random weights."""
+    if library == "timm":
+        import timm
+
+        # Networks with learned positions need to know the side, others do not take it.
+        fixed = timm.get_pretrained_cfg(name).fixed_input_size
+        side = {"img_size": data.image_size} if fixed else {}
+        fitted: nn.Module = timm.create_model(name, in_chans=data.channels, num_classes=classes, **side)
+        return fitted
+    from torchvision import models
+
+    side = {"image_size": data.image_size} if name.startswith("vit_") else {}
+    network: nn.Module = models.get_model(name, weights=None, num_classes=classes, **side)
+    if data.channels != 3:
+        _take_channels(network, data.channels)
+    return network
+
+
+def _take_channels(network: nn.Module, channels: int) -> None:
+    """Another first convolution, with random weights."""
+    name, first = next(pair for pair in network.named_modules() if isinstance(pair[1], nn.Conv2d))
+    parent, _, attribute = name.rpartition(".")
+    fitted = nn.Conv2d(
+        channels, first.out_channels, first.kernel_size, first.stride, first.padding, first.dilation,
+        bias=first.bias is not None,
+    )  # fmt: skip
+    setattr(network.get_submodule(parent), attribute, fitted)

@@ -1,0 +1,110 @@
+"""The training of a classifier: a loop such as anybody's, on the seam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tunediff.data.images import in_unit_range
+from tunediff.data.loader import Prepare, Uniform
+from tunediff.distributed import World
+from tunediff.training.trial import Trial
+from tunediff.workloads.classification import libraries, networks, optimizers, sets
+from tunediff.workloads.classification.judge import Judge
+from tunediff.workloads.classification.knobs import Knobs
+
+__all__ = ["network", "train"]
+
+
+def train(trial: Trial) -> None:
+    """Learn to tell the classes of images; all ranks call it."""
+    knobs: Knobs = trial.knobs
+    net = network(knobs)
+    model = trial.prepare(net, blocks=networks.Block, flops_per_sample=flops_per_sample(knobs))
+    optimizer = optimizers.build(knobs.optimizer, net.parameters())
+    trial.keep(network=net, optimizer=optimizer)
+
+    # ---- data, and how the network is judged
+    data = sets.learned(knobs.data)
+    trial.about(data=data.name, samples=len(data), skipped_files=len(data.skipped), skipped=data.skipped[:20])
+    if trial.evaluates:
+        judge = judge_of(knobs, trial.world)
+
+        def judged() -> dict[str, Any]:
+            found = judge(net, trial.should_stop)
+            trial.show("confusion", judge.table)
+            return {**found}
+
+        trial.evaluate_with(judged)
+
+    # ---- train
+    assert data.labels is not None
+    prepare = augmented(knobs.data.horizontal_flip, knobs.regularization.crop_padding)
+    for images, labels in trial.batches((data.pixels, data.labels), prepare):
+        optimizers.set_learning_rate(optimizer, knobs.optimizer, trial.progress)
+        with trial.autocast():
+            loss = F.cross_entropy(model(images), labels, label_smoothing=knobs.regularization.label_smoothing)
+        trial.step(loss, optimizer, clip_norm=knobs.optimizer.clip_norm)
+
+
+# --------------------------------------------------------------------------------------------------------- the network
+def network(knobs: Knobs) -> nn.Module:
+    """The network of `model.name` for the channels, the side and the classes of the data, with random weights."""
+    model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
+    library, slash, name = model.name.partition("/")
+    if slash:
+        return libraries.build(library, name, knobs.data, classes)
+    if model.name == "resnext29":
+        return networks.resnext29(model.cardinality, model.width, channels, classes)
+    build: Callable[[int, int, int], nn.Module] = getattr(networks, model.name)
+    return build(model.width, channels, classes)
+
+
+def flops_per_sample(knobs: Knobs) -> float:
+    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
+
+    The backward pass takes two products for each one of the forward pass (model FLOPs of PaLM, arXiv 2204.02311,
+    appendix B). Products and convolutions only, as torch's own counter has them.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # shapes suffice
+        side = knobs.data.image_size
+        network(knobs).eval()(torch.empty(1, knobs.data.channels, side, side))
+    return 3.0 * float(counter.get_total_flops())
+
+
+# ------------------------------------------------------------------------------------------------------ the images
+def augmented(flip: bool, padding: int) -> Prepare:
+    """What makes a training batch of bytes and labels: windows cut at random, mirrored, float32 in [−1, 1]."""
+    scaled = in_unit_range(flip)
+
+    def prepare(batch: tuple[Tensor, Tensor], uniform: Uniform) -> tuple[Tensor, Tensor]:
+        pixels, labels = batch
+        return scaled(crop(pixels, padding, uniform) if padding else pixels, uniform), labels
+
+    return prepare
+
+
+def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
+    """Of each image [B, C, H, W] a window of the same size, at a random place within black borders of `padding`."""
+    b, c, height, width = (torch.arange(size, device=pixels.device) for size in pixels.shape)
+
+    def first(axis: str) -> Tensor:
+        drawn = (uniform(f"crop {axis}") * (2 * padding + 1)).long().clamp_(max=2 * padding)
+        return drawn.to(pixels.device, non_blocking=True)[:, None]
+
+    rows, columns = first("row") + height, first("column") + width  # [B, H], [B, W]
+    padded = F.pad(pixels, (padding,) * 4)
+    return padded[b[:, None, None, None], c[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+
+
+# ------------------------------------------------------------------------------------------------------------- judging
+def judge_of(knobs: Knobs, world: World) -> Judge:
+    """The judge of this data and protocol."""
+    return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
+
