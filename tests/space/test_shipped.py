@@ -22,9 +22,9 @@ def test_shipped_files_load_and_their_baseline_lies_inside(path):
     assert loaded.config(loaded.candidates[0]) == loaded.baseline
 
 
-STUDIES = ["amp_by_gpus", "batch_by_gpus", "checkpointing", "classifier_by_gpus", "classifier_ladder",
-           "classifier_loader_workers", "classifier_mixed_precision", "compile_by_gpus", "ladder", "loader_workers",
-           "mixed_precision", "top_operations"]  # fmt: skip
+STUDIES = ["amp_by_gpus", "batch_by_gpus", "checkpointing", "classifier_by_gpus", "classifier_checkpointing",
+           "classifier_ladder", "classifier_loader_workers", "classifier_mixed_precision", "compile_by_gpus", "ladder",
+           "loader_workers", "mixed_precision", "top_operations"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STUDIES)
