@@ -101,6 +101,8 @@ def test_a_workload_is_found_once_whoever_asks():
     found = cfg.find("diffusion", "one.yaml")
     assert found is cfg.find("diffusion", "other.yaml") is cfg.of(DEFAULT)
     assert (found.objective.name, found.objective.mode) == ("frechet", "min")
-    with pytest.raises(ConfigError, match=r"^my.yaml: workload: unknown name 'digit'; allowed: diffusion, classification, a"):
+    with pytest.raises(
+        ConfigError, match=r"^my.yaml: workload: unknown name 'digit'; allowed: diffusion, classification, a"
+    ):
         cfg.find("digit", "my.yaml")
     assert cfg.baseline_names()[:4] == ["cifar10", "images", "digits", "cifar10_classifier"]

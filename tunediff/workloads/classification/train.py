@@ -107,4 +107,3 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
 def judge_of(knobs: Knobs, world: World) -> Judge:
     """The judge of this data and protocol."""
     return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
-
