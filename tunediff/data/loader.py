@@ -242,8 +242,8 @@ class _Loaded:
             if not loader.workers or "pickle" not in str(error) + type(error).__name__:
                 raise
             hint = "allowed: 0, or a data set and collate function defined at the top of a file"
-            what = f"loader.workers: {loader.workers} needs data that another process can get"
-            raise ConfigError(f"{what}: {error}; {hint}") from None
+            why = f"loader.workers: {loader.workers} needs data that another process can get"
+            raise ConfigError(f"{why}: {error}; {hint}") from None
 
     def __next__(self) -> Any:
         try:
