@@ -2,8 +2,9 @@
 
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`; a package keeps the first two in `PACKAGE.knobs`
 and what needs torch in `PACKAGE.train`, which is imported when something is trained. It may add `PRESETS`, named
-baselines; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs, evaluates)`, which refuses
-missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`;
+baselines; `UNIT`, what a sample is called; `QUANTITIES`, what its points hold besides what all have; `ruler(config)`,
+which says in a sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files
+before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`;
 `evaluator(config, world)`, which judges a finished model; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that
 change next to nothing about device memory, and of lists that save the more of it the longer they are.
 """
@@ -80,6 +81,11 @@ class Workload:
     def presets(self) -> Mapping[str, Values]:
         """Named baselines: knobs by dotted name."""
         return getattr(self.declared, "PRESETS", {})
+
+    @property
+    def unit(self) -> str:
+        """What the samples that it learns from are called: a plural, `images`, `tokens`."""
+        return getattr(self.declared, "UNIT", "samples")
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:
