@@ -149,6 +149,8 @@ class Profile(Traced):
     time: float  # Unix
     wall_s: float
     workers: int  # of the training; one is measured
+    unit: str  # what a sample is called
+    names: dict[str, str]  # of the parts of the step, where the workload gives them others
     config: dict[str, Any]  # knobs by dotted name
     fingerprint: str
     environment: dict[str, Any]  # as `record.environment` has it
