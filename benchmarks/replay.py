@@ -1,27 +1,30 @@
 """Search strategies against a recorded table: `python benchmarks/replay.py RESULT_FOLDER [--seeds 100] [--out DIR]`.
 
-A grid that was searched once is a table: every point of it has its real curve, FD at fractions of its training seconds.
+A grid that was searched once is a table: every point of it has its real curve, the objective at
+fractions of its training seconds.
 
     python -m tunediff.search replay_digits --name replay-digits
     python benchmarks/replay.py ray_results/replay-digits --candidates
 
 A strategy that proposes a point reads its curve instead of training, and pays the training seconds up to where the
 curve was stopped. So a search of minutes is replayed in a fraction of a second, with many seeds. RESULT_FOLDER may also
-be one that holds only table.csv, or such a file: what is kept of a table, the knobs that vary and the curves.
+be one that holds only table.csv, or such a file: what is kept of a table, the knobs that vary and the curves. Beside a
+table of another workload than diffusion lies its baseline.yaml.
 
 Rules, the same for all strategies:
 
 - One trial at a time, each point once: a point that was proposed before costs nothing and is drawn again.
-- What a search has found is the best *finished* trial. Regret is its FD over the best FD of the table, minus 1; a
-  search without a finished trial has found the worst. A trial that failed costs its seconds and counts as bad.
+- What a search has found is the best *finished* trial. Regret is its value over the best one of the table, minus 1;
+  where ratios mean nothing (accuracies, values below 0), how far it is from the best as a share of how far the worst
+  is. A search without a finished trial has found the worst. A trial that failed costs its seconds and counts as bad.
 - Early stopping is Ray Tune's own, fed with the points as Ray Tune feeds them.
 
 random, TPE and GP are Optuna's samplers with their defaults, told the last value of a stopped trial as Ray Tune tells
 it. "ours" is `tunediff.tuning.searcher.Searcher` as a search runs it: it tries the baseline, the first point of the
 table, first. --candidates adds other settings of ours.
 
-Writes replay.md, replay.png and table.csv. A ratio compares median seconds; its interval is a bootstrap over the seeds.
-A table is one measurement of one seed: its best is partly the luckiest, for every strategy alike.
+Writes replay.md, replay.png, table.csv and baseline.yaml. A ratio compares median seconds; its interval is a bootstrap
+over the seeds. A table is one measurement of one seed: its best is partly the luckiest, for every strategy alike.
 """
 
 from __future__ import annotations
@@ -59,19 +62,15 @@ from tunediff.record import End, Point, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning.messages import drawn
-from tunediff.tuning.searcher import GRACE, Searcher, default_sampler
+from tunediff.tuning.searcher import GRACE, Searcher, default_sampler, penalty
 
-TABLE = "table.csv"
-MEASURED = ("train_s", "frechet", "status")
-"""Columns of a table beside its knobs: training seconds, FD, and how the trial ended (`record.STATUSES`)."""
+TABLE, BASELINE = "table.csv", "baseline.yaml"
 TARGET = 0.02
 """Regret at which a search is done."""
 SHARES = (0.25, 0.5, 1.0)
 """Shares of the table's seconds after which regret is told."""
 REDRAWS = 20
 """Draws of a sampler in a row that may be known before a random new point takes over, as in our `Searcher`."""
-UNKNOWN = 500.0
-"""What a failed trial is told as, halved, before any other value is known, as in our `Searcher`."""
 RESAMPLED = 2000
 """Bootstrap samples of a ratio."""
 
@@ -87,14 +86,14 @@ class Curve:
     """Every knob by dotted name."""
     fingerprint: str
     points: tuple[tuple[float, float], ...]
-    """(training seconds, FD) of every evaluation, in order."""
+    """(training seconds, objective) of every evaluation, in order."""
     status: str
     spent_s: float
     """Training seconds of the whole trial."""
 
     @property
     def value(self) -> float | None:
-        """FD at the end; None: it failed."""
+        """The objective at the end; None: it failed."""
         return self.points[-1][1] if self.status == "ok" else None
 
 
@@ -104,9 +103,22 @@ class Table:
     def __init__(self, space: SearchSpace, curves: Sequence[Curve], budget_s: float) -> None:
         self.space, self.curves, self.budget_s = space, tuple(curves), budget_s
         self._by_fingerprint = {curve.fingerprint: curve for curve in curves}
-        values = [curve.value for curve in curves if curve.value is not None]
-        self.best, self.worst = min(values), max(values)
+        losses = [self.loss(curve.value) for curve in curves if curve.value is not None]
+        self.best, self.worst = min(losses), max(losses)
+        """Of the finished curves, as `loss` has them."""
+        self.ratios = space.mode == "min" and all(value > 0 for curve in curves for _, value in curve.points)
+        """Whether values are compared by their ratios."""
         self.total_s = sum(curve.spent_s for curve in curves)
+
+    def loss(self, value: float) -> float:
+        """The objective turned so that smaller is better."""
+        return value if self.space.mode == "min" else -value
+
+    def regret(self, loss: float) -> float:
+        """How far that is from the best: in parts of the best, or of the way from the best to the worst."""
+        if self.ratios:
+            return loss / self.best - 1
+        return (loss - self.best) / ((self.worst - self.best) or 1.0)
 
     def at(self, values: Mapping[str, Any]) -> Curve | None:
         """The curve of a drawn point; None: its knobs contradict each other."""
@@ -124,17 +136,21 @@ def load(path: Path, out: Path | None = None) -> Table:
     file = path / TABLE if path.is_dir() else path
     if (path / "trials").is_dir():
         file = (out or path) / TABLE
-        write(file, path, _recorded(path))
+        space, trials = _recorded(path)
+        write(file, path, space.metric, trials)
+        if not (kept := file.with_name(BASELINE)).exists():
+            kept.write_text(cfg.dump(space.baseline), encoding="utf-8")
     if not file.is_file():
         raise ConfigError(f"{path}: no table there; record one with `python -m tunediff.search replay_digits`")
     return _read(file)
 
 
-def _recorded(folder: Path) -> list[TrialRecord]:
-    """The trials of a search, one for each point of its grid. Raises `ConfigError` if some are missing."""
+def _recorded(folder: Path) -> tuple[SearchSpace, list[TrialRecord]]:
+    """A search and its trials, one for each point of its grid. Raises `ConfigError` if some are missing."""
     wanted = spaces.load(spaces.of_search(folder))
-    if wanted.kind != "grid" or wanted.seeds > 1 or wanted.metric != "frechet" or wanted.early_stopping != "none":
-        raise ConfigError(f"{folder.name}: no table: it needs a grid: of one seed, objective frechet, nothing stopped")
+    if wanted.kind != "grid" or wanted.seeds > 1 or not wanted.evaluates or wanted.early_stopping != "none":
+        needed = f"a grid: of one seed, objective {wanted.workload.objective.name}, nothing stopped"
+        raise ConfigError(f"{folder.name}: no table: it needs {needed}")
     found = record.read_trials(folder)
     done = {trial.fingerprint for trial in found if trial.finished}
     missing = [point for point in wanted.candidates if cfg.fingerprint(wanted.config(point)) not in done]
@@ -144,20 +160,25 @@ def _recorded(folder: Path) -> list[TrialRecord]:
             f"{folder.name}: {full - len(wanted.candidates) + len(missing)} of {full} points are not recorded; "
             f"python -m tunediff.search --resume {folder.name} --trials {full}"
         )
-    return found
+    return wanted, found
 
 
-def write(path: Path, folder: Path, trials: Sequence[TrialRecord]) -> None:
-    """Write the table of a search's trials: one row per evaluation, one more without FD where a trial failed."""
+def measured(metric: str) -> tuple[str, str, str]:
+    """Columns of a table beside its knobs: training seconds, objective, how the trial ended (`record.STATUSES`)."""
+    return "train_s", metric, "status"
+
+
+def write(path: Path, folder: Path, metric: str, trials: Sequence[TrialRecord]) -> None:
+    """Write the table of a search's trials: one row per evaluation, one more without a value where a trial failed."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.drawn))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow([*names, *MEASURED])
+        rows.writerow([*names, *measured(metric)])
         for trial in trials:
             knobs = [_cell(trial.drawn[name]) if name in trial.drawn else "" for name in names]
             for point in trial.points:
-                rows.writerow([*knobs, f"{point.train_s:.4f}", f"{point['frechet']:.6g}", trial.status])
+                rows.writerow([*knobs, f"{point.train_s:.4f}", f"{point[metric]:.6g}", trial.status])
             if trial.status != "ok":
                 rows.writerow([*knobs, f"{_cost_s(folder / 'trials' / trial.name, trial):.4f}", "", trial.status])
 
@@ -176,17 +197,19 @@ def _cost_s(folder: Path, trial: TrialRecord) -> float:
 def _read(path: Path) -> Table:
     with open(path, newline="") as file:
         lines = list(csv.DictReader(file))
-    names = [name for name in (lines[0] if lines else {}) if name not in MEASURED]
-    if not names or any(column not in lines[0] for column in MEASURED):
-        raise ConfigError(f"{path}: no table; it needs columns of knobs and {', '.join(MEASURED)}, and rows")
-    schema = cfg.baseline("digits").schema
+    kept = path.with_name(BASELINE)
+    baseline = cfg.load(kept) if kept.is_file() else cfg.baseline("digits")
+    columns = measured(cfg.of(baseline).objective.name)
+    names = [name for name in (lines[0] if lines else {}) if name not in columns]
+    if not names or any(column not in lines[0] for column in columns):
+        raise ConfigError(f"{path}: no table; it needs columns of knobs and {', '.join(columns)}, and rows")
     for name in names:
-        schema.knob(name, str(path))
+        baseline.schema.knob(name, str(path))
     rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for line in lines:
         rows.setdefault(tuple(line[name] or "" for name in names), []).append(line)
     points = [{n: _value(cell) for n, cell in zip(names, cells, strict=True) if cell} for cells in rows]
-    space = _space(points, str(path))
+    space = _space(points, str(path), {"base": str(kept)} if kept.is_file() else {"workload": "digits"})
     curves = [_curve(space, point, lines, str(path)) for point, lines in zip(points, rows.values(), strict=True)]
 
     # Complete: a curve for every point that can be drawn, and evaluations at the same fractions in all of them.
@@ -213,9 +236,9 @@ def _value(cell: str) -> Any:
         return cell
 
 
-def _space(points: Sequence[dict[str, Any]], source: str) -> SearchSpace:
+def _space(points: Sequence[dict[str, Any]], source: str, origin: Mapping[str, str]) -> SearchSpace:
     """The space that holds just these points, the first of them its baseline; what is not searched does not matter."""
-    content = {"workload": "digits", "fixed": points[0], "trials": list(points), "budget": {"per_trial": "1s"}}
+    content = {**origin, "fixed": points[0], "trials": list(points), "budget": {"per_trial": "1s"}}
     space = spaces.parse(content, source)
     budget = dataclasses.replace(space.budget, trials=len(points))
     return dataclasses.replace(space, kind="search", candidates=space.candidates[:1], budget=budget)
@@ -228,11 +251,13 @@ def _curve(space: SearchSpace, point: dict[str, Any], lines: Sequence[dict[str, 
         raise ConfigError(f"{where}: incomplete: status {', '.join(sorted({line['status'] for line in lines}))}")
     try:
         seconds = [float(line["train_s"]) for line in lines]
-        values = tuple((s, float(line["frechet"])) for s, line in zip(seconds, lines, strict=True) if line["frechet"])
+        pairs = zip(seconds, (line[space.metric] for line in lines), strict=True)
+        values = tuple((s, float(value)) for s, value in pairs if value)
     except (TypeError, ValueError):
-        raise ConfigError(f"{where}: train_s and frechet must be numbers") from None
+        raise ConfigError(f"{where}: train_s and {space.metric} must be numbers") from None
     if seconds != sorted(seconds) or (status == "ok" and len(values) < len(lines)):
-        raise ConfigError(f"{where}: incomplete: rows must rise in train_s, and those of status ok have a frechet")
+        needed = f"rows must rise in train_s, and those of status ok have a {space.metric}"
+        raise ConfigError(f"{where}: incomplete: {needed}")
     config, drawn = space.config(point), space.expand(point, where)
     return Curve(drawn, cfg.flat(config), cfg.fingerprint(config), values, status, seconds[-1])
 
@@ -257,9 +282,9 @@ class Stopping:
     reduction: float = 2.0
     """ASHA lets the best 1/reduction of a rung go on."""
 
-    def scheduler(self, budget_s: float) -> Any:
+    def scheduler(self, budget_s: float, mode: str) -> Any:
         """Ray Tune's scheduler, set up as a search sets it up."""
-        common: dict[str, Any] = {"time_attr": "train_s", "metric": "objective", "mode": "min"}
+        common: dict[str, Any] = {"time_attr": "train_s", "metric": "objective", "mode": mode}
         common["grace_period"] = self.grace * budget_s
         if self.rule == "asha":
             return ASHAScheduler(max_t=budget_s, reduction_factor=self.reduction, **common)
@@ -328,9 +353,11 @@ class OptunaAlone:
 
     def __init__(self, table: Table, strategy: Strategy, seed: int) -> None:
         self._table, self._random = table, random.Random(seed)
-        self._study = optuna.create_study(sampler=strategy.sampler(seed), direction="minimize")
+        direction = "minimize" if table.space.mode == "min" else "maximize"
+        self._study = optuna.create_study(sampler=strategy.sampler(seed), direction=direction)
         self._draw = Draw(table.space.dimensions)
         self._told: dict[str, float] = {}
+        self._results: list[float] = []
 
     def propose(self) -> Curve | None:
         """A point that was not proposed before; None: there is no more."""
@@ -359,8 +386,11 @@ class OptunaAlone:
 
     def end(self, curve: Curve, points: Sequence[tuple[float, float]], status: str) -> None:
         """The proposed point ended."""
-        bad = 2.0 * max(self._told.values(), default=UNKNOWN)
-        self._told[curve.fingerprint] = points[-1][1] if status in ("ok", "pruned") else bad
+        if status in ("ok", "pruned"):
+            self._results.append(points[-1][1])
+            self._told[curve.fingerprint] = points[-1][1]
+        else:
+            self._told[curve.fingerprint] = penalty(self._results, self._table.space.mode)
         self._study.tell(self._trial, self._told[curve.fingerprint])
 
 
@@ -375,7 +405,7 @@ class _InMemory(Searcher):
 
     def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:
         if self.tells_last and known.status == "pruned":
-            self.study.tell(trial, known.points[-1]["frechet"])
+            self.study.tell(trial, known.points[-1][self.space.metric])
         else:
             super()._tell(trial, known)
 
@@ -405,10 +435,11 @@ class Ours:
 
     def end(self, curve: Curve, points: Sequence[tuple[float, float]], status: str) -> None:
         """The proposed point ended."""
+        metric = self._table.space.metric
         self._searcher.ended = TrialRecord(
             self._name, int(self._name[1:]), curve.config, curve.knobs, curve.fingerprint,
             budget_s=self._table.budget_s, end=End(status), attempts=1,
-            points=[Point(i, s, i, i, found={"frechet": value}) for i, (s, value) in enumerate(points, start=1)],
+            points=[Point(i, s, i, i, found={metric: value}) for i, (s, value) in enumerate(points, start=1)],
         )  # fmt: skip
         self._searcher.on_trial_complete("trial", {})
 
@@ -423,16 +454,16 @@ class Run:
     spent_s: tuple[float, ...]
     """Training seconds spent when each of its trials had ended."""
     best: tuple[float, ...]
-    """FD of the best finished trial by then; infinite: none had finished."""
+    """Loss (`Table.loss`) of the best finished trial by then; infinite: none had finished."""
     stopped: int
     """Trials stopped early."""
 
-    def seconds_to(self, value: float) -> float:
+    def seconds_to(self, loss: float) -> float:
         """Training seconds until the best finished trial is as good; infinite: it never is."""
-        return next((s for s, best in zip(self.spent_s, self.best, strict=True) if best <= value), math.inf)
+        return next((s for s, best in zip(self.spent_s, self.best, strict=True) if best <= loss), math.inf)
 
     def best_after(self, seconds: float) -> float:
-        """FD of the best finished trial after that many training seconds; infinite: none."""
+        """Loss of the best finished trial after that many training seconds; infinite: none."""
         return next((b for s, b in zip(self.spent_s[::-1], self.best[::-1], strict=True) if s <= seconds), math.inf)
 
 
@@ -454,7 +485,7 @@ class _Controller:
 def replay(table: Table, name: str, strategy: Strategy, seed: int) -> Run:
     """One search of the whole table; ends when its best point has been found, as nothing can change after that."""
     proposer = (Ours if strategy.ours else OptunaAlone)(table, strategy, seed)
-    scheduler, controller = strategy.stopping.scheduler(table.budget_s), _Controller()
+    scheduler, controller = strategy.stopping.scheduler(table.budget_s, table.space.mode), _Controller()
     spent_s, best, stopped = [0.0], [math.inf], 0
     while best[-1] > table.best and (curve := proposer.propose()) is not None:
         trial = _Trial(f"{len(best):05d}")
@@ -473,7 +504,7 @@ def replay(table: Table, name: str, strategy: Strategy, seed: int) -> Run:
             scheduler.on_trial_error(controller, trial)
         proposer.end(curve, curve.points[:taken], status)
         spent_s.append(spent_s[-1] + seconds)
-        best.append(min(best[-1], curve.points[-1][1] if status == "ok" else math.inf))
+        best.append(min(best[-1], table.loss(curve.points[-1][1]) if status == "ok" else math.inf))
     return Run(name, seed, tuple(spent_s[1:]), tuple(best[1:]), stopped)
 
 
@@ -532,13 +563,22 @@ def ratio(ours: Numbers, theirs: Numbers) -> tuple[float, float, float]:
 
 def regret(table: Table, runs: Sequence[Run], seconds: float) -> Numbers:
     """Regret of each run after that many training seconds."""
-    return np.array([min(run.best_after(seconds), table.worst) / table.best - 1 for run in runs])
+    return np.array([table.regret(min(run.best_after(seconds), table.worst)) for run in runs])
+
+
+def told_regret(table: Table, which: str) -> str:
+    """What regret is, in words."""
+    label = table.space.label
+    if table.ratios:
+        return f"{label} of the best {which} over that of the table's best, minus 1"
+    return f"how far {label} of the best {which} is from the table's best, as a share of how far the worst is"
 
 
 def summary(table: Table, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One row per strategy, in their order."""
     grouped = _grouped(runs)
-    target = (1 + TARGET) * table.best
+    # The way back from regret to a loss.
+    target = table.best + TARGET * (table.best if table.ratios else table.worst - table.best)
     seconds = {name: np.array([run.seconds_to(target) for run in mine]) for name, mine in grouped.items()}
     rows = []
     for name, mine in grouped.items():
@@ -570,17 +610,19 @@ def markdown(table: Table, rows: Sequence[dict[str, Any]], name: str, seeds: int
     def of(seconds: float) -> str:
         return f"{seconds:.0f}" if math.isfinite(seconds) else "never"
 
-    close = sum(1 for curve in table.curves if (curve.value or math.inf) <= (1 + TARGET) * table.best)
+    done = [table.loss(curve.value) for curve in table.curves if curve.value is not None]
+    close, sign = sum(table.regret(loss) <= TARGET for loss in done), table.loss(1.0)
+    within = f"{TARGET:.0%} of the best" if table.ratios else f"{TARGET:.0%} of the table's range from the best"
     failed = sum(curve.value is None for curve in table.curves)
     versions = environment.describe()["versions"]
     lines = [
         f"# {name}: search strategies replayed",
         "",
         f"{len(table.curves)} points of up to {table.budget_s:.1f} training seconds, {table.total_s:.0f} s in all; "
-        f"FD {table.best:.3g} to {table.worst:.3g}, {close} within {TARGET:.0%} of the best, {failed} failed. "
-        f"{seeds} seeds; Optuna {versions['optuna']}, Ray {versions['ray']}.",
+        f"{table.space.label} {sign * table.best:.3g} to {sign * table.worst:.3g}, {close} within {within}, "
+        f"{failed} failed. {seeds} seeds; Optuna {versions['optuna']}, Ray {versions['ray']}.",
         "",
-        f"| strategy | seconds to within {TARGET:.0%} of the best: median (quartiles) | ratio to random (95 % interval)"
+        f"| strategy | seconds to within {within}: median (quartiles) | ratio to random (95 % interval)"
         + "".join(f" | regret after {share:.0%}" for share in SHARES)
         + " | seeds that reached it | trials stopped |",
         "|---|---|---|" + "---|" * len(SHARES) + "---|---|",
@@ -595,7 +637,7 @@ def markdown(table: Table, rows: Sequence[dict[str, Any]], name: str, seeds: int
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines += [
         "",
-        f"Seconds are training seconds. Regret: FD of the best finished trial over that of the table's best, minus 1; "
+        f"Seconds are training seconds. Regret: {told_regret(table, 'finished trial')}; "
         f"medians after {shares} of the table's seconds. Ratio: of the medians; interval by a bootstrap over seeds.",
     ]
     return "\n".join(lines) + "\n"
@@ -624,7 +666,7 @@ def figure(table: Table, runs: Sequence[Run], path: Path) -> None:
     axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g %%"))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("training seconds spent")
-    axes.set_ylabel("regret: FD of the best so far over the table's best, − 1")
+    axes.set_ylabel(f"regret: {told_regret(table, 'so far')}")
     axes.set_title(f"{len(table.curves)} recorded points; median and quartiles of the seeds", fontsize=10)
     axes.legend(fontsize=9)
     image.savefig(path, dpi=120)

@@ -30,7 +30,9 @@ def make(folder, content=FILE):
 
 
 def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.0)), *, status="ok", **more):
-    """One journal, as text: `curve` holds (train_s, images, frechet); status None leaves it under way."""
+    """One journal, as text: `curve` holds (train_s, samples, objective); status None leaves it under way."""
+    own, diffusion = wanted.workload.objective.name, wanted.workload.name == "diffusion"
+    parts = PARTS if diffusion else [part for part in PARTS if part not in ("sampler", "ema")]
     drawn = wanted.expand(point or {}, "test")
     drawn = more.pop("drawn", drawn)
     config, name = wanted.config(drawn), f"t{number:04d}"
@@ -43,16 +45,16 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
         },
         {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "samples": 1797},
     ]  # fmt: skip
-    for index, (train_s, images, frechet) in enumerate(curve, 1):
-        rate, size = more.get("rate", images / train_s), config.loader.batch_size
-        step = {f"step_{part}_s": size / rate / len(PARTS) for part in PARTS}
+    for index, (train_s, samples, value) in enumerate(curve, 1):
+        rate, size = more.get("rate", samples / train_s), config.loader.batch_size
+        step = {f"step_{part}_s": size / rate / len(parts) for part in parts}
+        label = {"label": more.get("label", "FD (classifier)")} if diffusion else {}
         lines.append(
             {
-                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "samples": images,
-                "samples_per_s": rate, "steps": images // size, "step_s": size / rate, **step,
-                "peak_memory_mib": 500.0 + number, "label": more.get("label", "FD (classifier)"),
-                "effective_weight": [1.0, 2.0], "seconds": seconds,
-            } | ({"frechet": frechet} if frechet is not None else {})
+                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "samples": samples,
+                "samples_per_s": rate, "steps": samples // size, "step_s": size / rate, **step,
+                "peak_memory_mib": 500.0 + number, "effective_weight": [1.0, 2.0], "seconds": seconds,
+            } | label | ({own: value} if value is not None else {})
         )  # fmt: skip
     if status is not None:
         lines.append({"event": "end", "time": 1030.0 + number, "status": status, "reason": more.get("reason", ""),

@@ -14,7 +14,7 @@ import yaml
 
 from tests.helpers import point as made
 from tunediff import record, space
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, workload
 
 ROOT = Path(__file__).parent.parent
 
@@ -130,7 +130,7 @@ def test_a_searched_grid_becomes_a_table_and_the_table_is_enough(searched, tmp_p
     assert kept.curves[2].spent_s == pytest.approx(4.0, abs=1.0)  # not a number after its second evaluation
     assert kept.curves[7].spent_s < 1.0
     assert replay.replay_all(kept, ["ours"], range(3)) == replay.replay_all(recorded, ["ours"], range(3))
-    replay.write(tmp_path / "again.csv", searched, trials)
+    replay.write(tmp_path / "again.csv", searched, "frechet", trials)
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "table.csv").read_text()
 
 
@@ -165,6 +165,26 @@ def test_a_grid_that_was_cut_is_no_table(searched):
     (searched / "search.yaml").write_text(yaml.safe_dump(GRID | {"budget": {"per_trial": "8s", "trials": 6}}))
     with pytest.raises(ConfigError, match="2 of 8 points are not recorded"):
         replay.load(searched)
+
+
+# -------------------------------------------------------------------------------------------- objectives of any kind
+RANKED = [[8, 5.0, 0.0, "ok"], [8, 10.0, 0.5, "ok"], [16, 5.1, 0.2, "ok"], [16, 10.1, 0.9, "ok"], [32, 4.0, "", "nan"]]
+
+
+@pytest.mark.parametrize("name", ["random", "TPE", "ours", "ours + ASHA"])
+def test_a_table_of_accuracies_is_searched_for_the_highest(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(workload.SHIPPED, "ranker", "tests.ranker")
+    (tmp_path / "baseline.yaml").write_text("workload: ranker\n")
+    table = replay.load(write(tmp_path / "table.csv", RANKED, ["width", "train_s", "accuracy", "status"]))
+    assert (table.space.metric, table.best, table.worst, table.ratios) == ("accuracy", -0.9, -0.5, False)
+    found = run(table, name, 0)
+    assert found.best[-1] == -0.9
+    assert replay.regret(table, [found], 1e9)[0] == 0.0
+    assert replay.regret(table, [found], 0.0)[0] == 1.0, "nothing found is as bad as the worst"
+    text = replay.markdown(table, replay.summary(table, [found]), "ranker", 1)
+    assert "accuracy 0.9 to 0.5, 1 within 2% of the table's range from the best, 1 failed" in text
+    assert "how far accuracy of the best finished trial is from the table's best" in text
+    assert "FD" not in text
 
 
 # -------------------------------------------------------------------------------------------------------------- replay
@@ -256,7 +276,7 @@ def test_the_command_writes_table_figure_and_text(searched, tmp_path, capsys):
     assert capsys.readouterr().out == text
     assert text.startswith("# searched: search strategies replayed\n\n8 points of up to 8.0 training seconds")
     assert [line.split(" | ")[0] for line in text.splitlines()[6:8]] == ["| random", "| ours + ASHA"]
-    assert {path.name for path in out.iterdir()} == {"table.csv", "replay.md", "replay.png"}
+    assert {path.name for path in out.iterdir()} == {"table.csv", "baseline.yaml", "replay.md", "replay.png"}
     assert (out / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert not (searched / "table.csv").exists()
     assert replay.main([str(out / "table.csv"), *words]) == 0

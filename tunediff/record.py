@@ -23,7 +23,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff import environment
-from tunediff.config import ConfigError, Configuration, Quantity, Values, code
+from tunediff.config import ConfigError, Configuration, Quantity, Values, Workload, code
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
@@ -58,12 +58,12 @@ class Point:
     index: int
     """1, 2, …: its place on the curve."""
     train_s: float = _required("training", "s", "training seconds of the run")
-    samples: int = _required("images", "", "images that the run trained")
+    samples: int = _required("samples", "", "samples that the run trained")
     steps: int = _required("steps", "", "optimizer steps of the run")
     fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
     worker_s: float = _measured("worker seconds", "s", "training seconds × workers")
-    samples_per_s: float = _measured("images/s", "", "images trained per second, without compilation")
-    samples_per_s_sd: float = _measured("± images/s", "", "standard deviation of it within the run")
+    samples_per_s: float = _measured("samples/s", "", "samples trained per second, without compilation")
+    samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
     first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
     peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
@@ -80,12 +80,12 @@ class Point:
         "memory reserved", "MiB", "most memory that torch's allocator held on the device"
     )
     step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
-    flops_per_sample: float | None = _measured("GFLOP/image", "", "arithmetic of a training step per image", 1e-9)
+    flops_per_sample: float | None = _measured("GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9)
     peak_share: float | None = _measured(
         "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
     )
     energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before")
-    samples_per_j: float | None = _measured("images/J", "", "images trained per joule")
+    samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
@@ -125,8 +125,8 @@ class Point:
 
 _NESTED = ("phases_s", "seconds", "found")
 _STEP = {
-    "data_wait": ("waiting for data", "waiting for its images"),
-    "host_to_device": ("copy to device", "copying its images to the device and scaling them"),
+    "data_wait": ("waiting for data", "waiting for its samples"),
+    "host_to_device": ("copy to device", "copying its samples to the device and scaling them"),
     "forward": ("forward", "the forward pass"),
     "backward": ("backward", "the backward pass, averaging over workers included"),
     "optimizer": ("optimizer", "unscaling, clipping and the update"),
@@ -137,6 +137,29 @@ QUANTITIES: dict[str, Quantity] = {
     **{f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0) for part, (label, of) in _STEP.items()},
 }
 """What every point holds, by name; a workload adds its own."""
+
+
+def one_of(unit: str) -> str:
+    """The singular of what samples are called: `image`, `query`."""
+    return f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+
+
+def in_units(known: Mapping[str, Quantity], unit: str) -> dict[str, Quantity]:
+    """The same quantities in the words of a workload: `images/s` instead of `samples/s`."""
+    words = {"samples": unit, "sample": one_of(unit)}
+
+    def said(text: str) -> str:
+        return re.sub(r"\bsamples?\b", lambda found: words[found[0]], text)
+
+    of = known.items()
+    return {name: dataclasses.replace(one, label=said(one.label), meaning=said(one.meaning)) for name, one in of}
+
+
+def quantities(workload: Workload) -> dict[str, Quantity]:
+    """What the points of a workload hold, by name: what all have, its objective, and what it names itself."""
+    own = workload.objective
+    judged = {own.name: Quantity(own.label or own.name)}
+    return in_units(QUANTITIES, workload.unit) | judged | dict(workload.quantities)
 
 
 @dataclasses.dataclass(frozen=True)

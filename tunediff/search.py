@@ -286,8 +286,8 @@ def summary(found: Results, wall_s: float, compared: Comparison | None = None) -
     block |= {what: str(folder / name) for what, name, there in files if there}
     block["study"] = f"sqlite:///{folder / 'study.db'}"
     if best is not None:
-        if not found.by_rate:
-            block["samples"] = str(folder / "trials" / best.name / "samples.png")
+        if (shown := folder / "trials" / best.name / "samples.png").exists():
+            block["samples"] = str(shown)
         block["export"] = f"python -m tunediff.export {folder.name}"
     return block | {"report": f"python -m tunediff.report {folder.name}"}
 

@@ -120,7 +120,7 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         observer, journal = Observer(asked), Journal(folder)
         if world.main:
             done = known.points[-1].samples if known is not None and known.points else None
-            observer = Console(folder, cfg.of(config).objective, done, asked)
+            observer = Console(folder, cfg.of(config), done, asked)
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -205,11 +205,12 @@ def _conclude(folder: Path) -> None:
     assert known is not None
     assert known.end is not None
     last = known.points[-1]
-    metric = cfg.of(known.configuration).objective
+    workload = cfg.of(known.configuration)
+    metric = workload.objective
     lines = {
         str(last.get("label", metric.label)): last[metric.name],
         "train_s": last.train_s,
-        "samples": last.samples,
+        workload.unit: last.samples,
         "steps": last.steps,
         **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
         "weights": folder / "weights.safetensors",

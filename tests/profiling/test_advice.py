@@ -23,7 +23,7 @@ def profile(*changes, parts=None, step_s=0.1, **values):
         "device": {"type": "cpu", "cores": 8, "gpus": 0, "memory_mib": 16000.0, "memory_limit_mib": 10000.0},
         "step": {"step_s": step_s, "parts_s": dict.fromkeys((*PHASES, "other"), 0.0), "peak_memory_mib": 6000.0},
         "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
-        "operations": {"convolution_share": 0.0}, **values,
+        "operations": {"convolution_share": 0.0}, "unit": "images", **values,
     }  # fmt: skip
     for change in changes:
         found |= copy.deepcopy(change)

@@ -58,7 +58,7 @@ def test_memory_is_extrapolated():
     ],
 )
 def test_the_end_of_a_sweep(rows, batch, limit, why):
-    assert sweeping.end_of_sweep(rows, batch, limit) == why
+    assert sweeping.end_of_sweep(rows, batch, limit, "images") == why
 
 
 def test_sweep(bench, monkeypatch):

@@ -20,6 +20,7 @@ PARTS = {
 }  # fmt: skip
 FOUND = {
     "name": "small", "command": "python -m tunediff.profile --config small.yaml", "workers": 1, "time": 0.0,
+    "unit": "images", "names": {"sampler": "noise and sampler", "ema": "EMA"},
     "config": cfg.flat(tiny(loader__workers=2)), "environment": environment.describe(),
     "device": {
         "type": "cpu", "name": "EPYC", "threads": 2, "cores": 2, "gpus": 0, "memory_mib": 9000.0,
@@ -164,13 +165,15 @@ def test_compiling():
         "mode": "default", "eager_samples_per_s": 500.0, "compiled_samples_per_s": 650.0, "compile_s": 40.0,
         "speedup": 1.3, "break_even": {"samples": 61_000.0, "seconds": 94.0}, "within_noise": False, "disturbed": False,
     }  # fmt: skip
-    assert tables.compiling(cost) == (
+    assert tables.compiling(cost, "images") == (
         "mode default: 500 → 650 images/s (1.30×), compiling takes 40s: pays after 1m34s / 61,000 images"
     )
-    assert tables.compiling(cost | {"break_even": None}).endswith("40s: never pays")
-    assert tables.compiling(cost | {"within_noise": True}).endswith("; the difference is within the noise")
-    assert tables.compiling(cost | {"disturbed": True}).endswith("; others used the machine meanwhile")
-    assert tables.compiling({"mode": "default", "failed": "no compiler"}) == "mode default failed: no compiler"
+    assert tables.compiling(cost | {"break_even": None}, "images").endswith("40s: never pays")
+    assert tables.compiling(cost | {"within_noise": True}, "images").endswith("; the difference is within the noise")
+    assert tables.compiling(cost | {"disturbed": True}, "images").endswith("; others used the machine meanwhile")
+    assert (
+        tables.compiling({"mode": "default", "failed": "no compiler"}, "images") == "mode default failed: no compiler"
+    )
 
 
 @pytest.mark.parametrize(

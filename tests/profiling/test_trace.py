@@ -2,12 +2,15 @@
 
 import gzip
 import json
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.helpers import tiny
+from tests.helpers import shipped_toy, tiny, toy
 from tests.profiling.conftest import PHASES
+from tests.toy.train import INPUTS, TARGETS, plain
+from tunediff import config as cfg
 from tunediff.data import images as data
 from tunediff.distributed import alone
 from tunediff.profiling import measure, trace
@@ -126,17 +129,30 @@ def test_a_long_timeline_keeps_its_peak():
     assert max(found["timeline"]["forward_mib"]) == 4999.0 == found["peak"]["total_mib"]
 
 
-def test_what_stays_in_memory(bench):
+def test_what_stays_in_memory(bench, monkeypatch):
     config = tiny()
     weights = sum(p.numel() for p in network(config.knobs).parameters()) * 4 / MIB
     pixels = data.load(config.data).pixels.nbytes / MIB
-    sizes = (bench.parameter_bytes, bench.buffer_bytes, bench.samples["mib"])
-    found = trace.static_mib(config, False, *sizes)
-    assert found["optimizer"] == pytest.approx(2 * weights)
-    assert found["parameters"] == found["ema"] >= weights
+    bench.train(config, 2)
+    found = trace.static_mib(config, bench)
+    assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert found["parameters"] == pytest.approx(found["ema"], rel=0.01)
+    assert found["parameters"] >= weights
     assert found["samples"] == pixels
-    assert trace.static_mib(config, True, *sizes)["samples"] == 0.0
-    assert trace.static_mib(tiny(loader__resident=True), True, *sizes)["samples"] > 0.0
+    monkeypatch.setattr(bench, "cuda", True)
+    assert trace.static_mib(config, bench)["samples"] == 0.0
+    assert trace.static_mib(tiny(loader__resident=True), bench)["samples"] > 0.0
+
+
+def test_what_stays_in_memory_is_what_a_training_keeps():
+    """Plain SGD has no moments, and not every workload averages weights."""
+    config = toy()
+    with shipped_toy():
+        bench = Bench(config, alone())
+        with mock.patch.object(cfg.of(config).code, "train", plain((INPUTS, TARGETS))):
+            bench.train(config, 2)
+    assert bench.kept_mib.keys() == {"parameters", "optimizer"}
+    assert trace.static_mib(config, bench).keys() == {"parameters", "optimizer", "samples"}
 
 
 @pytest.mark.gpu

@@ -108,7 +108,7 @@ def test_studies_of_throughput_have_no_frechet_distance(tmp_path, form):
     assert "Fréchet" not in text
     assert re.search(r"t000\d is best: 20\d images/s, 2.0\d times the 100 of the baseline", text)
     assert "What is $fast$" in text
-    assert "Images" not in re.findall(r"<h2>(.*?)</h2>", page)
+    assert "Pictures" not in re.findall(r"<h2>(.*?)</h2>", page)
     assert ("What each knob does" in text) == (form == "grid"), "a ladder changes several knobs at once"
     assert (tmp_path / "fast" / "report" / "study.png").exists()
 
@@ -136,7 +136,7 @@ def test_the_distance_is_called_what_its_journals_call_it(night, plain, label):
     ],
 )  # fmt: skip
 def test_the_sentence_says_which_of_the_two_it_is(told, said):
-    sentence = explain(told, "FD", "one run each").replace("\N{NO-BREAK SPACE}", " ")
+    sentence = explain(told, "FD", "one run each", "images").replace("\N{NO-BREAK SPACE}", " ")
     assert said in sentence
     assert sentence.endswith("; one run each.")
     assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
@@ -298,5 +298,5 @@ def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     load = space.load
     monkeypatch.setattr(space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
     text = words(written(night))
-    assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1.5 times the 2 of the baseline" in text
+    assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline." in text

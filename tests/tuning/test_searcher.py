@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import point
 from tunediff import environment, record, space
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, workload
 from tunediff.record import End
 
 FILE = {
@@ -391,6 +391,34 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
     assert not record.read_trial(searcher.experiment / "trials" / suggestion["trial"]).finished
     again = make().suggest("b")
     assert {key: again[key] for key in suggestion} == suggestion
+
+
+@pytest.mark.parametrize(
+    ("results", "mode", "told"),
+    [([5.0, 12.0], "min", 24.0), ([-9.0, -3.0], "min", 0.0), ([0.0], "min", 1.0), ([0.4, 0.9], "max", 0.0),
+     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9)],
+)  # fmt: skip
+def test_a_failure_is_worse_than_every_result(results, mode, told):
+    from tunediff.tuning.searcher import penalty
+
+    assert penalty(results, mode) == told
+    assert all(told > one if mode == "min" else told < one for one in results)
+
+
+def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch):
+    monkeypatch.setitem(workload.SHIPPED, "ranker", "tests.ranker")
+    searcher = make(workload="ranker")
+    for name, value in (("a", -5.0), ("b", -2.0)):
+        suggestion = searcher.suggest(name)
+        config = searcher.space.config({k: v for k, v in suggestion.items() if k not in ("trial", "slot")})
+        journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+        journal.start(config, {}, 3.0, int(suggestion["trial"][1:]))
+        journal.point(point(1, 3.0, accuracy=value))
+        journal.end(End("ok"))
+        searcher.on_trial_complete(name, {})
+    for name in ("c", "d"):
+        end(searcher, searcher.suggest(name), name, status="nan")
+    assert [t.value for t in study(searcher) if t.state.name == "COMPLETE"] == [-5.0, -2.0, -10.0, -10.0]
 
 
 # ---------------------------------------------------------------------------------------------------------- two objectives

@@ -3,10 +3,11 @@
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
 keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
 may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `PRESETS`, named baselines (of a file:
-`mine.py:NAME`), on top of it; `QUANTITIES`, what its points hold besides what all have; `check_files(knobs,
-evaluates)`, which refuses missing files before anything starts; `network(knobs)`, the bare model;
-`initial_weights(path, knobs)`; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next to nothing about
-device memory, and of lists that save the more of it the longer they are.
+`mine.py:NAME`), on top of it; `UNIT`, what a sample is called; `QUANTITIES`, what its points hold besides what all
+have; `ruler(config)`, which says in a sentence how its objective is measured; `check_files(knobs, evaluates)`, which
+refuses missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; and
+`MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next to nothing about device memory, and of lists that
+save the more of it the longer they are.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class Workload:
     def presets(self) -> Mapping[str, Values]:
         """Named baselines: knobs by dotted name."""
         return getattr(self.declared, "PRESETS", {})
+
+    @property
+    def unit(self) -> str:
+        """What the samples that it learns from are called: a plural, `images`, `tokens`."""
+        return getattr(self.declared, "UNIT", "samples")
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:

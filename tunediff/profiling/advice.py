@@ -11,6 +11,7 @@ from tunediff.cli import number, seconds
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
+from tunediff.record import one_of
 
 WAIT, RESERVE, OPTIMIZER, SAMPLER = 0.05, 1.5, 0.10, 0.10
 """From which share of the step (or below which ratio of loader to model) a rule speaks."""
@@ -65,13 +66,13 @@ def _cuda(found: Profile) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- rules
 def waiting_for_data(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Images come too late."""
+    """Batches come too late."""
     if config.loader.resident or (waited := share(found, "data_wait")) <= WAIT:
         return
-    reason, device = f"waiting for images is {_said(found, 'data_wait')}", found["device"]
+    reason, device = f"waiting for {found['unit']} is {_said(found, 'data_wait')}", found["device"]
     if not _cuda(found) or found["samples"]["mib"] < 0.1 * device["memory_mib"]:
         size = number(found["samples"]["mib"])
-        yield Advice({"loader.resident": True}, f"{reason}; all images take {size} MiB", amdahl(waited))
+        yield Advice({"loader.resident": True}, f"{reason}; all {found['unit']} take {size} MiB", amdahl(waited))
     more = min(max(2, 2 * config.loader.workers), device["cores"])
     if more > config.loader.workers and (_cuda(found) or config.loader.workers):
         yield Advice({"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited))
@@ -91,7 +92,7 @@ def copying(found: Profile, config: Systems) -> Iterator[Advice]:
     """Batches reach the GPU slowly."""
     if config.loader.resident or not _cuda(found) or (copied := share(found, "host_to_device")) <= WAIT:
         return
-    reason = f"bringing images to the GPU is {_said(found, 'host_to_device')}"
+    reason = f"bringing {found['unit']} to the GPU is {_said(found, 'host_to_device')}"
     if config.loader.transfer == "float32":
         yield Advice({"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied))
     yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
@@ -100,19 +101,19 @@ def copying(found: Profile, config: Systems) -> Iterator[Advice]:
 def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
     """The batch-size sweep: a larger batch is faster, or a smaller one no slower."""
     rows = {row["batch_size"]: row["samples_per_s"] for row in found["sweep"]["rows"]} if found["sweep"] else {}
-    own = config.loader.batch_size
+    own, unit = config.loader.batch_size, found["unit"]
     if own not in rows or len(rows) < 2:
         return
     size = next(size for size, rate in rows.items() if rate >= 0.95 * max(rows.values()))
     change: Values = {}
     if size > own and rows[size] / rows[own] > GAIN:
         change = {"optimizer.lr_scaling": "sqrt"} if _set(config, "optimizer.lr_scaling") == "none" else {}
-        so = f"; but {size / own:g}× fewer updates per image: judge it by what it learns per second"
+        so = f"; but {size / own:g}× fewer updates per {one_of(unit)}: judge it by what it learns per second"
     else:
         size = min(size for size, rate in rows.items() if size <= own and rate >= EQUAL * rows[own])
-        so = f", with {own / size:g}× the updates per image"
+        so = f", with {own / size:g}× the updates per {one_of(unit)}"
     if size != own:
-        reason = f"{number(rows[size])} images/s instead of {number(rows[own])}{so}"
+        reason = f"{number(rows[size])} {unit}/s instead of {number(rows[own])}{so}"
         yield Advice({"loader.batch_size": size, **change}, reason, rows[size] / rows[own], measured=True)
 
 
@@ -179,9 +180,8 @@ def compiling(found: Profile, config: Systems) -> Iterator[Advice]:
         return
     paid, speedup = cost["break_even"], cost["speedup"]
     if config.compile.mode == "none" and paid is not None and not cost["within_noise"]:
-        reason = (
-            f"it pays after {seconds(paid['seconds'])} or {paid['samples']:,.0f} images: for budgets well above that"
-        )
+        after = f"{seconds(paid['seconds'])} or {paid['samples']:,.0f} {found['unit']}"
+        reason = f"it pays after {after}: for budgets well above that"
         yield Advice({"compile.mode": cost["mode"]}, reason, speedup, measured=True)
     if config.compile.mode != "none" and paid is None:
         reason = f"compiled it is no faster ({speedup:.2f}×) and costs {seconds(cost['compile_s'])} at the start"

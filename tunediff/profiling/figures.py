@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tunediff.profiling.result import Profile, Sweep, held_mib
-from tunediff.profiling.tables import OWNERS, PARTS, mebibytes, milliseconds, percent, rate
+from tunediff.profiling.tables import OWNERS, mebibytes, milliseconds, part, percent, rate
 
 COLORS = {
     "data_wait": "tab:red", "host_to_device": "tab:pink", "sampler": "tab:purple", "forward": "tab:blue",
@@ -29,7 +29,7 @@ def step(found: Profile, path: Path) -> None:
     """Milliseconds of each part of the step."""
     whole, parts = found["step"]["step_s"], dict(reversed(found["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    names, colors = [PARTS.get(name, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
+    names, colors = [part(found, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
     bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=colors)
     shares = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
     axes.bar_label(bars, shares, padding=4, fontsize=9)
@@ -37,7 +37,7 @@ def step(found: Profile, path: Path) -> None:
     axes.set_xlabel("ms per step")
     axes.set_title(
         f"{found['name']}: a step of {milliseconds(whole)}, batch {found['step']['batch_size']}, "
-        f"{rate(found['step']['samples_per_s'])} images/s",
+        f"{rate(found['step']['samples_per_s'])} {found['unit']}/s",
         fontsize=10,
     )
     _save(figure, path, grid="x")
@@ -59,22 +59,22 @@ def memory(found: Profile, path: Path) -> None:
     axes.set_xlim(0, moments[-1])
     axes.set_xlabel("ms (under the profiler)")
     axes.set_ylabel("MiB")
-    peaks = f"peak {mebibytes(peak['total_mib'])} during {PARTS.get(peak['phase'], peak['phase'])}"
+    peaks = f"peak {mebibytes(peak['total_mib'])} during {part(found, peak['phase'])}"
     axes.set_title(f"{found['name']}: tensors in memory, {peaks}", fontsize=10)
     words, seen = [OWNERS[owner] for owner in owners[::-1]], {name for _, _, name in phases}
     figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
     names = [name for name in found["step"]["parts_s"] if name in seen]
-    ribbons = [Patch(label=PARTS.get(name, name), color=COLORS.get(name, NAMELESS)) for name in names]
+    ribbons = [Patch(label=part(found, name), color=COLORS.get(name, NAMELESS)) for name in names]
     figure.legend(handles=ribbons, loc="outside right lower", title="ribbon: the step", fontsize=8)
     _save(figure, path, grid="y")
 
 
 def sweep(found: Profile, swept: Sweep, path: Path) -> None:
-    """images/s and peak memory against the batch size."""
+    """Throughput and peak memory against the batch size."""
     sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
     figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
     left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o")
-    left.set_ylabel("images/s")
+    left.set_ylabel(f"{found['unit']}/s")
     right.plot(sizes, held, marker="o", color="tab:orange")
     right.set_ylabel("peak memory (MiB)")
     if (limit := swept["memory_limit_mib"]) < 4 * max(held):  # else it would flatten the curve

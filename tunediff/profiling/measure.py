@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff import environment
@@ -28,7 +28,7 @@ from tunediff.data import loader
 from tunediff.distributed import World, alone
 from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
 from tunediff.record import Point
-from tunediff.training import hardware, memory
+from tunediff.training import hardware, memory, state
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 
@@ -62,17 +62,40 @@ class _Watch(Observer):
             self._after_step()
 
 
-class _Look(Trial):
-    """Stops a training where it asks for its first batch: by then it has said what it learns, and from what."""
+class _Keeping(Trial):
+    """Remembers what its training keeps."""
 
     model: nn.Module
-    source: loader.Source | None = None  # a loader of the workload's own
-    made: loader.Prepare | None = None
-    collate: loader.Collate | None = None
 
     def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
         self.model = model
         return super().prepare(model, **options)
+
+    def keep(self, **kept: state.Stateful) -> None:
+        self.kept = {**getattr(self, "kept", {}), **kept}
+        super().keep(**kept)
+
+    def kept_mib(self) -> dict[str, float]:
+        """Of the model (`parameters`), and by the workload's names of whatever else is kept."""
+        others = {name: one for name, one in getattr(self, "kept", {}).items() if one is not self.model}
+        sizes = {name: _bytes(one.state_dict()) for name, one in {"parameters": self.model, **others}.items()}
+        return {name: size / 2**20 for name, size in sizes.items()}
+
+
+def _bytes(content: Any) -> int:
+    """Of all tensors in a state."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    inside = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    return sum(map(_bytes, inside))
+
+
+class _Look(Trial):
+    """Stops a training where it asks for its first batch: by then it has said from what it learns."""
+
+    source: loader.Source | None = None  # a loader of the workload's own
+    made: loader.Prepare | None = None
+    collate: loader.Collate | None = None
 
     def batches(
         self, source: loader.Source, prepare: loader.Prepare | None = None, *, collate: loader.Collate | None = None,
@@ -89,7 +112,7 @@ class Bench:
     """Short trainings on one set of data, which leave nothing behind."""
 
     def __init__(self, config: Systems, world: World) -> None:
-        """What the workload of `config` learns, and from what. Raises what its training raises by then."""
+        """What the workload of `config` learns from. Raises what its training raises by then."""
         self.world, self.cuda = world, world.device.type == "cuda"
         observer = _Watch()
         look = _Look(config, Budget(samples=1), world, observer, evaluates=False)
@@ -99,8 +122,8 @@ class Bench:
         count = 0 if look.source is None else loader.length(look.source) or 0
         size = sum(column.nbytes for column in loader.columns(look.source))
         self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
-        self.parameter_bytes = sum(one.nbytes for one in look.model.parameters())
-        self.buffer_bytes = sum(one.nbytes for one in look.model.buffers())
+        self.kept_mib: dict[str, float] = {}
+        """What the last training kept at its end, by name: it stays from one step to the next."""
 
     @classmethod
     def of(cls, config: Systems) -> Bench:
@@ -114,7 +137,10 @@ class Bench:
         short = cfg.override(config, {"evaluation.points": points})
         try:
             budget = Budget(samples=steps * config.loader.batch_size)
-            return run(Trial(short, budget, self.world, _Watch(after_step), evaluates=False)).points
+            trial = _Keeping(short, budget, self.world, _Watch(after_step), evaluates=False)
+            outcome = run(trial)
+            self.kept_mib = trial.kept_mib()
+            return outcome.points
         finally:
             if config.compile.active:
                 torch.compiler.reset()  # or the next trainings would reach the limit of recompilations

@@ -152,6 +152,8 @@ class Profile(Traced):
     time: float  # Unix
     wall_s: float
     workers: int  # of the training; one is measured
+    unit: str  # what a sample is called
+    names: dict[str, str]  # of the parts of the step, where the workload gives them others
     config: Values
     fingerprint: str
     environment: Environment

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import cli, environment
 from tunediff import config as cfg
-from tunediff.config import Systems
+from tunediff.config import Systems, Workload
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.advice import advise
 from tunediff.profiling.result import CompileCost, Failed, Profile, Skipped
@@ -35,7 +36,7 @@ def profile(
 
     `steps` to measure, None: about five seconds of them; `compile_too`, None: on a GPU; `attempt` the advice as well.
     """
-    began, bench = time.monotonic(), measure.Bench.of(config)
+    began, bench, workload = time.monotonic(), measure.Bench.of(config), cfg.of(config)
     device, gains = measure.device(bench.world), measure.format_gains(bench.world)
     say(f"{device['name']}: first steps")
     first = bench.speed(config, 2, segments=1)
@@ -57,6 +58,7 @@ def profile(
         cost = compiling.compile_cost(config, steps, folder)
     found: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
+        "unit": workload.unit, "names": named(workload),
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
         "device": device, "format_gains": gains, "samples": bench.samples,
         "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
@@ -71,3 +73,9 @@ def profile(
         advice.tried = bench.attempt(config, advice.change, steps)
     found["wall_s"] = time.monotonic() - began
     return found
+
+
+def named(workload: Workload) -> dict[str, str]:
+    """What the workload calls the parts of its step."""
+    own = ((re.fullmatch(r"step_(\w+)_s", name), one) for name, one in workload.quantities.items())
+    return {match[1]: one.label for match, one in own if match is not None}

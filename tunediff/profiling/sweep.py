@@ -1,4 +1,4 @@
-"""The batch size against images/s and memory."""
+"""The batch size against throughput and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 2.0
 MOST_STEP_S = 30.0
 """A sweep ends before a step would take longer than this (s)."""
 GROWTH = 1.03
-"""images/s have stopped growing when two doublings of the batch have not brought this factor."""
+"""Throughput has stopped growing when two doublings of the batch have not brought this factor."""
 
 
 def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callable[[int], None]) -> Sweep:
@@ -28,9 +28,9 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
     """
     rows: list[Rates] = []
     device, per_sample_s = bench.world.device, step_s / config.loader.batch_size
-    limit, stopped = measure.memory_limit_mib(device), ""
+    limit, stopped, unit = measure.memory_limit_mib(device), "", cfg.of(config).unit
     for batch in batch_sizes(config, bench.samples["count"]):
-        if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit):
+        if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit, unit):
             break
         progress(batch)
         try:
@@ -45,7 +45,7 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
             memory.reset(device)
         rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
         per_sample_s = found["step_s"] / batch
-    stopped = stopped or "a larger batch would be larger than the set of images"
+    stopped = stopped or f"a larger batch would be larger than the set of {unit}"
     return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 
 
@@ -64,19 +64,19 @@ def batch_sizes(config: Systems, samples: int) -> Iterator[int]:
         size *= 2
 
 
-def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None) -> str:
+def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None, unit: str) -> str:
     """Why the sweep should not go on to this batch size; '' when it should. Without a limit only memory ends it."""
     if not rows:
         return ""
     if rows[-1]["step_s"] / rows[-1]["batch_size"] * batch > MOST_STEP_S:
-        return f"a step of {batch} images would take over {MOST_STEP_S:.0f} s"
+        return f"a step of {batch} {unit} would take over {MOST_STEP_S:.0f} s"
     if limit_mib is None:
         return ""
     if (needed := predicted_mib(rows, batch)) > limit_mib:
-        return f"{batch} images would need about {needed:,.0f} MiB of the {limit_mib:,.0f} MiB that may be taken"
+        return f"{batch} {unit} would need about {needed:,.0f} MiB of the {limit_mib:,.0f} MiB that may be taken"
     rates = [row["samples_per_s"] for row in rows]
     if len(rates) > 2 and max(rates[-2:]) < GROWTH * max(rates[:-2]):
-        return "images/s have stopped growing"
+        return f"{unit}/s have stopped growing"
     return ""
 
 

@@ -11,15 +11,13 @@ import pandas as pd
 
 from tunediff.cli import knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
+from tunediff.record import one_of
 
-PARTS = {
-    "data_wait": "waiting for images", "host_to_device": "images to the device", "sampler": "timesteps and noise",
-    "optimizer": "update", "ema": "weight average",
-}  # fmt: skip
+PARTS = {"data_wait": "waiting for {unit}", "host_to_device": "{unit} to the device", "optimizer": "update"}
 """Parts of the step whose own names say too little."""
-STATIC = {"parameters": "weights", "optimizer": "optimizer state", "ema": "weight average"}
+STATIC = {"parameters": "weights", "optimizer": "optimizer state", "samples": "{unit}"}
 OWNERS: dict[Owner, str] = {
-    "static_mib": "what stays: weights, optimizer, …", "batch_mib": "batch and noise",
+    "static_mib": "what stays: weights, optimizer, …", "batch_mib": "batch",
     "forward_mib": "activations (from forward)", "backward_mib": "gradients (from backward)", "rest_mib": "rest",
 }  # fmt: skip
 
@@ -45,6 +43,11 @@ def mebibytes(value: float) -> str:
 def rate(value: float) -> str:
     """`4,012`, `3.1`."""
     return f"{value:,.0f}" if value >= 100 else number(float(value))
+
+
+def part(found: Profile, name: str) -> str:
+    """What a part of the step is called."""
+    return PARTS.get(name, found["names"].get(name, name)).format(unit=found["unit"])
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -76,25 +79,25 @@ class Section:
 
 def sections(found: Profile) -> list[Section]:
     """All parts of the report, in reading order."""
-    sweep = [] if found["sweep"] is None else [_sweep(found["sweep"])]
+    sweep = [] if found["sweep"] is None else [_sweep(found["sweep"], found["unit"])]
     return [
         _summary(found), _step(found), _operations(found), Section("the loader and the model", [feeding(found)]),
-        _memory(found), *sweep, Section("torch.compile", [compiling(found["compile"])]), _advice(found),
+        _memory(found), *sweep, Section("torch.compile", [compiling(found["compile"], found["unit"])]), _advice(found),
     ]  # fmt: skip
 
 
 def _summary(found: Profile) -> Section:
-    step, device, first = found["step"], found["device"], found["first"]
+    step, device, first, unit = found["step"], found["device"], found["first"], found["unit"]
     sd = "" if step["samples_per_s_sd"] is None else f" ± {rate(step['samples_per_s_sd'])}"
     threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
     lines = [
         f"{device['name']}, {threads}; batch {step['batch_size']}, {step['steps']} steps measured",
-        f"{rate(step['samples_per_s'])}{sd} images/s, {milliseconds(step['step_s'])} per step; the first step of the "
+        f"{rate(step['samples_per_s'])}{sd} {unit}/s, {milliseconds(step['step_s'])} per step; the first step of the "
         f"process took {milliseconds(first['first_step_s'])}",
     ]
     if "peak_share" in step:
         lines.append(
-            f"{number(step['flops_per_sample'] / 1e9)} GFLOP per image: {percent(step['peak_share'])} of "
+            f"{number(step['flops_per_sample'] / 1e9)} GFLOP per {one_of(unit)}: {percent(step['peak_share'])} of "
             f"{number(step['peak_flops_per_s'] / 1e12)} TFLOP/s, the fastest matrix product measured here"
         )
     if first["compile_s"]:
@@ -114,7 +117,7 @@ def _summary(found: Profile) -> Section:
 def _step(found: Profile) -> Section:
     parts = sorted(found["step"]["parts_s"].items(), key=lambda part: -part[1])
     whole = found["step"]["step_s"]
-    rows = [(PARTS.get(name, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
+    rows = [(part(found, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
     return Section("where the step goes", [], [("part", "time", "share"), *rows], "step.png")
 
 
@@ -130,14 +133,14 @@ def _operations(found: Profile) -> Section:
 
 def feeding(found: Profile) -> str:
     """Loader against model, in words."""
-    loader, model, ratio = found["loader_alone"], found["model_alone"], found["feed_ratio"]
+    loader, model, ratio, unit = found["loader_alone"], found["model_alone"], found["feed_ratio"], found["unit"]
     if loader is None:
-        return "loader.resident is on: the images lie on the device, and the loader plays no part"
-    said = f"alone, the loader gives {rate(loader['samples_per_s'])} images/s"
+        return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
+    said = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
     if model is None or ratio is None:
-        return f"{said}; the device cannot hold all images"
+        return f"{said}; the device cannot hold all {unit}"
     said += (
-        f" and the model takes {rate(model['samples_per_s'])} images/s: the loader can feed "
+        f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "
         f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
     )
     if found["config"]["loader.workers"] == 0:
@@ -147,16 +150,17 @@ def feeding(found: Profile) -> str:
 
 def _memory(found: Profile) -> Section:
     step, static, peak = found["step"], found["memory"]["static"], found["memory"]["peak"]
-    cuda = found["device"]["type"] == "cuda"
-    what = "allocated on the GPU" if cuda else "resident set of the process, libraries and images included"
+    cuda, unit = found["device"]["type"] == "cuda", found["unit"]
+    what = "allocated on the GPU" if cuda else f"resident set of the process, libraries and {unit} included"
     lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
     if cuda:
         lines.append(f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}")
     rows = [("tensors", "size")]
-    rows += [(STATIC.get(name, name), mebibytes(size)) for name, size in static.items() if size]
+    rows += [
+        (STATIC.get(name, name).format(unit=unit), mebibytes(size)) for name, size in static.items() if size >= 0.05
+    ]
     if peak is not None:
-        phase = PARTS.get(peak["phase"], peak["phase"])
-        lines.append(f"tensors at their peak, during {phase}: {mebibytes(peak['total_mib'])}")
+        lines.append(f"tensors at their peak, during {part(found, peak['phase'])}: {mebibytes(peak['total_mib'])}")
         if (more := peak["static_mib"] - sum(static.values())) > 0.5:
             rows.append(("other, from before the step", mebibytes(more)))
         rows += [(words, mebibytes(peak[name])) for name, words in OWNERS.items() if name != "static_mib"]
@@ -165,8 +169,8 @@ def _memory(found: Profile) -> Section:
     return Section("memory", lines, rows, "memory.png")
 
 
-def _sweep(sweep: Sweep) -> Section:
-    rows = [("batch", "images/s", "per step", "peak memory", "")]
+def _sweep(sweep: Sweep, unit: str) -> Section:
+    rows = [("batch", f"{unit}/s", "per step", "peak memory", "")]
     for row in sweep["rows"]:
         spoilt, held = "disturbed" if row["disturbed"] else "", mebibytes(held_mib(row))
         rows.append((f"{row['batch_size']}", rate(row["samples_per_s"]), milliseconds(row["step_s"]), held, spoilt))
@@ -179,7 +183,7 @@ def _sweep(sweep: Sweep) -> Section:
     return Section("batch sizes", lines, rows, "batch_sweep.png")
 
 
-def compiling(cost: CompileCost | Failed | Skipped) -> str:
+def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
     """The break-even of compiling, in words."""
     if "skipped" in cost:
         return f"not measured: {cost['skipped']}"
@@ -187,9 +191,9 @@ def compiling(cost: CompileCost | Failed | Skipped) -> str:
         return f"mode {cost['mode']} failed: {cost['failed']}"
     paid = cost["break_even"]
     return (
-        f"mode {cost['mode']}: {rate(cost['eager_samples_per_s'])} → {rate(cost['compiled_samples_per_s'])} images/s "
+        f"mode {cost['mode']}: {rate(cost['eager_samples_per_s'])} → {rate(cost['compiled_samples_per_s'])} {unit}/s "
         f"({cost['speedup']:.2f}×), compiling takes {seconds(cost['compile_s'])}: "
-        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['samples']:,.0f} images")
+        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['samples']:,.0f} {unit}")
         + ("; the difference is within the noise" if cost["within_noise"] else "")
         + ("; others used the machine meanwhile" if cost["disturbed"] else "")
     )

@@ -48,7 +48,7 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
         points = bench.train(config, 3 + TRACED + 1, after_step=profiler.step)
     with gzip.open(path) as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
-    static = static_mib(config, bench.cuda, bench.parameter_bytes, bench.buffer_bytes, bench.samples["mib"])
+    static = static_mib(config, bench)
     found: Traced = {
         "operations": operations(rows, TRACED),
         "memory": {"static": static, **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda)},
@@ -123,14 +123,9 @@ def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
-def static_mib(config: Systems, cuda: bool, parameters: int, buffers: int, samples_mib: float) -> dict[str, float]:
-    """MiB that stay from one step to the next, by what they are; `parameters` and `buffers` are bytes."""
-    return {
-        "parameters": (parameters + buffers) / MIB,
-        "optimizer": 2 * parameters / MIB,  # AdamW's two moments
-        "ema": (parameters + buffers) / MIB,
-        "samples": samples_mib if config.loader.resident or not cuda else 0.0,
-    }
+def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
+    """MiB that stay from one step to the next, by what they are, as the last training of the bench had them."""
+    return {**bench.kept_mib, "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0}
 
 
 def timeline(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
 from tunediff.record import TrialRecord
+from tunediff.report.words import beside
 from tunediff.results import Results, curve, failed, last
 from tunediff.space import SearchSpace
 
@@ -90,22 +91,22 @@ class Console:
             self.say(f"{name} {self._end(trial)}")
 
     def _tell_skipped(self, name: str) -> None:
-        """Name the files that are no images, once."""
+        """Name the files of the data that cannot be used, once."""
         if self._told_skipped:
             return
         self._told_skipped = True
         for event in record.events(self.folder / "trials" / name):
             if event.get("skipped_files"):
                 named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
-                self.say(f"{event['samples']:,} images; skipped {event['skipped_files']} files: {named}")
+                self.say(f"{event['samples']:,} {self.found.unit}; skipped {event['skipped_files']} files: {named}")
                 return
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
-            words += _times_baseline(self._versus(trial, point["index"], point[metric]))
-        return "  ".join([*words, f"{point['samples_per_s']:.0f} images/s"])
+            words += self._beside(self._versus(trial, point["index"], point[metric]))
+        return "  ".join([*words, f"{point['samples_per_s']:.0f} {self.found.unit}/s"])
 
     def _end(self, trial: TrialRecord) -> str:
         found, value = self.found, trial.value(self.found.metric)
@@ -113,18 +114,23 @@ class Console:
         if value is not None:
             point = trial.points[-1]
             words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
-            words += _times_baseline(found.versus_baseline(trial))
-            words += [f"{point['samples'] / point['train_s']:.0f} images/s", self._changed(trial.drawn)]
+            words += self._beside(found.versus_baseline(trial))
+            words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
         return "  ".join(word for word in [*words, self._best(), left] if word)
 
     def _versus(self, trial: TrialRecord, index: int, value: float) -> float | None:
-        """A value over that of the baseline at the same evaluation."""
+        """A value against that of the baseline at the same evaluation."""
         base = self.found.baseline_of(trial)
         same = next((point for point in base.points if point["index"] == index), None) if base is not None else None
         of_base = same.get(self.found.metric) if same is not None else None
-        return value / of_base if of_base else None
+        return self.found.versus(value, of_base)
+
+    def _beside(self, versus: float | None) -> list[str]:
+        """`0.53× baseline`, `+0.012 vs. baseline`."""
+        known = beside(versus, self.found.ratios)
+        return [f"{known}{'×' if self.found.ratios else ' vs.'} baseline"] if known else []
 
     def _changed(self, drawn: Mapping[str, object]) -> str:
         return cli.knobs(self.space.changed(drawn))
@@ -145,10 +151,6 @@ class Console:
 
     def _elapsed(self) -> str:
         return cli.seconds(time.monotonic() - self.started)
-
-
-def _times_baseline(ratio: float | None) -> list[str]:
-    return [f"{ratio:.2f}× baseline"] if ratio is not None else []
 
 
 class Table(Console):
@@ -193,7 +195,8 @@ class Table(Console):
         grid.add_column("trial")
         grid.add_column("changes to the baseline", overflow="ellipsis", no_wrap=True, ratio=1)
         grid.add_column("curve", no_wrap=True)
-        for column in (f"{found.label} {'↓' if found.falls else '↑'}", "× baseline", "images/s", "MiB"):
+        objective = f"{found.quantity(found.label).label} {'↓' if found.falls else '↑'}"
+        for column in (objective, found.versus_heading, f"{found.unit}/s", "MiB"):
             grid.add_column(column, justify="right", no_wrap=True)
         grid.add_column("status", no_wrap=True)
         for trial in rows[:room]:
@@ -211,16 +214,17 @@ class Table(Console):
         return " · ".join(filter(None, words))
 
     def _row(self, trial: TrialRecord, ranks: dict[str, int]) -> list[str]:
-        values = [value for _, value in curve(trial, self.found.metric)]
-        ratio = self._versus(trial, last(trial, "index"), values[-1]) if values else None
+        found = self.found
+        values = [value for _, value in curve(trial, found.metric)]
+        versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         return [
             str(ranks.get(trial.name, "")),
             trial.name,
             self._changed(trial.drawn),
-            sparkline(values),
+            sparkline(values, found.ratios),
             cli.number(values[-1]) if values else "",
-            f"{ratio:.2f}" if ratio is not None else "",
+            beside(versus, found.ratios),
             f"{rate:.0f}" if rate is not None else "",
             f"{memory:.0f}" if memory is not None else "",
             trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points",
@@ -233,11 +237,12 @@ def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:
     return "bold green" if ranks.get(trial.name) == 1 else ("" if trial.status == "ok" else "dim")
 
 
-def sparkline(values: list[float]) -> str:
-    """A curve as one bar per value, on a logarithmic scale from its lowest to its highest: `█▅▃▁`."""
-    logs = [math.log(value) if value > 0 and math.isfinite(value) else None for value in values]
-    known = [log for log in logs if log is not None]
+def sparkline(values: list[float], logs: bool) -> str:
+    """A curve as one bar per value, from its lowest to its highest, on a logarithmic scale or a plain one: `█▅▃▁`."""
+    fit = [value if math.isfinite(value) and (value > 0 or not logs) else None for value in values]
+    heights = [math.log(value) if logs and value is not None else value for value in fit]
+    known = [height for height in heights if height is not None]
     if not known:
         return ""
     low, spread = min(known), (max(known) - min(known)) or 1.0
-    return "".join("?" if log is None else BARS[round((log - low) / spread * (len(BARS) - 1))] for log in logs)
+    return "".join("?" if one is None else BARS[round((one - low) / spread * (len(BARS) - 1))] for one in heights)

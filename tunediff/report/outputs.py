@@ -12,7 +12,7 @@ from tunediff.cli import seconds
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
 from tunediff.report.style import Stars, draw
-from tunediff.report.subject import sampled
+from tunediff.report.subject import ruler
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import markdown_table, plain_table
 from tunediff.results import Results
@@ -26,8 +26,8 @@ def write_all(found: Results) -> dict[str, Path]:
     trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv,
     comparison.md and comparison.png; of a study also study.csv, study.md and, where it has one, the figure study.png.
     """
-    about = f"{found.space.baseline.evaluation.images:,} images, {sampled(found, ' ')}"
-    grey = "grey: other trials" if found.by_rate else f"{about}; grey: other trials"
+    about = [measured] if (measured := ruler(found)) else []
+    grey = "; ".join([*about, "grey: other trials"])
     written = _csv(found, "trials.csv", found.table()) | _csv(found, "curves.csv", found.curves())
     written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
     if found.space.cost is not None:
@@ -37,7 +37,7 @@ def write_all(found: Results) -> dict[str, Path]:
         said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
         written |= _csv(found, "comparison.csv", compared.table())
         written |= _markdown(found, "comparison.md", found.folder.name, said)
-        means = f"{about}, {compared.seeds} seeds: mean ± sd"
+        means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"])
         written |= _png(found, "comparison.png", lambda: curves.of_means(compared), means)
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
-from tunediff.report.subject import Subject
+from tunediff.report.subject import Subject, ruler
 from tunediff.report.words import duration, some
 
 PAGE = "report.html"
@@ -26,7 +26,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("study", "The study", trials.study),
     ("curves", "{label} against training seconds", curves.curves),
     ("why", "Why it {wins}", why.why),
-    ("samples", "Images", won.samples),
+    ("samples", "Pictures", won.samples),
     ("importance", "Which knobs matter", knobs.importance),
     ("effects", "What each knob does", knobs.effects),
     ("trade-offs", "Trade-offs", speed.trade_offs),
@@ -52,14 +52,11 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
 
 
 def _head(subject: Subject) -> Html:
-    space = subject.found.space
-    data, images = space.baseline.data, space.baseline.evaluation.images
-    side, budget = data.image_size, duration(subject.budget_s)
-    judged = subject.label if subject.found.by_rate else f"{subject.label} over {images:,} images"
-    about = f"{data.name} at {side}×{side}, {budget} of training per trial"
+    space, said = subject.found.space, ruler(subject.found)
+    about = f"{space.workload.name}, {duration(subject.budget_s)} of training per trial, judged by {subject.label}"
     return join(
         el("h1", subject.found.folder.name),
-        el("p", f"{about}, judged by {judged}", class_="soft"),
+        el("p", f"{about}: {said}" if said else about, class_="soft"),
         el("p", _state(subject), class_="state"),
     )
 

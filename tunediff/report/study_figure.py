@@ -86,7 +86,7 @@ def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
             axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(ticker.NullFormatter())
         elif axis is axes.yaxis:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(bottom=0.0 if min(values, default=0.0) >= 0 else None)
     if ticks and len(set(xs)) <= 12:
         axes.set_xticks(sorted(set(xs)), [f"{x:g}" for x in sorted(set(xs))])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -169,19 +169,19 @@ def _ending(table: Table, row: Row, text: str | None) -> str:
 
 def _draw(axes: Axes, names: list[str], series: Series, heading: str, stacked: bool = False) -> None:
     """Bars beside a name for each series, or end to end; the first name on top."""
-    height, starts, ends = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names)), np.zeros(len(names))
+    height, starts, ends = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names)), [0.0]
     for i, (label, (known, words)) in enumerate(series.items()):
         places = np.arange(len(names)) + (0.0 if stacked else (i - (len(series) - 1) / 2) * height)
         lengths = np.array([length or 0.0 for length in known])
         bars = axes.barh(places, lengths, 0.92 * height, starts, color=f"C{i % 10}", label=label)
         axes.bar_label(bars, words, padding=4, fontsize=8)
-        ends = np.maximum(ends, starts + lengths)
-        starts = ends if stacked else starts
+        ends += list(starts + lengths)
+        starts = starts + lengths if stacked else starts
     if len(series) > 1:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)
-    axes.set_xlim(0.0, max(axes.get_xlim()[1], 1.18 * ends.max(initial=0.0)))  # room for the words
+    axes.set_xlim(1.18 * min(ends), max(axes.get_xlim()[1], 1.18 * max(ends)))  # room for the words
     axes.grid(True, axis="x", color="0.9")
     axes.set_axisbelow(True)

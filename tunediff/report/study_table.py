@@ -235,7 +235,7 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
     """Numbers of the last point, seconds of its parts, and `set_samples`, the samples of the data set."""
-    known = {name: last(trial, name) for name in (study.measured if study else ())}
+    known = {name: last(trial, name) for name in (study.numbers if study else ())}
     values = {name: float(value) for name, value in known.items() if is_number(value) and math.isfinite(value)}
     seconds = seconds_of(trial)
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}

@@ -129,8 +129,9 @@ def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]])
 
 
 def objective_axis(axes: Axes, found: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
-    """Name and scale of the objective: logarithmic for one that falls and is positive."""
-    axes.set(**{f"{axis}label": f"{found.label}, {'lower' if found.falls else 'higher'} is better"})
+    """Name and scale of the objective: logarithmic for one that falls and is `positive` here."""
+    name, better = found.quantity(found.label).label, "lower" if found.falls else "higher"
+    axes.set(**{f"{axis}label": f"{name}, {better} is better"})
     if positive and found.falls:
         axes.set(**{f"{axis}scale": "log"})
         _plain_logarithms(axes.yaxis if axis == "y" else axes.xaxis)

@@ -53,6 +53,11 @@ class Subject:
         return self.found.quantity(self.found.label).label
 
     @property
+    def unit(self) -> str:
+        """What the samples are called."""
+        return self.found.unit
+
+    @property
     def budget_s(self) -> float:
         """Training seconds of a trial."""
         return self.found.space.budget.per_trial_s
@@ -97,10 +102,10 @@ class Subject:
         return color and ("baseline" if color == "baseline" else "winner")
 
 
-def sampled(found: Results, steps: str = ", ") -> str:
-    """How images are drawn for the objective: `DDIM, 20 steps`, with other words before the steps."""
-    protocol = found.space.baseline.evaluation
-    return str(protocol.sampler).upper() + (f"{steps}{protocol.steps} steps" if protocol.sampler == "ddim" else "")
+def ruler(found: Results) -> str:
+    """How the objective is measured, in the words of the workload; '' where it has none, and for speed."""
+    said = None if found.by_rate else found.space.workload.offers("ruler")
+    return str(said(found.space.baseline)) if said is not None else ""
 
 
 def marked(compared: Comparison, best: Group | None) -> list[str]:
@@ -135,7 +140,7 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
         confirming=confirming,
         compared=compared,
         effects=effects.effects(found),
-        quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric)),
+        quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric), found.ratios),
         throughput=importance(found, rate),
         name=name or folder.name,
         storage=storage,

@@ -18,13 +18,13 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "runs": f"{len(group.done)} of {compared.seeds}",
             f"{compared.found.quantity(compared.found.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
-            f"{compared.effect} (95 % interval)": interval(group.difference),
+            f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             "seconds to baseline": "" if compact else rounded(row["seconds_to_baseline"]),
             "speed-up": times(row["speedup"]),
-            "images/s": "" if compact else rounded(row["samples_per_s"]),
+            f"{compared.found.unit}/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
-            "validation loss": with_sd(group.values("validation_loss")),
+            **{compared.found.quantity(name).label: with_sd(group.values(name)) for name in compared.found.judged},
         }
         rows.append(cells)
     names = [name for name in (rows[0] if rows else {}) if any(cells[name] for cells in rows)]
@@ -86,11 +86,10 @@ def sentences(told: Confirmation) -> list[str]:
     if (bias := told.bias(group)) is None:
         return said
     before, now, label = *bias, told.compared.found.label
-    if not before:
-        return [*said, f"Its {label} is {number(now)} on new seeds."]
     worth = "worse" if told.search.loss(now) > told.search.loss(before) else "better"
+    by = f"{abs(now / before - 1):.0%}" if told.search.ratios and before else number(abs(now - before))
     chosen = f"Its {label} was {number(before)} when the search chose it as one of its best, and is {number(now)}"
-    return [*said, f"{chosen} on new seeds: {abs(now / before - 1):.0%} {worth}."]
+    return [*said, f"{chosen} on new seeds: {by} {worth}."]
 
 
 def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[str]]:

@@ -28,6 +28,16 @@ def times(ratio: float | None) -> str:
     return "" if ratio is None or math.isnan(ratio) else f"{ratio:.2f}×" if ratio < 100 else f"{ratio:,.0f}×"
 
 
+def signed(value: float) -> str:
+    """`+0.012`, `−3`."""
+    return f"{'−' if value < 0 else '+'}{number(abs(float(value)))}"
+
+
+def beside(versus: float | None, ratios: bool) -> str:
+    """What `Results.versus` gives, in a column whose heading says what it is: `0.53`, `+0.012`; '' when not known."""
+    return "" if versus is None or math.isnan(versus) else f"{versus:.2f}" if ratios else signed(versus)
+
+
 def percent(share: float) -> str:
     """`38 %`, `0.4 %`; its space does not break."""
     return f"{100 * share:.{0 if abs(share) >= 0.095 or share == 0 else 1}f}{SPACE}%"
@@ -70,12 +80,12 @@ def estimated(estimate: Estimate | None) -> str:
     return f"{number(estimate.mean)} ({ends})" if (ends := between(estimate)) else number(estimate.mean)
 
 
-def interval(difference: Difference) -> str:
-    """`0.503 (0.471 … 0.537)`; without its interval `0.503`, or ''."""
-    if difference.estimate is None:
-        return ""
-    ends = f" ({difference.low:.3f} … {difference.high:.3f})" if difference.low is not None else ""
-    return f"{difference.estimate:.3f}{ends}"
+def interval(difference: Difference, ratios: bool) -> str:
+    """`0.503 (0.471 … 0.537)`, or `+0.01 (−0.02 … +0.04)`; without its interval `0.503`, or ''."""
+    said = "{:.3f}".format if ratios else signed
+    if difference.estimate is None or difference.low is None or difference.high is None:
+        return "" if difference.estimate is None else said(difference.estimate)
+    return f"{said(difference.estimate)} ({said(difference.low)} … {said(difference.high)})"
 
 
 def verdict(difference: Difference) -> str:

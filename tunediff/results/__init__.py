@@ -6,6 +6,7 @@ Needs neither torch nor ray, draws nothing, and works while the search runs. Wor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,12 @@ import pandas as pd
 from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import Quantity, Values
-from tunediff.record import QUANTITIES, TrialRecord
+from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
 
 RATE = "samples_per_s"
-"""The objective of a search for speed: it has no curve that falls, and no images to show."""
-_OF_POINTS = ("train_s", "worker_s", "samples", RATE, "step_s", "data_wait_share", "kid", "peak_memory_mib")
+"""The objective of a search for speed: it has no curve, and nothing that was learned is judged."""
+_OF_POINTS = ("train_s", "worker_s", "samples", RATE, "step_s", "data_wait_share", "peak_memory_mib")
 
 
 @dataclasses.dataclass
@@ -50,9 +51,30 @@ class Results:
         return self.metric if self.by_rate else next(labels, self.space.label)
 
     @property
+    def unit(self) -> str:
+        """What the samples are called: `images`, `tokens`."""
+        return self.space.workload.unit
+
+    @property
     def falls(self) -> bool:
         """Whether a smaller value is better: the one place that knows the direction of the objective."""
         return self.space.mode == "min"
+
+    @functools.cached_property
+    def ratios(self) -> bool:
+        """Whether values are compared by their ratios, as rates are, and what falls and is positive throughout.
+
+        Anything else is compared by differences: what is zero or negative has no ratio, and that of two accuracies
+        depends on whether one counts the right or the wrong ones.
+        """
+        values = (point.get(self.metric) for trial in self.trials for point in trial.points)
+        return self.by_rate or (self.falls and not any(value <= 0 for value in values if is_number(value)))
+
+    @property
+    def judged(self) -> list[str]:
+        """What evaluations have found besides the objective, by the names that the workload declares."""
+        names = (name for name in self.space.workload.quantities if name != self.metric and name[:5] != "step_")
+        return [name for name in names if any(last(trial, name) is not None for trial in self.trials)]
 
     def loss(self, value: float) -> float:
         """The objective turned so that smaller is better."""
@@ -69,7 +91,7 @@ class Results:
 
     def quantity(self, name: str) -> Quantity:
         """What a measured number is called, and its unit."""
-        return {**QUANTITIES, **self.space.workload.quantities}.get(name, Quantity(name))
+        return record.quantities(self.space.workload).get(name, Quantity(name))
 
     def _with_seed(self, seed: int) -> TrialRecord | None:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
@@ -125,11 +147,21 @@ class Results:
         ]
         return pd.DataFrame(rows)
 
+    def versus(self, value: float | None, base: float | None) -> float | None:
+        """A value of the objective over another one, or, where these are not compared by `ratios`, less it."""
+        if value is None or base is None:
+            return None
+        return value - base if not self.ratios else value / base if base else None
+
+    @property
+    def versus_heading(self) -> str:
+        """What `versus` the baseline is called over a column."""
+        return "× baseline" if self.ratios else "vs. baseline"
+
     def versus_baseline(self, trial: TrialRecord) -> float | None:
-        """Objective over the baseline's objective, of the same seed."""
+        """The objective over the baseline's of the same seed, or less it: `versus`."""
         baseline = self.baseline_of(trial)
-        base, value = baseline.value(self.metric) if baseline is not None else None, trial.value(self.metric)
-        return value / base if value is not None and base else None
+        return self.versus(trial.value(self.metric), baseline.value(self.metric) if baseline is not None else None)
 
     def seconds_to(self, curve: Sequence[tuple[float, float]], target: float) -> float | None:
         """Training seconds at which a curve of (seconds, objective) is first as good as `target`; None: it never is.
@@ -170,7 +202,7 @@ class Results:
 
     def table(self) -> pd.DataFrame:
         """One row per trial: status, objective, rates, and every knob by its dotted name."""
-        rows = []
+        rows, judged = [], self.judged
         for trial in self.trials:
             reached = {
                 "trial": trial.name,
@@ -179,7 +211,7 @@ class Results:
                 "versus_baseline": self.versus_baseline(trial),
                 "speedup": self.speedup(trial) if trial.status == "ok" else None,
             }
-            measured = {name: last(trial, name) for name in _OF_POINTS}
+            measured = {name: last(trial, name) for name in (*_OF_POINTS, *judged)}
             rows.append({**reached, **measured, "reason": trial.reason, **trial.config})
         return pd.DataFrame(rows)
 

@@ -105,9 +105,9 @@ class Comparison:
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:
-            values, loss, rate = group.values(metric), group.values("validation_loss"), mean(_rates(group))
+            values, rate = group.values(metric), mean(_rates(group))
             seconds, speedup = self._reaches(group)
-            row = {
+            row: dict[str, object] = {
                 "configuration": group.name,
                 **group.knobs,
                 "runs": len(group.runs),
@@ -124,9 +124,9 @@ class Comparison:
                 "speedup": speedup,
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
-                "validation_loss_mean": mean(loss),
-                "validation_loss_sd": sd(loss),
             }
+            for name in self.found.judged:
+                row |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -163,7 +163,7 @@ def compare(found: Results, metric: str | None = None) -> Comparison:
     for row, group in enumerate(groups):
         for trial in group.done:
             values[row, seeds.index(trial.config["seed"])] = trial.value(metric)
-    against, resolution, ratios = differences(values, lower_is_better=found.falls)
+    against, resolution, ratios = differences(values, found.falls, found.ratios)
     verdicts = [Difference(verdict=BASELINE), *against]
     judged = [dataclasses.replace(group, difference=one) for group, one in zip(groups, verdicts, strict=True)]
     return Comparison(found, metric, judged, ratios, resolution)

@@ -69,11 +69,11 @@ class Confirmation:
 
     @property
     def label(self) -> str:
-        """What the deciding number may be called, and over how many images it is."""
+        """What the deciding number may be called."""
         if self.metric == self.search.metric:
             return self.compared.found.label
         labels = (last(trial, "final_label") for group in self.compared.groups for trial in group.done)
-        return str(next(filter(None, labels), self.metric))
+        return str(next(filter(None, labels), f"final {self.search.label}"))
 
     @property
     def winner(self) -> Group | None:

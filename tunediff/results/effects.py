@@ -1,7 +1,7 @@
 """What each knob does, whatever the others were; and with which values trials fail.
 
-Objectives are compared by their logarithms where all of them are positive: effects and noise of a distance and of a
-throughput are proportional.
+Objectives are compared by their logarithms where ratios of them mean something: effects and noise of a distance and of
+a throughput are proportional.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABOVE, WITHIN, TOO_FEW = "larger than the noise", "within the noise", "too few t
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One value of a knob, or one part of its range. Means are geometric where all values are positive."""
+    """One value of a knob, or one part of its range. Means are geometric where values are compared by ratios."""
 
     label: str
     objective: Estimate | None
@@ -53,17 +53,21 @@ class Effect:
     p_holm: float | None = None
     """After Holm's correction over all knobs."""
     verdict: str = TOO_FEW
+    ratios: bool = True
+    """Whether values are compared by ratios."""
 
     @property
     def spread(self) -> float | None:
-        """The largest mean over the smallest, where the smallest is above 0."""
+        """The largest mean over the smallest, or less it."""
         means = [level.objective.mean for level in self.levels if level.objective is not None]
-        return max(means) / min(means) if len(means) > 1 and min(means) > 0 else None
+        if len(means) < 2:
+            return None
+        return max(means) / min(means) if self.ratios else max(means) - min(means)
 
 
 def effects(found: Results) -> list[Effect]:
     """For every searched knob with several values, in the order of the file, what its values reached."""
-    logs = all((trial.value(found.metric) or 0.0) > 0 for trial in found.ranked)
+    logs = found.ratios and all((trial.value(found.metric) or 0.0) > 0 for trial in found.ranked)
     drafts: list[Effect] = []
     for dimension in searched(found):
         samples, levels = list[list[float]](), list[Level]()
@@ -74,7 +78,7 @@ def effects(found: Results) -> list[Effect]:
             names = frozenset(trial.name for trial in trials)
             levels.append(Level(label, estimate(ends, logs, errors=True), speed, sum(map(failed, trials)), names))
         if len(levels) > 1:
-            drafts.append(Effect(dimension.name, levels, anova(samples)))
+            drafts.append(Effect(dimension.name, levels, anova(samples), ratios=logs))
     corrected = holm([effect.p for effect in drafts])
     return [
         dataclasses.replace(effect, p_holm=p, verdict=TOO_FEW if p is None else ABOVE if p < LEVEL else WITHIN)

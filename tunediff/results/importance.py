@@ -50,6 +50,8 @@ class Importance:
     trials: int
     unvaried: list[str]
     """Knobs with one value in all trials."""
+    logs: bool = True
+    """Whether it is the variance of the target's logarithm."""
 
     @property
     def doubtful(self) -> bool:
@@ -57,14 +59,14 @@ class Importance:
         return self.fit is None or self.fit < FAIR
 
 
-def importance(found: Results, target: Callable[[TrialRecord], float | None]) -> Importance | None:
+def importance(found: Results, target: Callable[[TrialRecord], float | None], logs: bool = True) -> Importance | None:
     """fANOVA (Hutter, Hoos, Leyton-Brown, ICML 2014) over the trials that have the target; None: too few of them.
 
-    Of the target's logarithm where all are positive. The study is made of the journals: the one in study.db holds
-    penalties for failures, which are no measurements.
+    Of the target's logarithm where `logs` are allowed and all values positive. The study is made of the journals: the
+    one in study.db holds penalties for failures, which are no measurements.
     """
     known = [(trial, value) for trial in found.trials if (value := target(trial)) is not None]
-    logs = all(value > 0 for _, value in known)
+    logs = logs and all(value > 0 for _, value in known)
     rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in known]
     dimensions = searched(found)
     values = {d.name: {shown(drawn[d.name]) for drawn, _ in rows if d.name in drawn} for d in dimensions}
@@ -82,7 +84,7 @@ def importance(found: Results, target: Callable[[TrialRecord], float | None]) ->
             shares |= _fanova(part, _common(varied, part), names)
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     unvaried = [d.name for d in dimensions if d not in varied]
-    return Importance(ordered, _fit(rows, _common(varied, rows)), len(rows), unvaried)
+    return Importance(ordered, _fit(rows, _common(varied, rows)), len(rows), unvaried, logs)
 
 
 def _common(dimensions: Sequence[Dimension], rows: Sequence[Drawn]) -> list[Dimension]:

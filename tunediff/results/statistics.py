@@ -67,20 +67,21 @@ class Difference:
 
 
 def differences(
-    values: NDArray[np.float64], lower_is_better: bool = True
+    values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
 ) -> tuple[list[Difference], float | None, bool]:
     """What each row of `values` [configurations, seeds] tells against row 0, the baseline; NaN where a run is missing.
 
     Returns one `Difference` per row but the first; the smallest difference that Holm's first step would call one, as a
-    ratio − 1 or in the metric's units (None: not known); and whether estimates are ratios. They are where all values
-    are positive: the model is then one of logarithms, since noise and effects of distances and rates are proportional.
+    ratio − 1 or in the metric's units (None: not known); and whether estimates are ratios. They are where `ratios` are
+    allowed and all values are positive: the model is then one of logarithms, since noise and effects of distances and
+    rates are proportional.
 
     Configurations that have every seed of the baseline are fitted together by value = configuration + seed + noise, a
     randomised block design. The variance of the noise is that of the residuals, with (G−1)(S−1) degrees of freedom for
     G configurations and S seeds, and a difference has twice its S-th part. A configuration that lacks a seed is
     compared by a paired t-test on its own. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
     """
-    ratios = bool((values[np.isfinite(values)] > 0).all())
+    ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
     y = np.log(values) if ratios else values
     y = y[:, np.isfinite(y[0])]
     seeds = y.shape[1]

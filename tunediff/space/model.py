@@ -14,7 +14,7 @@ from tunediff.config.knobs import refuse
 from tunediff.space.sections import Confirm, Manner
 from tunediff.space.study import Study
 
-RATE = Metric("samples_per_s", "max", "images/s")
+RATE = Metric("samples_per_s", "max", "samples/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
 
 

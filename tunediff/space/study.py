@@ -10,22 +10,22 @@ from collections.abc import Mapping
 
 from tunediff.config import ConfigError, Quantity, Workload
 from tunediff.config.knobs import nearest, refuse
-from tunediff.record import QUANTITIES
+from tunediff.record import in_units, quantities
 from tunediff.space.sections import Table, checked
 
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
     "setup_s": Quantity("setup", "s", "reading data, building the model"),
-    "epoch_s": Quantity("epoch", "s", "images of the set / images per second, without compilation"),
+    "epoch_s": Quantity("epoch", "s", "samples of the set / samples per second, without compilation"),
     "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
-    "versus_baseline": Quantity("vs. baseline", "×", "images/s / the baseline's"),
-    "percent_of_base": Quantity("of base", "%", "100 × images/s / the baseline's"),
+    "versus_baseline": Quantity("vs. baseline", "×", "samples/s / the baseline's"),
+    "percent_of_base": Quantity("of base", "%", "100 × samples/s / the baseline's"),
     "memory_percent_of_base": Quantity("memory of base", "%", "100 × memory / the baseline's"),
-    "versus_previous": Quantity("vs. rung before", "×", "images/s / those of the rung before (ladder:)"),
-    "speedup_over_one_worker": Quantity("vs. one worker", "×", "images/s / those of one worker, all else equal"),
+    "versus_previous": Quantity("vs. rung before", "×", "samples/s / those of the rung before (ladder:)"),
+    "speedup_over_one_worker": Quantity("vs. one worker", "×", "samples/s / those of one worker, all else equal"),
     "scaling_efficiency": Quantity("efficiency", "%", "speed-up over one worker / number of workers", 100.0),
-    "versus_uncompiled": Quantity("vs. uncompiled", "×", "images/s / those without compilation, all else equal"),
-    "samples_to_break_even": Quantity("images to break even", "", "images after which compiling has paid for itself"),
+    "versus_uncompiled": Quantity("vs. uncompiled", "×", "samples/s / those without compilation, all else equal"),
+    "samples_to_break_even": Quantity("samples to break even", "", "samples after which compiling has paid for itself"),
     "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
 }
 """What follows from the seconds of a run, or from the measurements of one or two configurations, by name."""
@@ -62,13 +62,8 @@ class Study(Table):
     a panel each; none: no figure, but for that of operations.
     """
 
-    measured: Mapping[str, Quantity]
-    """What a point of this workload holds."""
-
-    @property
-    def numbers(self) -> dict[str, Quantity]:
-        """What is a number of a run: measured, or following from that."""
-        return {**self.measured, **DERIVED}
+    numbers: Mapping[str, Quantity]
+    """What is a number of a run of this workload: measured, or following from that."""
 
     def quantity(self, name: str) -> Quantity:
         """The quantity of that name; a knob is a quantity without a unit."""
@@ -92,7 +87,7 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
     """
     where, knobs = f"{source}: study", workload.schema.knobs
     lines = dataclasses.asdict(checked(Table, content, where))
-    study = Study(**lines, measured=QUANTITIES | dict(workload.quantities))
+    study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
     numbers = study.numbers
     for key, kind, names, allowed in (
         ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),

@@ -12,7 +12,7 @@ from tensorboardX import SummaryWriter
 from torch import Tensor
 
 from tunediff import cli
-from tunediff.config import Metric
+from tunediff.config import Workload
 from tunediff.record import Point
 from tunediff.training.observer import Recorder, Shown
 
@@ -20,11 +20,11 @@ from tunediff.training.observer import Recorder, Shown
 class Console(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
-    def __init__(self, folder: Path, metric: Metric, done: int | None, asked: Sequence[int]) -> None:
+    def __init__(self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int]) -> None:
         """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
         super().__init__(folder, asked)
         purge = None if done is None else done + 1
-        self._metric, self._pictures = metric, set[str]()
+        self._workload, self._pictures = workload, set[str]()
         self._curves = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
 
     def about(self, facts: Mapping[str, Any]) -> None:
@@ -50,8 +50,9 @@ class Console(Recorder):
             kept = self.folder / name / f"{point.index:04d}.png"
             kept.parent.mkdir(exist_ok=True)
             shutil.copyfile(self.folder / f"{name}.png", kept)
-        value = f"{point.get('label', self._metric.label)} {cli.number(point.get(self._metric.name))}"
-        rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} images/s"
+        metric = self._workload.objective
+        value = f"{point.get('label', metric.label or metric.name)} {cli.number(point.get(metric.name))}"
+        rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
         print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
         return True
 

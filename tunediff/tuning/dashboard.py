@@ -31,7 +31,7 @@ class Board:
         keys = ("search", "trial")
         self._gauges = {
             "objective": Gauge("tunediff_objective", "objective at the last evaluation of a trial", keys),
-            "samples_per_s": Gauge("tunediff_samples_per_s", "images trained per second by a trial", keys),
+            "samples_per_s": Gauge("tunediff_samples_per_s", "samples trained per second by a trial", keys),
             "train_s": Gauge("tunediff_train_s", "training seconds of a trial", keys),
         }
 
@@ -46,7 +46,7 @@ class Board:
             last = trial.points[-1]
             if self._space.evaluates and self._space.metric in last:
                 words.append(f"{last.get('label', self._space.label)} {cli.number(last[self._space.metric])}")
-            words.append(f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f} images/s")
+            words.append(f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f} {self._space.workload.unit}/s")
         if trial is not None and event == "end":
             words.insert(1, trial.status or "ended")
             words.append(trial.reason)

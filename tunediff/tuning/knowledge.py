@@ -91,9 +91,10 @@ def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
     for record in records:
         if record.status == "oom" and needs_at_least(config, record.config):
             guess = predicted_mib(config, records)
+            unit = cfg.find(config["workload"]).unit
             words = f", about {guess:,.0f} MiB" if guess is not None else ""
             return (
-                f"not run: {samples_at_once(config)} images at once in {config['precision.amp']} precision need at "
+                f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision need at "
                 f"least as much memory{words} as {record.name}, which ran out of it"
             )
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +30,20 @@ WARM_POINTS = 3
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 
+UNKNOWN = 1e9
+"""Worse than any objective is likely to be: of a perplexity, thousands are a result."""
+
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
     """What draws new points unless told otherwise."""
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
+
+
+def penalty(results: Sequence[float], mode: str) -> float:
+    """What a failure is told as: as bad as the worst result and then some; without any, `UNKNOWN`."""
+    sign = 1.0 if mode == "min" else -1.0
+    worst = max(sign * value for value in results) if results else UNKNOWN
+    return sign * (worst + (abs(worst) or 1.0))
 
 
 class Drawn(NamedTuple):
@@ -323,9 +333,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         return [value for value in values if value is not None] if None not in values else None
 
     def _penalty(self) -> list[float]:
-        """As bad as the worst trial so far, and then some; in every objective."""
+        """Worse than every result so far, in every objective."""
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return [
-            0.0 if mode == "max" else 2.0 * max((trial.values[i] for trial in done if trial.values), default=500.0)
-            for i, mode in enumerate(self._modes)
-        ]
+        results = [trial.values for trial in done if trial.user_attrs.get("status") == "ok"]
+        return [penalty([values[i] for values in results], mode) for i, mode in enumerate(self._modes)]

@@ -68,14 +68,14 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
-        _crossing(axes, pairs[0][0], pairs[1][0], found.seconds_to_baseline(stars.winner))
+        _crossing(axes, found, pairs[0][0], pairs[1][0], found.seconds_to_baseline(stars.winner))
     axes.set_xlabel("training seconds")
     axes.set_xlim(left=0)
     plain_numbers(axes)
     return figure
 
 
-def _crossing(axes: Axes, base: Line, winner: Line, seconds: float | None) -> None:
+def _crossing(axes: Axes, found: Results, base: Line, winner: Line, seconds: float | None) -> None:
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
     if seconds is None:
         return
@@ -84,7 +84,9 @@ def _crossing(axes: Axes, base: Line, winner: Line, seconds: float | None) -> No
     if not first:
         ring(axes, (seconds, level), WINNER, 7)
     words = f"{'before ' if first else ''}{secs(seconds)}"
-    say(axes, words, (seconds, level), (-7, -6), ha="right", va="top", color=WINNER)
+    below = found.falls  # a curve that falls leaves room to its lower left, one that rises to its upper left
+    shift, side = ((-7, -6), "top") if below else ((-7, 6), "bottom")
+    say(axes, words, (seconds, level), shift, ha="right", va=side, color=WINNER)
 
 
 def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: Stars) -> None:

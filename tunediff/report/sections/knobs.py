@@ -26,8 +26,9 @@ def importance(subject: Subject, files: Files) -> Html | None:
     """Shares of the knobs, with how far they can be trusted; a ladder's knobs change together and have none."""
     if not searched(subject.found) or not subject.found.ranked or subject.found.space.kind == "ladder":
         return None
-    both = {"quality": (subject.label, subject.quality), "throughput": ("images/s", subject.throughput)}
+    both = {"quality": (subject.label, subject.quality), "throughput": (f"{subject.unit}/s", subject.throughput)}
     known = {what: (label, one) for what, (label, one) in both.items() if one is not None}
+    logs = all(one.logs for _, one in known.values())
     if not known:
         trials = len(subject.found.ranked)
         return lead(
@@ -43,9 +44,9 @@ def importance(subject: Subject, files: Files) -> Html | None:
         "importance",
         lambda: _shares({f"{what}: {label}": one for what, (label, one) in known.items()}),
         "share of every knob in the variance of quality and of throughput",
-        "fANOVA: the part of the variance of the logarithm that a random forest over all trials puts down to a knob "
-        "alone; what is missing to 100 % belongs to combinations of knobs. A knob that does not always apply has its "
-        "share where it does. Hollow bars: not to be trusted.",
+        f"fANOVA: the part of the variance{' of the logarithm' * logs} that a random forest over all trials puts down "
+        "to a knob alone; what is missing to 100 % belongs to combinations of knobs. A knob that does not always apply "
+        "has its share where it does. Hollow bars: not to be trusted.",
     )
     unvaried = next(iter(known.values()))[1].unvaried
     return join(
@@ -102,7 +103,7 @@ def _shares(columns: Mapping[str, Importance]) -> Figure:
 MOST_EFFECTS = 8
 """Knobs in the figure: those that matter most."""
 HOW = (
-    "Means are geometric where all values are positive. “Larger than the noise”: an analysis of variance, p < 0.05 "
+    "Means of what is compared by ratios are geometric. “Larger than the noise”: an analysis of variance, p < 0.05 "
     "after Holm's correction over all knobs. The noise holds what the other knobs do; and a search draws good "
     "values together, so that a part of an effect may belong to another knob."
 )
@@ -118,7 +119,8 @@ def effects(subject: Subject, files: Files) -> Html | None:
     said = f"No knob has an effect on {subject.label} that is larger than the noise between trials."
     if above:
         widest = max(above, key=lambda effect: effect.spread or 0.0)
-        by = f", by a factor of {number(widest.spread)} from its best to its worst value" if widest.spread else ""
+        factor = "a factor of " if widest.ratios else ""
+        by = f", by {factor}{number(widest.spread)} from its best to its worst value" if widest.spread else ""
         said = (
             f"{len(above)} of {some(len(found), 'knob')} {'has' if len(above) == 1 else 'have'} an effect on "
             f"{subject.label} larger than the noise between trials; the largest is that of {widest.knob}{by}."
@@ -148,7 +150,7 @@ def effects(subject: Subject, files: Files) -> Html | None:
 
 
 def _in_numbers(subject: Subject) -> Html:
-    rows, marks, rate = list[list[object]](), list[str](), [] if subject.found.by_rate else ["images/s"]
+    rows, marks, rate = list[list[object]](), list[str](), [] if subject.found.by_rate else [f"{subject.unit}/s"]
     for effect in subject.effects:
         for place, level in enumerate(effect.levels):
             mean, speed = level.objective, [rounded(level.rate.mean) if level.rate else ""] if rate else []
@@ -161,7 +163,7 @@ def _in_numbers(subject: Subject) -> Html:
 
 
 def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
-    """Mean and standard error of the objective, and of images/s, for every value of some knobs."""
+    """Mean and standard error of the objective, and of throughput, for every value of some knobs."""
     figure, panels = sheet(1 if found.by_rate else 2, 0.7 + 0.215 * sum(1 + len(e.levels) for e in chosen), sharey=True)
     at, ticks, names = 0.0, list[float](), list[str]()
     inside = {"xycoords": ("axes fraction", "data")}
@@ -194,7 +196,7 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
     means = [level.objective.mean for effect in chosen for level in effect.levels if level.objective is not None]
     objective_axis(panels[0], found, all(mean > 0 for mean in means), axis="x")
     if not found.by_rate:
-        panels[1].set_xlabel("images/s, higher is better")
+        panels[1].set_xlabel(f"{found.unit}/s, higher is better")
         panels[1].set_xlim(left=0)
         plain_numbers(panels[1])
     for axes in panels:

@@ -11,11 +11,11 @@ from tunediff import config as cfg
 from tunediff.cli import STORAGE
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
-from tunediff.report.subject import Subject, lead, note, sampled
+from tunediff.report.subject import Subject, lead, note, ruler
 from tunediff.report.words import duration, percent
 
 _SPENT = {
-    "train": "training", "data_wait": "waiting for images", "setup": "setup", "compile": "compiling",
+    "train": "training", "data_wait": "waiting for {unit}", "setup": "setup", "compile": "compiling",
     "evaluation": "evaluation", "checkpoint": "checkpoints",
 }  # fmt: skip
 _HARDWARE = {
@@ -84,16 +84,13 @@ def _environment(subject: Subject) -> Html:
 
 
 def _protocol(subject: Subject) -> list[str]:
-    wanted = subject.found.space
-    protocol, budget = wanted.baseline.evaluation, wanted.budget
-    lines = ["images/s: images trained per second, waiting for images included and compilation not."]
+    wanted, budget = subject.found.space, subject.found.space.budget
+    lines = [f"{(unit := subject.unit)}/s: {unit} trained per second, waiting for {unit} included and compilation not."]
     if not subject.found.by_rate:
-        what, protocol_words = subject.found.quantity(subject.found.metric).label, sampled(subject.found)
-        lines[0] = (
-            f"{subject.label}: {what} between {protocol.images:,} generated images and the real ones, in the features "
-            f"of {protocol.extractor}; averaged weights, {protocol_words}, the same noise in all trials. It depends on "
-            "the number of images: compare within this search only."
-        )
+        what, better = subject.found.quantity(subject.found.metric), "lower" if subject.found.falls else "higher"
+        named = [what.label] * (what.label != subject.label)
+        said = filter(None, [*named, ruler(subject.found), f"{better} is better", what.meaning])
+        lines[0] = f"{subject.label}: {'; '.join(said)}."
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of training in the worker, evaluation and checkpoints "
         f"apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
@@ -110,7 +107,10 @@ def _seconds(subject: Subject, files: Files) -> Html | None:
     whole, wall_s = sum(parts.values()), _wall_s(subject)
     files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     longest = sorted(parts.items(), key=lambda item: -item[1])
-    rows = [[_SPENT.get(name, name), duration(spent), percent(spent / whole)] for name, spent in longest]
+    rows = [
+        [_SPENT.get(name, name).format(unit=subject.unit), duration(spent), percent(spent / whole)]
+        for name, spent in longest
+    ]
     rows.append(["all workers together", duration(whole), ""])
     rows += [["wall-clock of the search", duration(wall_s), ""]] if wall_s else []
     links = note(files.links("seconds"))

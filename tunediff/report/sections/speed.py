@@ -20,11 +20,11 @@ from tunediff.results.speed import trade_offs as table_of
 
 # ----------------------------------------------------------------------------------------------------------- trade-offs
 AGAINST = {
-    RATE: ("images/s", "images/s → faster"),
+    RATE: ("{unit}/s", "{unit}/s → faster"),
     "peak_memory_mib": ("memory", "memory (MiB) → more"),
     "worker_s": ("training seconds × workers", "training seconds × workers → more"),
 }
-"""What an objective is weighed against: how it is called in a sentence, and along an axis."""
+"""What an objective is weighed against: its name in a sentence and along an axis; `{unit}`: of samples."""
 
 
 def trade_offs(subject: Subject, files: Files) -> Html | None:
@@ -37,7 +37,7 @@ def trade_offs(subject: Subject, files: Files) -> Html | None:
     figure = files.chart(
         "trade_offs",
         lambda: _fronts(found, frame, subject.stars),
-        f"{subject.label} against images per second and against memory",
+        f"{subject.label} against {subject.unit} per second and against memory",
         "The line joins the trials that no other beats in both directions at once.",
     )
     if figure is None:
@@ -47,7 +47,7 @@ def trade_offs(subject: Subject, files: Files) -> Html | None:
         if f"on_front_{name}" in frame:
             names = list(frame["trial"][frame[f"on_front_{name}"]])
             among = ", the baseline among them" if base is not None and base.name in names else ""
-            said.append(f"{len(names):,} in {subject.label} and {words}{among}")
+            said.append(f"{len(names):,} in {subject.label} and {words.format(unit=subject.unit)}{among}")
     return join(lead(f"Beaten by no other of {some(len(frame), 'trial')} in both at once: {'; '.join(said)}."), figure)
 
 
@@ -69,7 +69,7 @@ def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
             mine = known[known["trial"] == trial.name]
             axes.plot(mine[name], mine[found.metric], "o", color=color, markersize=9, zorder=3, linestyle="none",
                       markeredgecolor="white", markeredgewidth=1.2, label=what)  # fmt: skip
-        axes.set_xlabel(AGAINST[name][1])
+        axes.set_xlabel(AGAINST[name][1].format(unit=found.unit))
         plain_numbers(axes)
         axes.margins(0.07)
         axes.grid(True, axis="both")
@@ -81,7 +81,6 @@ def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
 # -------------------------------------------------------------------------------------------------------- torch.compile
 ROWS = 20
 """Of the table."""
-HEADER = ("trial", "mode", "not compiled", "compile s", "images/s", "not compiled", "ratio", "pays after", "or images")
 
 
 def compiling(subject: Subject, files: Files) -> Html | None:
@@ -104,8 +103,8 @@ def compiling(subject: Subject, files: Files) -> Html | None:
         best = max(mine or pairs, key=lambda one: one.versus_uncompiled or 0.0)
         figure = files.chart(
             "compile",
-            lambda: _break_even(best, budget_s),
-            "images against training seconds, compiled and not",
+            lambda: _break_even(best, budget_s, subject.unit),
+            f"{subject.unit} against training seconds, compiled and not",
             f"{best.trial} and {best.uncompiled}, which are equal but for compilation.",
         )
     else:
@@ -115,7 +114,8 @@ def compiling(subject: Subject, files: Files) -> Html | None:
     more = f"The first {ROWS} of {len(found):,}. " if len(found) > ROWS else ""
     charged = "count as" if subject.found.space.budget.compile_charged else "do not count as"
     notes = note(f"{more}Compile seconds {charged} training seconds in this search. ", files.links("compile"))
-    return join(lead(said), figure, table(HEADER, rows, words=3), notes)
+    rates = [f"{subject.unit}/s", "not compiled", "ratio", "pays after", f"or {subject.unit}"]
+    return join(lead(said), figure, table(["trial", "mode", "not compiled", "compile s", *rates], rows, words=3), notes)
 
 
 def _row(one: Compiled) -> list[object]:
@@ -126,8 +126,8 @@ def _row(one: Compiled) -> list[object]:
     return [*words, *measured, times(one.versus_uncompiled), pays, rounded(one.samples_to_break_even)]
 
 
-def _break_even(one: Compiled, budget_s: float) -> Figure | None:
-    """Images against training seconds, with and without compilation, of one configuration that ran both ways."""
+def _break_even(one: Compiled, budget_s: float, unit: str) -> Figure | None:
+    """Samples against training seconds, with and without compilation, of one configuration that ran both ways."""
     plain, fast, cost, paid = one.uncompiled_samples_per_s, one.samples_per_s, one.compile_s, one.break_even_s
     if plain is None or fast is None or cost is None:
         return None
@@ -145,7 +145,7 @@ def _break_even(one: Compiled, budget_s: float) -> Figure | None:
         ring(axes, (paid, plain * paid), style.INK)
         say(axes, f"pays from {secs(paid)} on", (paid, plain * paid), (10, -10), va="top", fontsize=9)
     axes.set_xlabel("training seconds, compilation included")
-    axes.set_ylabel("images")
+    axes.set_ylabel(unit)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(with_commas())

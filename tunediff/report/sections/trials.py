@@ -9,7 +9,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
-from tunediff.report.words import cut, is_known, rounded, some
+from tunediff.report.words import beside, cut, is_known, rounded, some
 from tunediff.results import RATE, failed, shown
 from tunediff.results.effects import failures_table, suspects
 
@@ -35,8 +35,9 @@ def trials(subject: Subject, files: Files) -> Html | None:
         ]
         for trial, row in lines
     ]
-    fast = [] if found.by_rate else ["speed-up", "images/s"]
-    header = ["trial", "status", subject.label, "× baseline", *fast, "train s", "MiB", *map(_on_two_lines, names)]
+    fast = [] if found.by_rate else ["speed-up", f"{found.unit}/s"]
+    reached = ["trial", "status", subject.label, found.versus_heading, *fast, "train s", "MiB"]
+    header = [*reached, *map(_on_two_lines, names)]
     search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
     # The script shows the box: without it there is nothing to filter with.
@@ -53,7 +54,8 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
-    value = [rounded(row[subject.found.metric]), _two(row["versus_baseline"])]
+    versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
+    value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]
     return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]
 
 

@@ -1,4 +1,4 @@
-"""Why the winner is ahead: is it speed, or is it learning per image? And where a step goes."""
+"""Why the winner is ahead: is it speed, or is it learning per sample? And where a step goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
-from tunediff.record import TrialRecord
+from tunediff.record import TrialRecord, one_of
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
@@ -20,9 +20,8 @@ from tunediff.results.speed import batch_size, compile_s, per_thousand, rate
 from tunediff.results.why import Why
 
 CAVEAT = (
-    "Shares are of the logarithm of the distance. Equal images are read from curves in the middle of a training, "
-    "between two evaluations; learning rate and EMA follow the budget, so that a training that was meant to end there "
-    "would end lower. "
+    "Shares are of the {of} of both values. Equal {unit} are read from curves in the middle of a training, between two "
+    "evaluations; schedules follow the budget, so that a training that was meant to end there would end better. "
 )
 Quantity = tuple[str, float | None, float | None]
 """Its name, and its value for the baseline and for the winner."""
@@ -33,17 +32,20 @@ def why(subject: Subject, files: Files) -> Html | None:
     found, base, winner = subject.found, subject.rival, subject.stars.winner
     if base is None or winner is None or not base.points:
         return None
-    figure, told = None, None
-    if not found.by_rate and (told := decomposition.why(base, winner, found.metric, found.space.mode)) is not None:
+    figure, told, unit = None, None, subject.unit
+    if (
+        not found.by_rate
+        and (told := decomposition.why(base, winner, found.metric, found.space.mode, found.ratios)) is not None
+    ):
         split = told
         figure = files.chart(
             "why_curves",
             lambda: _curves(found, subject.stars, split),
-            "baseline and winner against training seconds, and against images",
-            "Left: what the clock sees. Right: the same curves by the images they have seen. A gap on the right is "
-            "learning per image; what the left has beyond it is speed.",
+            f"baseline and winner against training seconds, and against {unit}",
+            f"Left: what the clock sees. Right: the same curves by the {unit} they have seen. A gap on the right is "
+            f"learning per {one_of(unit)}; what the left has beyond it is speed.",
         )
-    said = explain(told, subject.label, _trust(subject)) if told is not None else _faster(base, winner)
+    said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(base, winner, unit)
     rows = _side_by_side(subject, base, winner, told)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
     header = ["", f"baseline ({base.name})", f"{subject.stars.winner_is} ({winner.name})", "ratio"]
@@ -51,7 +53,8 @@ def why(subject: Subject, files: Files) -> Html | None:
         [name, _cell(theirs), _cell(mine), times(mine / theirs) if theirs and mine is not None else ""]
         for name, theirs, mine in rows
     ]
-    notes = note(CAVEAT if told is not None else "", files.links("why"))
+    of = "ratio's logarithm" if found.ratios else "difference"
+    notes = note(CAVEAT.format(of=of, unit=unit) if told is not None else "", files.links("why"))
     return join(lead(said), figure, table(header, cells), notes, _steps(subject, files, base, winner))
 
 
@@ -64,39 +67,40 @@ def _trust(subject: Subject) -> str:
     return f"{runs}, and others used the machine meanwhile" if disturbed else runs
 
 
-def explain(told: Why, label: str, trust: str) -> str:
-    """The decomposition as one sentence; `trust`: what is to be said about its noise."""
+def explain(told: Why, label: str, trust: str, unit: str) -> str:
+    """The decomposition as one sentence; `trust`: what is to be said about its noise; `unit`: of samples."""
     (base, winner), end = told.at_seconds, f"; {trust}."
     ratio = told.samples[1] / told.samples[0] if told.samples[0] else 1.0
-    many = "as many images" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many images"
+    many = f"as many {unit}" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many {unit}"
     at_end = f"{label} {number(winner)} instead of {number(base)} at {number(told.seconds)} training seconds"
     if told.learning is None or told.throughput is None or told.at_samples is None:
         return (
-            f"{at_end}; how much of that is speed cannot be told, for at {told.equal_samples:,} images, the most that "
+            f"{at_end}; how much of that is speed cannot be told, for at {told.equal_samples:,} {unit}, the most that "
             f"both have seen, one of them had not been evaluated yet{end}"
         )
-    same = f"{number(told.at_samples[1])} instead of {number(told.at_samples[0])} at {told.equal_samples:,} images"
+    same = f"{number(told.at_samples[1])} instead of {number(told.at_samples[0])} at {told.equal_samples:,} {unit}"
     if told.total >= 0:
         return f"No gain: {at_end}, {same}, with {many} in the same seconds{end}"
     learning, throughput = told.learning / told.total, told.throughput / told.total
-    learned, sped = f"learning more from each image ({same})", f"speed ({many} in the same seconds)"
+    each = f"from each {one_of(unit)}"
+    learned, sped = f"learning more {each} ({same})", f"speed ({many} in the same seconds)"
     if learning >= 0.02 and throughput >= 0.02:
         return f"Of the gain, {at_end}, {percent(learning)} is {learned} and {percent(throughput)} is {sped}{end}"
     if throughput <= -0.02:
         return f"All of the gain, {at_end}, is {learned}; in speed it loses ({many} in the same seconds){end}"
     if learning <= -0.02:
-        return f"All of the gain, {at_end}, is {sped}; from each image it learns less ({same}){end}"
+        return f"All of the gain, {at_end}, is {sped}; {each} it learns less ({same}){end}"
     if learning > 0.5:
         return f"Practically all of the gain, {at_end}, is {learned}, with {many} in the same seconds{end}"
-    return f"Practically all of the gain, {at_end}, is {sped}; from each image both learn as much ({same}){end}"
+    return f"Practically all of the gain, {at_end}, is {sped}; {each} both learn as much ({same}){end}"
 
 
-def _faster(base: TrialRecord, winner: TrialRecord) -> str:
+def _faster(base: TrialRecord, winner: TrialRecord, unit: str) -> str:
     """By how much a throughput is higher; what of a step is faster is said beside its parts."""
     speed, of_base = rate(winner), rate(base)
     if not speed or not of_base:
-        return "Images per second were not measured for both."
-    return f"{rounded(speed)} images/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."
+        return "Throughput was not measured for both."
+    return f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."
 
 
 def _parts(base: TrialRecord, winner: TrialRecord) -> list[str]:
@@ -118,22 +122,22 @@ def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told
         theirs, mine = (None if (v := last(trial, name)) is None else float(v) * scale for trial in (base, winner))
         return words, theirs, mine
 
-    rows: list[Quantity] = []
+    rows, unit = list[Quantity](), subject.unit
     if told is not None:
         rows.append((f"{subject.label} at equal seconds ({secs(told.seconds)})", *told.at_seconds))
-        rows.append((f"{subject.label} at equal images ({told.equal_samples:,})", *(told.at_samples or (None, None))))
-        rows.append(("images seen by then", *told.samples))
+        rows.append((f"{subject.label} at equal {unit} ({told.equal_samples:,})", *(told.at_samples or (None, None))))
+        rows.append((f"{unit} seen by then", *told.samples))
     rows += [
-        at_end("images/s", RATE),
+        at_end(f"{unit}/s", RATE),
         at_end("optimizer steps", "steps"),
-        ("images per step", batch_size(base), batch_size(winner)),
+        (f"{unit} per step", batch_size(base), batch_size(winner)),
         at_end("time of a step (ms)", "step_s", 1000.0),
         *(at_end(f"· {_part(subject, part)} (ms)", f"step_{part}_s", 1000.0) for part in _parts(base, winner)),
-        at_end("time waiting for images (%)", "data_wait_share", 100.0),
+        at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
         at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
         ("compiling (s)", compile_s(base), compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
-        at_end("images per joule", "samples_per_j"),
+        at_end(f"{unit} per joule", "samples_per_j"),
     ]
     return [row for row in rows if row[1] is not None or row[2] is not None]
 
@@ -152,8 +156,8 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
     files.csv("step", pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns))
     before, after = sum(theirs.values()), sum(mine.values())
-    scale, unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
-    said = f"1,000 images take {secs(after)} of training instead of {secs(before)}"
+    scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
+    said = f"1,000 {subject.unit} take {secs(after)} of training instead of {secs(before)}"
     if after < 0.98 * before:
         most = max(saved, key=lambda part: saved[part])
         said += f"; most is saved in {_part(subject, most)}, {secs(saved[most])}"
@@ -163,20 +167,20 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     scaled = [{part: spent * scale for part, spent in of.items()} for of in (theirs, mine)]
     figure = files.chart(
         "step",
-        lambda: _step(subject, scaled[0], scaled[1], f"{unit} per 1,000 images", subject.stars.winner_is),
+        lambda: _step(subject, scaled[0], scaled[1], f"{scale_unit} per 1,000 {subject.unit}", subject.stars.winner_is),
         "parts of a training step, baseline and winner",
-        "By images and not by steps, because batch sizes may differ; over the last evaluation interval of each.",
+        f"By {subject.unit} and not by steps, because batch sizes may differ; over the last interval of each.",
     )
     return join(el("h3", "Where a step goes"), el("p", f"{said}."), figure)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
 def _curves(found: Results, stars: Stars, told: Why) -> Figure:
-    """Baseline and winner at equal seconds, and at equal images."""
+    """Baseline and winner at equal seconds, and at equal samples."""
     figure, panels = sheet(2, 3.5, sharey=True)
     for axes, along, words, place, values in (
         (panels[0], "train_s", "training seconds", told.seconds, told.at_seconds),
-        (panels[1], "samples", "images seen", float(told.equal_samples), told.at_samples),
+        (panels[1], "samples", f"{found.unit} seen", float(told.equal_samples), told.at_samples),
     ):
         for trial, color, what in stars.pairs():
             line = curve(trial, found.metric, along)
@@ -184,10 +188,12 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
         if values is not None:
             axes.axvline(place, color=SOFT, linewidth=0.9, linestyle=DASHED, zorder=0)
             both = sorted(zip(values, (BASELINE, WINNER), strict=True), reverse=True)
-            # Falling curves leave room to the upper right of one and to the lower left of the other.
-            for (value, color), (side, shift) in zip(both, (("left", 7), ("right", -7)), strict=True):
+            # Falling curves leave room to the upper right of one and to the lower left of the other; rising ones to the
+            # upper left and the lower right.
+            sides = (("left", 7), ("right", -7)) if found.falls else (("right", -7), ("left", 7))
+            for (value, color), (side, shift), up in zip(both, sides, (7, -7), strict=True):
                 ring(axes, (place, value), color)
-                say(axes, number(value), (place, value), (shift, shift), ha=side, va="bottom" if shift > 0 else "top",
+                say(axes, number(value), (place, value), (shift, up), ha=side, va="bottom" if up > 0 else "top",
                     color=color, fontsize=9, fontweight="bold")  # fmt: skip
         axes.set_xlabel(words)
         axes.margins(x=0.12, y=0.12)
@@ -195,10 +201,10 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
         plain_numbers(axes)
     panels[0].set_title(f"at equal seconds ({secs(told.seconds)})")
     equal = "" if told.at_samples is not None else ": not known"
-    panels[1].set_title(f"at equal images ({told.equal_samples:,}){equal}")
-    objective_axis(panels[0], found, True)
+    panels[1].set_title(f"at equal {found.unit} ({told.equal_samples:,}){equal}")
+    objective_axis(panels[0], found, found.ratios)
     panels[1].grid(True, axis="y")
-    panels[0].legend(loc="lower left")
+    panels[0].legend(loc="lower left" if found.falls else "lower right")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""What won: the answer, confirmed where it was, else as far as one run each goes; and how its images look."""
+"""What won: the answer, confirmed where it was, else as far as one run each goes; and what both have shown."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tunediff.cli import number
 from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
-from tunediff.report.subject import Subject, lead, marked, note, sampled
+from tunediff.report.subject import Subject, lead, marked, note, ruler
 from tunediff.report.verdicts import confirmation_table, sentences
-from tunediff.report.words import duration, percent, rounded, secs, some, with_sd
+from tunediff.report.words import duration, interval, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
@@ -71,15 +71,16 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
         return [itself, f" itself is best: {rest} its {subject.label} of {number(value)}."]
     after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
-    is_ = f"{rounded(value)} images/s" if subject.found.by_rate else f"{after} {number(value)}"
+    is_ = f"{rounded(value)} {subject.unit}/s" if subject.found.by_rate else f"{after} {number(value)}"
     said: list[object] = [el("span", winner.name, class_="winner"), f" is best: {is_}"]
-    if base is None or not of_base:
+    if base is None or of_base is None or (subject.found.ratios and not of_base):
         yet = " yet" if base is None or not base.finished else ""
         return [*said, f"; the baseline has no result{yet} to compare it with."]
     itself = el("span", f"the baseline ({base.name})", class_="baseline")
-    if not subject.found.falls:
+    if subject.found.by_rate:
         return [*said, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]
-    said += [f", {percent(1 - value / of_base)} below the {number(of_base)} of ", itself, "."]
+    by = percent(abs(1 - value / of_base)) if subject.found.ratios else number(abs(value - of_base))
+    said += [f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of ", itself, "."]
     if subject.crossing_s:
         ratio = base.points[-1]["train_s"] / subject.crossing_s
         when = f"after {secs(subject.crossing_s)}: {number(ratio)}"
@@ -97,9 +98,8 @@ def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) 
     if not group.changed:
         return [*said, ". It is the baseline itself."]
     if difference.low is not None:
-        what = "times the baseline's" if compared.ratios else "more than the baseline's"
-        ends = f"95 % interval {number(difference.low)} … {number(difference.high)}"
-        said.append(f", {number(difference.estimate)} {what} ({ends})")
+        what = "times the baseline's" if compared.ratios else "beside the baseline's"
+        said.append(f", {interval(difference, compared.ratios)} {what}")
     if difference.verdict == BETTER:
         return [*said, ". That is larger than the noise, all comparisons counted."]
     return [*said, f". That is {SAME}." if difference.verdict == SAME else f" ({difference.verdict})."]
@@ -149,13 +149,13 @@ def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     return {**measured, **value, "speedup": subject.found.speedup(trial)}
 
 
-# --------------------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------------------------- pictures
 LARGEST = 1024
-"""Pixels per side of an image grid inside the page."""
+"""Pixels per side of a picture inside the page."""
 
 
 def samples(subject: Subject, files: Files) -> Html | None:
-    """The images of the last evaluation of both."""
+    """What the last evaluation of both has shown as `samples`; None where the workload shows nothing."""
     if subject.found.by_rate or not subject.stars.pairs():
         return None
     grids, missing = list[Html](), list[str]()
@@ -167,19 +167,19 @@ def samples(subject: Subject, files: Files) -> Html | None:
         files.keep(f"{kind}_samples.png", image)
         at = f" after {secs(trial.points[-1]['train_s'])} of training. " if trial.points else ". "
         caption = el("figcaption", el("span", who, class_=kind), at, files.links(f"{kind}_samples"))
-        grids.append(el("figure", picture("png", image, f"images by the {what}"), caption))
-    none = f"No images are kept of {' and '.join(missing)}." if missing else ""
+        grids.append(el("figure", picture("png", image, f"samples of the {what}"), caption))
     if not grids:
-        return lead(none)
+        return None
+    none = f"No picture is kept of {' and '.join(missing)}." if missing else ""
     ends = [last(trial, "train_s") for trial, _, _ in subject.stars.pairs() if trial.points]
     equal = ", after equal training seconds" if len(grids) == 2 and max(ends) < 1.05 * min(ends) else ""
-    how = f"{sampled(subject.found, ' with ')}, averaged weights, the same noise in all trials. {none}"
-    said = f"The first images of the last evaluation{equal}."
-    return join(lead(said), el("div", *grids, class_="pair"), note(how))
+    said = f"From the last evaluation of each{equal}."
+    how = f"{measured}. {none}" if (measured := ruler(subject.found)) else none
+    return join(lead(said), el("div", *grids, class_="pair"), note(how) if how else None)
 
 
 def _grid(path: Path) -> bytes | None:
-    """The image grid of a trial, written anew: a file from elsewhere is decoded as pixels and as nothing else."""
+    """The picture of a trial, written anew: a file from elsewhere is decoded as pixels and as nothing else."""
     try:
         with Image.open(path, formats=["PNG"]) as image:
             if max(image.size) > 8192:

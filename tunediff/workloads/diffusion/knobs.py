@@ -362,8 +362,10 @@ class Knobs:
 
 
 OBJECTIVE = Metric("frechet", "min", "FD")
+UNIT = "images"
 QUANTITIES = {
-    "frechet": Quantity("Fréchet distance", "", "FID or FD at the end"),
+    "frechet": Quantity("Fréchet distance", "", "depends on the number of images: compare within a search only"),
+    "kid": Quantity("KID", "", "kernel distance between up to 2,000 images of each side"),
     "validation_loss": Quantity("validation loss", "", "ε-error on fixed images, timesteps and noise"),
     "step_sampler_s": Quantity(
         "noise and sampler", "ms", "of a step: timesteps, noise, noisy images, the sampler's own work", 1000.0
@@ -393,6 +395,14 @@ PRESETS: dict[str, Values] = {
         "evaluation.extractor": "classifier", "evaluation.images": 1000, "evaluation.steps": 20,
     },
 }  # fmt: skip
+
+
+def ruler(config: Any) -> str:
+    """How the Fréchet distance is measured."""
+    protocol, data = config.evaluation, config.data
+    steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
+    drawn = f"{protocol.images:,} generated images, {protocol.sampler.upper()}{steps}, averaged weights"
+    return f"{drawn}, the same noise in all trials, against {data.name} at {data.image_size}×{data.image_size}"
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:
