@@ -75,7 +75,7 @@ def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
 
     monkeypatch.setattr(bench, "batches", counted)
     alone = bench.loader_alone(tiny(loader__accumulation=2), 0.0)
-    assert alone["images"] == sum(given[1:]), "the first one is not timed"
+    assert alone["samples"] == sum(given[1:]), "the first one is not timed"
 
 
 def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
