@@ -88,7 +88,12 @@ def test_commands_in_the_readme_exist_and_take_their_options():
             assert option in text, f"{name} {option}"
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "ray_results").rglob("README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "ray_results").rglob("README.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

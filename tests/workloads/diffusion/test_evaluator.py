@@ -43,10 +43,9 @@ def test_scores(digits: Images, config: Any, identity: Any) -> None:
     assert scores["kid"] > 0
     made = torch.cat([part for _, part in generate(network, identity, config.evaluation, (1, 8, 8), 130, "cpu")])
     statistics = FeatureStatistics(64)
-    statistics.update(evaluator.extractor(made))
-    assert scores["frechet"] == pytest.approx(frechet(statistics, evaluator.reference), rel=1e-5)
-    assert evaluator.last_images is not None
-    assert torch.equal(evaluator.last_images, made[:64])
+    statistics.update(evaluator.judge.extractor(made))
+    assert scores["frechet"] == pytest.approx(frechet(statistics, evaluator.judge.reference), rel=1e-5)
+    assert torch.equal(evaluator.judge.last_images, made[:64])
     assert evaluator(network, identity) == scores
 
 
@@ -108,8 +107,7 @@ def _rank(rank: int, folder: Path, queue: Any) -> None:
             measure(diverges_on_rank_1, Identity())
         except NonFiniteError as error:
             failures.append(str(error))
-    assert evaluator.last_images is not None
-    queue.put((rank, scores, evaluator.last_images.numpy(), failures))
+    queue.put((rank, scores, evaluator.judge.last_images.numpy(), failures))
     dist.destroy_process_group()
 
 
@@ -129,8 +127,7 @@ def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tm
         assert scores == results[0][1], "every rank has the very same numbers"
         assert scores["frechet"] == pytest.approx(expected["frechet"], rel=1e-4)
         assert scores["kid"] == pytest.approx(expected["kid"], rel=1e-3)
-        assert alone.last_images is not None
-        assert (first == alone.last_images.numpy()).all()
+        assert (first == alone.judge.last_images.numpy()).all()
         assert scores["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-6)
         assert scores["validation_mse"] == pytest.approx(expected["validation_mse"], rel=1e-6)
         assert len(failures) == 2, "the healthy rank leaves together with the other"

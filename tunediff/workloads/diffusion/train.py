@@ -44,12 +44,11 @@ def train(trial: Trial) -> None:
     images = data.load(knobs.data)
     trial.about(data=images.name, samples=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
     if trial.evaluates:
-        judge = judge_of(knobs.data, knobs.evaluation, trial.world)
+        evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
 
         def judged() -> dict[str, object]:
-            found = judge(ema.model, process, should_stop=trial.should_stop)
-            assert judge.last_images is not None
-            trial.show("samples", judge.last_images)
+            found = evaluator(ema.model, process, should_stop=trial.should_stop)
+            trial.show("samples", evaluator.judge.last_images)
             return {**found}
 
         trial.evaluate_with(judged)
@@ -124,6 +123,6 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
 
 
 @functools.lru_cache(maxsize=3)
-def judge_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
+def evaluator_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
     """The evaluator of this data and protocol, built once per process: the ruler is the same for every trial."""
     return Evaluator(section, evaluation, data.load(section), world)

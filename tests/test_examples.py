@@ -1,0 +1,97 @@
+"""The files under `examples/`: each trains, is judged, goes on and is searched, as a user's file is."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
+from tunediff import config as cfg
+from tunediff import search
+
+FOLDER = Path(__file__).parent.parent / "examples"
+NAMES = ["classifier", "flow", "ranker"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def example(name, **values):
+    own = {knob.replace("__", "."): value for knob, value in values.items()}
+    return cfg.override(cfg.baseline(str(FOLDER / f"{name}.py")), {"evaluation.points": 2} | own)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "batches", "low", "high"),
+    [
+        ("classifier", {}, 22, 0.2, 1.0),  # chance is 0.1
+        ("ranker", {"width": 64, "candidates": 4}, 20, 0.3, 1.0),  # chance is 0.125
+        ("flow", {"loader__batch_size": 8, "evaluation__points": 1}, 1, 0.0, 1000.0),
+    ],
+)
+def test_an_example_trains_and_is_judged(name, knobs, batches, low, high):
+    config, told = example(name, **knobs), Told()
+    outcome = train(config, samples=batches * config.loader.batch_size, evaluates=True, observer=told)
+    assert (outcome.finished, outcome.unread, len(told.points)) == (True, (), config.evaluation.points)
+    assert all(low < point[cfg.of(config).objective.name] < high for point in told.points)
+    if name == "flow":
+        assert told.points[-1]["label"] == "FD (classifier)"
+        assert told.shown["samples"].shape == (64, 1, 8, 8)
+
+
+def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):
+    config, samples = example("classifier", dropout=0.3), 64 * 8
+    whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True)
+    with pytest.raises(KilledError):
+        train(config, samples=samples, folder=tmp_path / "killed", evaluates=True, observer=Dies())
+    again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
+    assert again.points[-1]["accuracy"] == whole.points[-1]["accuracy"]
+    assert_equal(weights(whole), weights(again))
+
+
+def classified(world):
+    config = example("classifier", parallel__workers=world.size)
+    return weights(train(config, samples=64 * 4, world=world, evaluates=True))
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path):
+    first, second = ranks(classified, tmp_path)
+    assert_equal(first, second)
+    assert_equal(classified(CPU), first, rtol=1e-4, atol=1e-5)
+
+
+def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides():
+    ranker = cfg.of(example("ranker")).code
+    modules = {(line, text): module for module, line, text in ranker.functions()}
+    sides = [ranker.pairs(8, held_out=held_out) for held_out in (False, True)]
+    learned, held_out = ({modules[lines[0], text] for text, lines in side} for side in sides)
+    assert not learned & held_out
+    sizes = Counter(modules.values())
+    module_of = {line: module for module, line, _ in ranker.functions()}
+    for text, lines in sides[0] + sides[1]:
+        module = modules[lines[0], text]
+        assert len(set(lines)) == 8
+        near = sum(module_of[line] == module for line in lines)
+        assert near == min(8, sizes[module]), "of the same module first"
+    assert len(sides[1]) > 300
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_of_an_example_needs_no_other_file(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert search.main([str(FOLDER / f"{name}.py"), "--dry-run"]) == 0
+    assert "first 0: baseline" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_readme_has_them_all():
+    text = (FOLDER / "README.md").read_text()
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(NAMES) == set(re.findall(r"examples/(\w+)\.py", text))
