@@ -44,9 +44,5 @@ def network(knobs: Knobs) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(2 * knobs.width * 4 * 4, 10))
 
 
-@torch.no_grad()
 def accuracy(net: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    net.eval()
-    right = net(images).argmax(1) == labels
-    net.train()
-    return right.float().mean()
+    return (net(images).argmax(1) == labels).float().mean()

@@ -62,7 +62,7 @@ def train(trial: Trial) -> None:
     trial.evaluate_with(judged)
     for pixels in trial.batches(digits.pixels):
         image = pixels / 127.5 - 1
-        noise, time = torch.randn_like(image), torch.randn(len(image), device=image.device)
+        noise, time = trial.randn_like(image), trial.randn_like(image[:, 0, 0, 0])
         time = torch.sigmoid(trial.knobs.spread * time)
         between = torch.lerp(noise, image, time[:, None, None, None])
         with trial.autocast():

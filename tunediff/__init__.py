@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunediff.config.knobs import Choice, File, Range
+from tunediff.config.knobs import Choice, File, Fixed, Range, Ruler
 from tunediff.config.workload import Metric, Quantity
 
 if TYPE_CHECKING:
     from tunediff.training.trial import Trial
 
 __version__ = "0.1.0"
-__all__ = ["Choice", "File", "Metric", "Quantity", "Range", "Trial"]
+__all__ = ["Choice", "File", "Fixed", "Metric", "Quantity", "Range", "Ruler", "Trial"]
 
 
 def __getattr__(name: str) -> Any:

@@ -233,7 +233,7 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
         f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
         f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",
         f"machine: {machine}; world sizes {', '.join(map(str, resources.world_sizes(wanted)))} fit",
-        f"parameters: {parameters:,}",
+        f"parameters: {f'{parameters:,}' if parameters else 'unknown (the workload has no network(knobs))'}",
         f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
     ]
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]

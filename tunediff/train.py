@@ -214,7 +214,7 @@ def _conclude(folder: Path) -> None:
         "steps": last.steps,
         **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
         "weights": folder / "weights.safetensors",
-        **{path.stem: path for path in sorted(folder.glob("*.png"))},
+        **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
     print(cli.block(lines))

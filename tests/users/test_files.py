@@ -178,3 +178,31 @@ def test_a_copy_is_the_same_module(mine, tmp_path):
 def test_shown_paths_are_those_one_would_type(mine, tmp_path):
     assert code.shown(mine) == "mine.py"
     assert code.shown(Path("/elsewhere/x.py")) == "/elsewhere/x.py"
+
+
+def test_functions_that_only_share_a_name_are_not_taken_for_ours(mine):
+    mine.write_text(
+        PLAIN + "\n\ndef network(width, dropout):\n    return None\n\n\ndef ruler(config):\n    return 'by hand'\n"
+    )
+    found = cfg.find("mine.py")
+    assert found.offers("network") is None
+    assert found.offers("ruler")(None) == "by hand"
+    assert found.offers("check_files") is None
+
+
+def test_a_file_says_where_the_systems_knobs_are_searched(mine):
+    mine.write_text(PLAIN + '\nSEARCH = {"loader.batch_size": [16, 64], "parallel.workers": [1, 2]}\n')
+    found = own.space_of(cfg.baseline("mine.py"), cores=1, gpu=False, leave=["width"])
+    assert found["loader.batch_size"] == [16, 64]
+    assert list(found) == ["lr", "loader.batch_size", "parallel.workers", "loader.workers", "precision.amp"]
+
+
+def test_noise_is_that_of_the_whole_batch(mine):
+    config = cfg.baseline("mine.py")
+    alone, of_two = (
+        Trial(config, Budget(samples=1), world, Observer()) for world in (CPU, dataclasses.replace(CPU, rank=1, size=2))
+    )
+    import torch
+
+    whole, part = alone.randn_like(torch.empty(16, 3)), of_two.randn_like(torch.empty(8, 3))
+    assert torch.equal(part, whole[8:])

@@ -2,7 +2,8 @@
 
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
 keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
-may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `PRESETS`, named baselines (of a file:
+may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
+no search file says so; `PRESETS`, named baselines (of a file:
 `mine.py:NAME`), on top of it; `UNIT`, what a sample is called; `QUANTITIES`, what its points hold besides what all
 have; `ruler(config)`, which says in a sentence how its objective is measured; `check_files(knobs, evaluates)`, which
 refuses missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; and
@@ -64,6 +65,13 @@ class Quantity:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
+OPTIONAL = {
+    "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
+    "ruler": ("config",),
+}  # fmt: skip
+"""Functions that a workload may have, and what they take."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """A workload that was found."""
@@ -112,8 +120,17 @@ class Workload:
         return importlib.import_module(f"{self.package}.train") if self.package else self.declared
 
     def offers(self, function: str) -> Any:
-        """A function of the workload that not every workload has, or None."""
-        return getattr(self.declared, function, None) or getattr(self.code, function, None)
+        """A function of the workload that not every workload has, or None.
+
+        One of the user's that only has the same name, and takes something else, is not meant.
+        """
+        found = getattr(self.declared, function, None) or getattr(self.code, function, None)
+        if self.file is not None and found is not None:
+            try:
+                inspect.signature(found).bind(*OPTIONAL[function])
+            except (TypeError, ValueError):
+                return None
+        return found
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:

@@ -28,6 +28,7 @@ class Evaluation(systems.Evaluation):
     """Seed of the initial noise, the same for every trial."""
 
     def check(self, config: Any) -> None:
-        if self.extractor == "inception" and config.data.image_size < 16:
+        data = getattr(config, "data", None)  # a user's own workload may have no such section
+        if self.extractor == "inception" and getattr(data, "image_size", 16) < 16:
             why = "Inception says nothing about images under 16 pixels; use classifier"
             raise Refusal("evaluation.extractor", why)

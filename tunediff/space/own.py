@@ -11,7 +11,8 @@ from tunediff.config import Lines
 
 
 def space_of(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) -> Lines:
-    """`search:` around a baseline: every knob with a `Range` or `Choice`, and what makes a training faster here.
+    """`search:` around a baseline: every knob with a `Range` or `Choice`, the workload's `SEARCH` (more of it, as a
+    search file has it), and what makes a training faster here.
 
     `cores`, `gpu`: what a training process has; `leave`: knobs that are given by hand.
     """
@@ -20,16 +21,18 @@ def space_of(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) 
         absent = knob.member is not None and knob.member[0] not in searched and not _has(baseline, knob.name)
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
+    searched |= getattr(cfg.of(baseline).declared, "SEARCH", {})
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
-    searched["loader.batch_size"] = [size for size in sizes if size and not size % passes]
+    system: Lines = {"loader.batch_size": [size for size in sizes if size and not size % passes]}
     if not loader.resident:
-        searched["loader.workers"] = sorted({0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)})
-    searched["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
+        system["loader.workers"] = sorted({0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)})
+    system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
     if gpu:
-        searched["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
-        searched["memory.channels_last"] = [False, True]
-        searched["compile.mode"] = _with(baseline.compile.mode, "none", "default")
+        system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
+        system["memory.channels_last"] = [False, True]
+        system["compile.mode"] = _with(baseline.compile.mode, "none", "default")
+    searched |= {name: space for name, space in system.items() if name not in searched}
     return {name: space for name, space in searched.items() if name not in leave}
 
 

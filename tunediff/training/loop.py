@@ -256,7 +256,13 @@ class Loop:
         assert self._model is not None
         for buffer in self._model.buffers() if self.world.size > 1 else ():
             self.world.first(buffer)  # such as batch statistics: all ranks judge the model that is saved
-        found, metric = self._judge(), of(self.config).objective.name
+        metric, was = of(self.config).objective.name, self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                found = self._judge()
+        finally:
+            self._model.train(was)
         if not isinstance(found, Mapping):
             raise self._mistake(f"evaluate_with: its function returned {found!r}; it needs a dictionary of numbers")
         plain = {name: _plain(value) for name, value in found.items()}

@@ -108,7 +108,8 @@ class Trial(Loop):
         self._result = model
 
     def evaluate_with(self, judge: Facts) -> None:
-        """Call `judge` at every point, the clock of the budget standing still; the objective is among what it finds."""
+        """Call `judge` at every point: the budget's clock stands still, the prepared model is in evaluation mode, no
+        gradients are kept. It returns a dictionary of numbers, the objective among them."""
         self._judge = judge
 
     def describe_with(self, describe: Facts) -> None:
@@ -212,6 +213,12 @@ class Trial(Loop):
         self._loss, self._updated = loss.detach(), True
         if not self._warming:
             self._count(learning_rate)
+
+    def randn_like(self, mine: Tensor) -> Tensor:
+        """Standard normal numbers of the shape of this rank's part of a batch, drawn for the whole batch from `rng`, so
+        that the number of ranks does not change them."""
+        whole = (self.place.total, *mine.shape[1:])
+        return torch.randn(whole, generator=self.rng, device=mine.device)[self.place.mine]
 
     # ------------------------------------------------------------------------------------------------------ the loop
     def batches(

@@ -67,7 +67,7 @@ def train(trial: Trial) -> None:
         # ---- timesteps and noise, drawn for the images of all workers
         with trial.phase("sampler"):
             t, factor = sampler.sample(x0, trial.rng, batch=place.total, first=place.first)
-            noise = torch.randn((place.total, *x0.shape[1:]), generator=trial.rng, device=x0.device)[place.mine]
+            noise = trial.randn_like(x0)
             x_t = process.add_noise(x0, noise, t)
 
         # ---- forward and backward
