@@ -18,12 +18,14 @@ time the loop waits for its next batch, apart from `train`."""
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much training a trial may spend: seconds, samples, or whichever is reached first."""
+    """How much training a trial may spend: seconds, samples, steps, or whichever is reached first."""
 
     seconds: float | None = None
     """Training seconds (s), above 0."""
     samples: int | None = None
     """Training samples, above 0; makes a run exactly repeatable, whatever the speed of the machine."""
+    steps: int | None = None
+    """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
     open_ended: bool = False
@@ -31,10 +33,13 @@ class Budget:
     as ever: warm-up ends where it would, evaluations go on at the same distance."""
 
     def __post_init__(self) -> None:
-        if self.seconds is None and self.samples is None:
-            raise ValueError("a budget needs seconds, samples or both")
-        if any(limit is not None and not limit > 0 for limit in (self.seconds, self.samples)):
-            raise ValueError(f"a budget must be above 0, not {self.seconds} s, {self.samples} samples")
+        limits = [limit for limit in (self.seconds, self.samples, self.steps) if limit is not None]
+        if not limits:
+            raise ValueError("a budget needs seconds, samples or steps")
+        if any(not limit > 0 for limit in limits):
+            raise ValueError(
+                f"a budget must be above 0, not {self.seconds} s, {self.samples} samples, {self.steps} steps"
+            )
 
 
 class Clock:
@@ -85,13 +90,15 @@ class Clock:
         charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
-    def progress(self, train_s: float, samples: int) -> float:
+    def progress(self, train_s: float, samples: int, steps: int = 0) -> float:
         """Fraction of the budget that is spent, 0 to 1; above 1 in an open-ended training."""
         spent = [0.0]
         if self.budget.seconds is not None:
             spent.append(train_s / self.budget.seconds)
         if self.budget.samples is not None:
             spent.append(samples / self.budget.samples)
+        if self.budget.steps is not None:
+            spent.append(steps / self.budget.steps)
         return max(spent) if self.budget.open_ended else min(1.0, max(spent))
 
     def state_dict(self) -> dict[str, dict[str, float]]:

@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 
 from tunediff import cli, record, results, space
-from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
@@ -104,7 +103,9 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     # What a cluster elsewhere has is not known before it is asked.
     machine = resources.local()
     content = space.read(path, resources.world_sizes_of(machine) if args.address is None else ())
-    content = space.completed(content, path, words, machine.cores, machine.gpus > 0)
+    read = content
+    content = space.completed(read, path, words, machine.cores, machine.gpus > 0)
+    args.completed = content is not read
     if args.warm_start is not None:
         content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
     wanted = space.parse(content, str(path), path.parent, words, _limits(args))
@@ -118,39 +119,15 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
 
 def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace) -> SearchSpace:
     """The space of a new search in its folder, a workload of the user's own having been tried. Raises `ConfigError`."""
-    created = experiment.create(folder, wanted, content)
-    workload, original = created.workload, wanted.workload.file
-    if args.no_check or workload.file is None or original is None:
-        return created
-    from tunediff.training import check
+    if args.no_check or wanted.workload.file is None:
+        return experiment.create(folder, wanted, content)
+    from tunediff.tuning import trying  # imports torch
 
     def say(text: str) -> None:
         if not (args.quiet or args.json):
             print(text, file=sys.stderr, flush=True)
 
-    tried = created.baseline
-    for dimension in created.dimensions:  # as few ranks and loader processes as show whether several work
-        most = (
-            max(dimension.choices or (dimension.high,))
-            if dimension.name in ("parallel.workers", "loader.workers")
-            else 0
-        )
-        if dimension.name == "loader.workers" and most > 0 and not tried.loader.resident:
-            tried = cfg.override(tried, {dimension.name: 1}, check=False)
-        if dimension.name == "parallel.workers" and most > 1 and not tried.loader.batch_size % 2:
-            tried = cfg.override(tried, {dimension.name: 2}, check=False)
-    try:
-        found = check.before_search(tried, say)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
-        if isinstance(error, ConfigError):  # the user knows the original
-            raise ConfigError(str(error).replace(str(workload.file.root), str(original.root))) from None
-        raise
-    searched = {dimension.name for dimension in created.dimensions}
-    for knob in found["unread"]:
-        spent = ", and it is searched" if knob in searched else ""
-        say(f"WARNING: {workload.title}: train(trial) never reads the knob {knob}: not effective{spent}")
-    return created
+    return trying.create(folder, wanted, content, args.completed, say)
 
 
 def _limits(args: argparse.Namespace) -> Lines:

@@ -75,7 +75,10 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
-    if (known := record.read_trial(folder)) is not None:
+    known = record.read_trial(folder)
+    if known is not None and not known.points and not (folder / "checkpoint.pt").exists() and not known.finished:
+        (folder / record.JOURNAL).unlink()  # it ended before there was anything to go on from
+    elif known is not None:
         if known.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, known.configuration)
             changed = cli.knobs(differs) if differs else f"{cfg.of(config).title} has changed"

@@ -98,10 +98,10 @@ def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys
 def test_skipped_files_are_named_once(night, capsys):
     folder, loaded = night
     journal = record.Journal(folder / "trials" / "t0003")
-    journal.write("about", images=64, skipped_files=1, skipped=[["notes.txt", "no image"]])
+    journal.write("about", samples=64, skipped_files=1, skipped=[["notes.txt", "no image"]])
     lines = console.Console(folder, loaded, quiet=False)
     for index in (1, 2):
-        lines.listen("point", "t0003", {"index": index, "train_s": 2.0, "frechet": 9.0, "images_per_s": 50.0})
+        lines.listen("point", "t0003", {"index": index, "train_s": 2.0, "frechet": 9.0, "samples_per_s": 50.0})
     said = capsys.readouterr().out
     assert said.count("64 images; skipped 1 files: notes.txt: no image") == 1
     assert said.count("t0003    2.0 s") == 2

@@ -88,7 +88,7 @@ class Schema:
             taken = name in ("workload", "knobs", "schema", "sections")
             refuse(taken, f"{where}: {name}: is a name that tunediff needs; choose another")
             ours, needed = unwrap(hint)[0], above.get(name, object)
-            why = "every workload has a section of this name; it must be a subclass of it"
+            why = "every workload has a section of this name; rename the knob, or make it a subclass of that section"
             refuse(
                 name in above and not (inspect.isclass(ours) and issubclass(ours, needed)), f"{where}: {name}: {why}"
             )

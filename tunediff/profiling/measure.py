@@ -136,7 +136,7 @@ class Bench:
         """Train for so many steps; returns so many points, equally far apart. Raises what the training raises."""
         short = cfg.override(config, {"evaluation.points": points})
         try:
-            budget = Budget(samples=steps * config.loader.batch_size)
+            budget = Budget(steps=steps)
             trial = _Keeping(short, budget, self.world, _Watch(after_step), evaluates=False)
             outcome = run(trial)
             self.kept_mib = trial.kept_mib()
@@ -214,10 +214,11 @@ class Bench:
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     """One record of the points after the first, which is warm-up: equal numbers of steps, so means are plain."""
     points, last = points[1:], points[-1]
+    counted = last.samples / last.steps  # an own loader may not look at the batch size
     step_s = statistics.fmean(point["step_s"] for point in points)
-    rates = [batch_size / point["step_s"] for point in points]
+    rates = [counted / point["step_s"] for point in points]
     speed = {
-        "batch_size": batch_size, "steps": steps, "samples_per_s": batch_size / step_s,
+        "batch_size": batch_size, "steps": steps, "samples_per_s": counted / step_s,
         "samples_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
         "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in last.phases_s},
         "first_step_s": last["first_step_s"], "compile_s": last.seconds["compile"],
@@ -225,7 +226,7 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
         "disturbed": any(point["disturbed"] for point in points),
     }  # fmt: skip
     if last.flops_per_sample is not None:
-        speed["peak_share"] = batch_size / step_s * last["flops_per_sample"] / last["peak_flops_per_s"]
+        speed["peak_share"] = counted / step_s * last["flops_per_sample"] / last["peak_flops_per_s"]
     return cast("Speed", speed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import socket
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tunediff import config as cfg
 from tunediff.clock import Budget
@@ -30,6 +32,7 @@ from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World, from_environment
 from tunediff.record import NotFiniteError
 from tunediff.training import memory, state
+from tunediff.training.feed import Feed
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Outcome, Trial, run
 
@@ -44,6 +47,8 @@ class Report(TypedDict, total=False):
     """Why the workload cannot be searched; nothing else is known then."""
     unread: list[str]
     """Knobs that its training never looked at."""
+    warnings: list[str]
+    """What a search can do with, and its user may not mean."""
     parameters: int
     step_s: float
     evaluation_s: float
@@ -56,6 +61,8 @@ class _Checked(Trial):
 
     outer: nn.Module
     plain: nn.Module
+    first: str | None = None
+    """Of the first batch's content."""
 
     def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
@@ -67,6 +74,21 @@ class _Checked(Trial):
         self.before = state.copied(model.state_dict())
         return self.outer
 
+    def _judged(self) -> Mapping[str, Any]:
+        """Remembers which modules are called to judge it."""
+        self.judging = set[int]()
+        hook = register_module_forward_pre_hook(lambda module, inputs: self.judging.add(id(module)))
+        try:
+            return super()._judged()
+        finally:
+            hook.remove()
+
+    def _passes(self, feed: Feed) -> Iterator[Any]:
+        for batch in super()._passes(feed):
+            if self.first is None:
+                self.first = _digest(batch)
+            yield batch
+
     def _note(self, module: nn.Module, inputs: Any) -> None:
         self.called += torch.is_grad_enabled()
 
@@ -74,12 +96,13 @@ class _Checked(Trial):
 def check(config: Systems, world: World) -> Report:
     """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word."""
     short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
-    trial = _Checked(short, Budget(samples=STEPS * config.loader.batch_size), world, Observer())
+    trial = _Checked(short, Budget(steps=STEPS), world, Observer())
     outcome = run(trial)
     _check_model(trial, outcome, world)
     last = outcome.points[-1]
     return {
-        "unread": list(outcome.unread), "parameters": sum(one.numel() for one in trial.plain.parameters()),
+        "unread": list(outcome.unread), "warnings": _warnings(trial, world),
+        "parameters": sum(one.numel() for one in trial.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
@@ -101,12 +124,37 @@ def _check_model(trial: _Checked, outcome: Outcome, world: World) -> None:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
+    result = {id(one) for one in (trial._result, trial.outer) if one is not None}
+    result |= {id(one) for one in trial._result.modules()} if trial._result is not None else set()
+    if trial.judging and not trial.judging & result:
+        say = "trial.exports(model) names the one that is judged, such as averaged weights"
+        raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
     own = [float(after[name].double().sum()) for name in learned]
     if any(other != own for other in world.gather(own)):
         raise WorkloadError(
             f"{title}: two ranks have learned different models; is one of them wrapped again, made anew, or changed "
             "by what only one rank does?"
         )
+
+
+def _warnings(trial: _Checked, world: World) -> list[str]:
+    found = []
+    if not trial._seeded:
+        found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
+                     "runs on new seeds are more alike than they should be")  # fmt: skip
+    firsts = world.gather(trial.first)
+    if world.size > 1 and len(set(firsts)) == 1:
+        found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
+    return found
+
+
+def _digest(batch: Any) -> str:
+    """Of the tensors in a batch, and of what else is in it as it is printed."""
+    if isinstance(batch, Tensor):
+        return hashlib.sha256(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    if isinstance(batch, Mapping | tuple | list):
+        return repr([_digest(part) for part in (batch.values() if isinstance(batch, Mapping) else batch)])
+    return repr(batch)
 
 
 # --------------------------------------------------------------------------------------------------- in its processes
@@ -130,6 +178,8 @@ def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]
     command = [sys.executable, "-m", "tunediff.training.check", str(path), str(answer)]
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    if ranks == 1:  # no sign of torchrun, by which a file's own branch for several processes would go
+        world, each = {}, [{}]
     with open(answer.parent / "stderr.txt", "wb") as heard:
         how: dict[str, Any] = {"stdout": heard, "stderr": heard}
         return [subprocess.Popen(command, env={**os.environ, **world, **own}, **how) for own in each]

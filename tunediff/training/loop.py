@@ -47,7 +47,7 @@ class Outcome:
     model: nn.Module
     """What was learned, as it is evaluated and exported."""
     unread: tuple[str, ...] = ()
-    """Knobs of a user's workload that were never looked at, by dotted name: they change nothing."""
+    """Knobs that a user's workload never looked at, by dotted name: they change nothing."""
 
 
 class Loop:
@@ -82,7 +82,8 @@ class Loop:
         self._loss: Tensor | None = None  # of this step so far
         self._counts = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
-        self._updated, self._done, self._learning_rate = False, False, 0.0
+        self._updated, self._done, self._learning_rate = False, False, math.nan
+        self._own_loader, self._autocast_entered, self._seeded = False, False, True
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._feed: Feed | None = None
@@ -100,6 +101,10 @@ class Loop:
 
     def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
         """All passes of the training; between two segments the model is judged, saved and reported."""
+        if self._feed is not None:
+            raise self._mistake(
+                "train(trial) asked twice for batches; one loop lasts for the whole budget, over all epochs"
+            )
         self._check_begun()
         self._setup.close()
         torch.manual_seed(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
@@ -211,7 +216,8 @@ class Loop:
             raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
         if self.world.main:
             rates = {"loss": float(self._loss or 0.0), "learning_rate": self._learning_rate}
-            self._observer.scalars({**pace.position(), **rates})
+            known = {name: value for name, value in rates.items() if math.isfinite(value) or name == "loss"}
+            self._observer.scalars({**pace.position(), **known})
         if self.world.any(self._observer.asks_to_stop()):
             self._going_on = False
         elif pace.train_s - self._saved_s > self._checkpoint_every_s and not pace.reached:
@@ -256,13 +262,16 @@ class Loop:
         assert self._model is not None
         for buffer in self._model.buffers() if self.world.size > 1 else ():
             self.world.first(buffer)  # such as batch statistics: all ranks judge the model that is saved
-        metric, was = of(self.config).objective.name, self._model.training
+        metric, modes = of(self.config).objective.name, [(module, module.training) for module in self._model.modules()]
         self._model.eval()
+        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for every trial, and no trace of it
+                torch.manual_seed(0)
                 found = self._judge()
         finally:
-            self._model.train(was)
+            for module, training in modes:
+                module.training = training
         if not isinstance(found, Mapping):
             raise self._mistake(f"evaluate_with: its function returned {found!r}; it needs a dictionary of numbers")
         plain = {name: _plain(value) for name, value in found.items()}
@@ -340,9 +349,14 @@ class Loop:
         if not self.config.schema.version:
             return ()
         own = {field.name for field in dataclasses.fields(self.config.schema.own)}
-        return tuple(
-            name for name in flatten(to_dict(self.config)) if name.partition(".")[0] in own and name not in self._read
-        )
+        names = [name for name in flatten(to_dict(self.config)) if name.partition(".")[0] in own]
+        unread = [name for name in names if name not in self._read]
+        unread += [] if self._autocast_entered else ["precision.amp"]
+        code = of(self.config).file
+        mentioned = code is not None and any(b".config" in text for text in code.contents.values())
+        if self._own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
+            unread += [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
+        return tuple(unread)
 
 
 def _plain(value: Any) -> Any:

@@ -58,14 +58,16 @@ class Pace:
         if self.steps >= self._next_check:
             self._check()
         elif self._budget.seconds is None:
-            self.progress = self._clock.progress(0.0, self.samples)  # samples are counted: nothing to extrapolate
+            self.progress = self._clock.progress(
+                0.0, self.samples, self.steps
+            )  # samples are counted: nothing to extrapolate
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
 
     def _check(self) -> None:
         train_s = self._clock.read() if self._world.main else 0.0
         self.train_s = self._world.agree(train_s)
-        progress = self._clock.progress(self.train_s, self.samples)
+        progress = self._clock.progress(self.train_s, self.samples, self.steps)
         if self.steps > self._read_at:
             steps = self.steps - self._read_at
             self._per_step = max(0.0, (progress - self._exact)) / steps

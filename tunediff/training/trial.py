@@ -65,6 +65,11 @@ class Trial(Loop):
         return self._pace.schedule
 
     @property
+    def step_count(self) -> int:
+        """Optimizer steps so far, those before a resume included."""
+        return self._pace.steps
+
+    @property
     def place(self) -> Place:
         """This rank's part of every micro-batch."""
         count = self.config.loader.batch_size // (self.config.loader.accumulation * self.world.size)
@@ -88,6 +93,7 @@ class Trial(Loop):
             raise self._mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
         if self._model is not None:
             raise self._mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
+        self._seeded = torch.initial_seed() == self.config.seed
         model.to(self.device)
         if self.config.memory.channels_last:
             model.to(memory_format=torch.channels_last)
@@ -133,6 +139,7 @@ class Trial(Loop):
     # ----------------------------------------------------------------------------------------------------- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes, in the number format of `precision.amp`."""
+        self._autocast_entered = True
         return self._amp.autocast()
 
     def backward(self, loss: Tensor) -> None:
@@ -203,16 +210,17 @@ class Trial(Loop):
         if self.last_pass:
             self.update(optimizer, clip_norm=clip_norm)
 
-    def stepped(self, loss: Tensor, learning_rate: float = 0.0) -> None:
+    def stepped(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Instead of `step`: the workload has called `loss.backward()` and its optimizer itself.
 
-        Loss scaling is then its own affair. Raises `WorkloadError` with accumulation, which needs `step`.
+        `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
+        accumulation, which needs `step`.
         """
         if self.config.loader.accumulation > 1:
             raise self._mistake("loader.accumulation needs trial.step(loss, optimizer) instead of trial.stepped(loss)")
         self._loss, self._updated = loss.detach(), True
         if not self._warming:
-            self._count(learning_rate)
+            self._count(optimizer.param_groups[0]["lr"] if optimizer is not None else float("nan"))
 
     def randn_like(self, mine: Tensor) -> Tensor:
         """Standard normal numbers of the shape of this rank's part of a batch, drawn for the whole batch from `rng`, so
@@ -255,6 +263,7 @@ class Trial(Loop):
             self._counts = int(self.world.agree(each)) * self.world.size * self.config.loader.accumulation
             return feed
 
+        self._own_loader = True
         return self._loop(build)
 
 

@@ -20,7 +20,8 @@ NAME = "weights.safetensors"
 
 def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Write weights as safetensors, contiguous and on the CPU. Raises `OSError`."""
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+    # Copied: weights that are tied to each other share their memory, which such a file cannot say.
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
     content = to_safetensors(tensors, metadata=metadata)
     write_atomically(path, lambda file: file.write(content), durable=True)
 

@@ -44,7 +44,7 @@ def write(config: Systems, world: World, folder: Path, steps: int) -> None:
         on_trace_ready=lambda profiler: rows.extend(trace.table_rows(profiler.key_averages(), cuda)),
     ) as profiler:
         short = cfg.override(config, {"evaluation.points": 1})
-        budget = Budget(samples=(_BEFORE + steps) * config.loader.batch_size)
+        budget = Budget(steps=_BEFORE + steps)
         run(Trial(short, budget, world, _Stepping(profiler), evaluates=False))
     torch.compiler.reset()
     if not world.main:
