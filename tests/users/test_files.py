@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers import CPU
 from tunediff import config as cfg
@@ -14,10 +15,12 @@ from tunediff import record, space
 from tunediff.clock import Budget
 from tunediff.config import ConfigError, code
 from tunediff.space import own
+from tunediff.training import weights
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 from tunediff.training.watched import watched
+from tunediff.tuning import trying
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
@@ -202,7 +205,39 @@ def test_noise_is_that_of_the_whole_batch(mine):
     alone, of_two = (
         Trial(config, Budget(samples=1), world, Observer()) for world in (CPU, dataclasses.replace(CPU, rank=1, size=2))
     )
-    import torch
-
     whole, part = alone.randn_like(torch.empty(16, 3)), of_two.randn_like(torch.empty(8, 3))
     assert torch.equal(part, whole[8:])
+
+
+def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):
+    text = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
+    mine.write_text(text)
+    content = space.completed(space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
+    wanted, said = space.parse(content, "mine.py"), []
+    created = trying.create(tmp_path / "s", wanted, content, True, said.append)
+    assert [dimension.name for dimension in created.dimensions] == ["width", "lr", "precision.amp"]
+    assert any("never reads the knob loader.batch_size: not searched" in line for line in said)
+    again = space.load(tmp_path / "s/search.yaml")
+    assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
+
+
+def test_tied_weights_are_written_and_read(tmp_path):
+    net = torch.nn.ModuleDict({"one": torch.nn.Linear(3, 3), "other": torch.nn.Linear(3, 3)})
+    net["other"].weight = net["one"].weight
+    weights.save(net.state_dict(), tmp_path / "w.safetensors", {})
+    found = weights.read(tmp_path / "w.safetensors")
+    assert torch.equal(found["one.weight"], found["other.weight"])
+
+
+def test_judging_leaves_no_trace(mine):
+    """Modes of all parts and random numbers are afterwards as before; every evaluation draws the same."""
+    text = PLAIN.replace("    return {", "    DRAWN.append(torch.rand(()).item())\n    return {") + "\n\nDRAWN = []\n"
+    text = text.replace(
+        "    net = trial.prepare(net)\n", "    net = trial.prepare(net)\n    net[1].eval()\n    NETS.append(net)\n"
+    )
+    mine.write_text(text + "NETS = []\n")
+    module = cfg.find("mine.py").declared
+    trained(cfg.baseline("mine.py"))
+    assert len(module.DRAWN) == 2
+    assert module.DRAWN[0] == module.DRAWN[1]
+    assert [part.training for part in module.NETS[0].modules()] == [True, True, False, True]

@@ -88,6 +88,8 @@ TRAINED = [
     ("tensors of two lengths", [("trial.batches((X, Y))", "trial.batches((X, Y[:9]))")], ConfigError, "trial.batches: tensors of different lengths: 64, 9"),
     ("data that is none", [("trial.batches((X, Y))", "trial.batches(3)")], ConfigError, "trial.batches: int is no data set; allowed: tensors, a torch Dataset"),
     ("a loader as data", [("trial.batches((X, Y))", "trial.batches(torch.utils.data.DataLoader(list(zip(X, Y))))")], ConfigError, r"a loader of your own goes to trial.steps\(loader\)"),
+    ("another model is judged than exported", [("lambda: judge(net)", "lambda: judge(nn.Sequential(nn.Linear(4, 1)))")], WorkloadError, "mine.py: the evaluation judges another model than the one that would be exported"),
+    ("a second loop", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n    for x, y in trial.batches((X, Y)):\n        pass\n")], WorkloadError, r"mine.py: train\(trial\) asked twice for batches"),
     ("a knob that there is not", [("trial.knobs.dropout", "trial.knobs.dropuot")], AttributeError, "dropuot"),
     ("an error in the tenth line", [("loss = F.mse_loss(net(x), y)", "loss = F.mse_loss(net(x), y) + undefined")], NameError, "undefined"),
 ]  # fmt: skip
@@ -171,3 +173,26 @@ def test_names(tmp_path, monkeypatch):
             ConfigError, match=f"hides the module {taken} that is installed; give the file another name"
         ):
             cfg.baseline(f"{taken}.py")
+
+
+def test_what_a_search_can_do_with_is_a_warning(tmp_path):
+    """A seed of its own; a loader of its own beside knobs that then do nothing."""
+    seeded = edited(("    net = nn.Sequential(", "    torch.manual_seed(1)\n    net = nn.Sequential("))
+    (told,) = check.check(cfg.baseline(str(file(tmp_path, seeded))), CPU)["warnings"]
+    assert "the knob seed does not change the initial weights" in told
+    own = edited(
+        ("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"),
+        ("        with trial.autocast():\n", "        if True:\n"),
+    )
+    found = check.check(cfg.baseline(str(file(tmp_path, own, "own.py"))), CPU)
+    assert found["warnings"] == []
+    assert {"loader.batch_size", "loader.workers", "precision.amp"} <= set(found["unread"])
+    made = own.replace("trial.steps([(X[:8], Y[:8])])", "trial.steps([(X[: trial.config.loader.batch_size], Y[:16])])")
+    assert check.check(cfg.baseline(str(file(tmp_path, made, "made.py"))), CPU)["unread"] == ["precision.amp"]
+
+
+def test_two_ranks_that_train_the_same_batches(tmp_path):
+    text = edited(("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"))
+    config = cfg.override(cfg.baseline(str(file(tmp_path, text))), {"parallel.workers": 2})
+    (told,) = check.before_search(config, lambda _: None)["warnings"]
+    assert "all ranks train the same batches" in told
