@@ -53,7 +53,7 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
 
 def _head(subject: Subject) -> Html:
     space, said = subject.found.space, ruler(subject.found)
-    about = f"{space.workload.name}, {duration(subject.budget_s)} of training per trial, judged by {subject.label}"
+    about = f"{space.workload.title}, {duration(subject.budget_s)} of training per trial, judged by {subject.label}"
     return join(
         el("h1", subject.found.folder.name),
         el("p", f"{about}: {said}" if said else about, class_="soft"),
