@@ -186,10 +186,10 @@ def test_a_finished_search(tmp_path, plain):
 
 
 def test_images_after_unequal_seconds_are_not_called_equal(night, plain):
-    assert "The first images of the last evaluation, after equal training seconds." in words(written(night))
+    assert "From the last evaluation of each, after equal training seconds." in words(written(night))
     journal = night / "trials" / "t0001" / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"train_s": 20.0', '"train_s": 12.0'))
-    assert "The first images of the last evaluation." in words(written(night))
+    assert "From the last evaluation of each." in words(written(night))
 
 
 def test_one_trial(tmp_path):
