@@ -203,3 +203,8 @@ def test_a_stream_is_shared_out_over_ranks():
 
     parts = [[number for _, _, number in _Dealt(Stream(10), rank, 3)] for rank in range(3)]
     assert parts == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+def test_blocks_that_nobody_names_cannot_be_checkpointed():
+    with pytest.raises(ConfigError, match="memory.checkpoint: 0.5 is not allowed: the model has no blocks that"):
+        seen(INPUTS, settings={"memory__checkpoint": 0.5})

@@ -3,12 +3,11 @@
 A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
 keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
 may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
-no search file says so; `PRESETS`, named baselines (of a file:
-`mine.py:NAME`), on top of it; `UNIT`, what a sample is called; `QUANTITIES`, what its points hold besides what all
-have; `ruler(config)`, which says in a sentence how its objective is measured; `check_files(knobs, evaluates)`, which
-refuses missing files before anything starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; and
-`MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next to nothing about device memory, and of lists that
-save the more of it the longer they are.
+no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
+called; `QUANTITIES`, what its points hold besides what all have; `ruler(config)`, which says in a sentence how its
+objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything starts;
+`network(knobs)`, the bare model; `initial_weights(path, knobs)`; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs
+that change next to nothing about device memory, and of lists that save the more of it the longer they are.
 """
 
 from __future__ import annotations

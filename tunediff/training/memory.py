@@ -17,6 +17,8 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tunediff.config.knobs import refuse
+
 KEEPING = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -52,12 +54,15 @@ def keep_freed(keep: bool, device: torch.device) -> None:
         _kept = keep
 
 
-def checkpoint(model: nn.Module, blocks: type[nn.Module], share: float) -> None:
+def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -> None:
     """Let this share of the blocks in a model, from the first on, keep no activations, in place.
 
     They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being updated a second time.
+    Raises `ConfigError` where nobody says which parts repeat, or there are none of them.
     """
-    found = [module for module in model.modules() if isinstance(module, blocks)]
+    found = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
+    why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
+    refuse(not found, f"memory.checkpoint: {share} is not allowed: {why}")
     for block in found[: round(share * len(found))]:
         run = functools.partial(
             torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,

@@ -97,8 +97,8 @@ class Trial(Loop):
         model.to(self.device)
         if self.config.memory.channels_last:
             model.to(memory_format=torch.channels_last)
-        if blocks is not None:
-            memory.checkpoint(model, blocks, self.config.memory.checkpoint)
+        if (share := self.config.memory.checkpoint) > 0:
+            memory.checkpoint(model, blocks, share)
         if self._initial is not None:
             model.load_state_dict(self._initial)
         self._model = compiled(self._strategy.wrap(model), model, self.config.compile, blocks)
