@@ -209,7 +209,7 @@ def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
 
 def test_a_running_search_is_locked(found):
     refusal = pytest.raises(cfg.ConfigError, match="is running in another process")
-    with experiment._alone(found.folder), refusal, experiment._alone(found.folder):
+    with experiment.alone(found.folder), refusal, experiment.alone(found.folder):
         pass
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -21,7 +23,7 @@ from tunediff.config import ConfigError, Lines
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
-from tunediff.report.words import plain_table
+from tunediff.report.words import plain_table, some
 from tunediff.results import Results, comparison, confirmation
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
@@ -68,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if content is not None:
         wanted = _created(folder, wanted, content, args)
     try:
-        _run(folder, wanted, args)
-        confirmed = _confirm(folder, args) if wanted.confirm is not None else None
+        confirmed = _run(folder, wanted, args)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         resume = f"python -m tunediff.search --resume {folder.name}"
         resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
@@ -135,27 +136,46 @@ def _limits(args: argparse.Namespace) -> Lines:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace, confirms: bool = False) -> None:
-    """Run what is not finished, under a live table in a terminal, a line per event elsewhere."""
-    trials = record.read_trials(folder)
-    if len(trials) >= wanted.budget.trials and all(trial.finished for trial in trials):
-        return
+def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Confirmation | None:
+    """Run what is not finished, confirming runs included; under a live table in a terminal, else a line per event."""
+    searched = confirming.complete(folder, wanted)
+    if searched and not confirming.pending(folder, wanted):
+        return _confirmed(folder, wanted)
     quiet = args.quiet or args.json
-    with Console(folder, wanted, quiet) if quiet or not sys.stdout.isatty() else Table(folder, wanted) as console:
-        if confirms:
-            finalists = len(wanted.candidates) // wanted.seeds - 1
-            console.say(f"confirming: {finalists} finalists and the baseline, new seeds")
-        experiment.run(folder, wanted, console.listen, args.address, None if confirms else console.greet)
+    kind = Console if quiet or not sys.stdout.isatty() else Table
+    share = functools.partial(resources.share, wanted)
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(experiment.alone(folder))
+        session = stack.enter_context(contextlib.ExitStack())
+        if not searched:
+            session.enter_context(experiment.noted(folder))
+        console = session.enter_context(kind(folder, wanted, quiet))
+        slots = stack.enter_context(
+            experiment.workers(folder, share, args.address, experiment.warm(wanted), console.greet)
+        )
+        if not searched:
+            experiment.search(folder, wanted, slots, console.listen)
+        session.close()
+        if not confirming.pending(folder, wanted):
+            return _confirmed(folder, wanted)
+        prepared = confirming.prepare(found := results.read(folder))
+        assert prepared is not None
+        of, again = prepared
+        with kind(of, again, quiet, begun) as console:
+            many = len(again.candidates) // again.seeds - 1
+            said = f"{some(many, 'finalist')} and the baseline, up to {again.seeds} new seeds each"
+            console.say(f"confirming: {said}, fewer if it is decided before")
+            confirming.run(found, of, again, slots, console.listen)
+    return _confirmed(folder, wanted)
 
 
-def _confirm(folder: Path, args: argparse.Namespace) -> Confirmation | None:
-    """Run the finalists and the baseline again, on new seeds; None when the search has no finalist."""
+def _confirmed(folder: Path, wanted: SearchSpace) -> Confirmation | None:
+    """What the confirming runs say; None where there are none."""
     found = results.read(folder)
-    if (prepared := confirming.prepare(found)) is None:
+    if wanted.confirm is None or (prepared := confirming.prepare(found)) is None:
         return None
-    of, wanted = prepared
-    _run(of, wanted, args, confirms=True)
-    runs = results.read(of)
+    runs = results.read(prepared[0])
     outputs.write_all(runs)
     return confirmation.confirm(found, runs)
 

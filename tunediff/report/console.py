@@ -29,9 +29,11 @@ def skipped(wanted: SearchSpace) -> list[str]:
 class Console:
     """One line per event."""
 
-    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool) -> None:
+    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool, started: float | None = None) -> None:
+        """`started`: on the monotonic clock, where something went before that the same command did."""
         self.folder, self.space, self.quiet = folder, wanted, quiet
-        self.started = time.monotonic()
+        self.begun = time.monotonic()
+        self.started = self.begun if started is None else started
         self.found = self._read()
         self._before = self._done()
         self._printed: set[tuple[str, int]] = set()
@@ -147,7 +149,8 @@ class Console:
         done = self._done()
         if (left := self.space.budget.trials - done) <= 0 or done <= self._before:
             return ""
-        return f"about {cli.seconds((time.monotonic() - self.started) / (done - self._before) * left)} left"
+        about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
+        return f"{about} {cli.seconds((time.monotonic() - self.begun) / (done - self._before) * left)} left"
 
     def _elapsed(self) -> str:
         return cli.seconds(time.monotonic() - self.started)
@@ -156,11 +159,11 @@ class Console:
 class Table(Console):
     """One table for the whole search, drawn anew where it stands; what must not scroll out of sight is said above."""
 
-    def __init__(self, folder: Path, wanted: SearchSpace) -> None:
+    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool = False, started: float | None = None) -> None:
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        super().__init__(folder, wanted, quiet=False)
+        super().__init__(folder, wanted, quiet, started)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
         self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=1)
 

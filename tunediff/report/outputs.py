@@ -13,7 +13,7 @@ from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
 from tunediff.report.style import Stars, draw
 from tunediff.report.subject import ruler
-from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
+from tunediff.report.verdicts import INTERVALS, comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import markdown_table, plain_table
 from tunediff.results import Results
 from tunediff.results.comparison import compare
@@ -56,7 +56,7 @@ def study(found: Results, table: study_table.Table) -> dict[str, Path]:
 def confirmation(told: Confirmation) -> dict[str, Path]:
     """Write `confirm.csv` and `confirm.md` into the folder of the search; returns their paths by file name."""
     lines = [*(f"{said}\n" for said in sentences(told)), "```text", plain_table(confirmation_table(told)), "```", ""]
-    lines.append(f"- intervals: 95 %, over {told.compared.seeds} seeds")
+    lines.append(f"- {INTERVALS}")
     title = f"{told.search.folder.name}: confirmed"
     return _csv(told.search, "confirm.csv", told.table()) | _markdown(told.search, "confirm.md", title, lines)
 

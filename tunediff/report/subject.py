@@ -11,6 +11,7 @@ from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
+from tunediff.report.words import some
 from tunediff.results import Results, confirmation, effects, journals
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.confirmation import Confirmation
@@ -156,7 +157,9 @@ def _confirmed(found: Results) -> tuple[Confirmation | None, str]:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    ended, wanted = sum(trial.finished for trial in runs.trials), len(runs.space.candidates)
-    said = "" if ended >= wanted else f"The confirming runs are not complete: {ended} of {wanted} have ended."
+    told = confirmation.confirm(found, runs) if runs.ranked else None
+    ended = sum(trial.finished for trial in runs.trials)
+    unfinished = f"The confirming runs are not complete: {some(ended, 'run has', 'runs have')} ended."
+    said = "" if told is not None and told.over else unfinished
     said += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
-    return (confirmation.confirm(found, runs) if runs.ranked else None), said.strip()
+    return told, said.strip()

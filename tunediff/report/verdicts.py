@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunediff.cli import number
-from tunediff.report.words import estimated, interval, rounded, some, times, verdict, with_sd
+from tunediff.report.words import estimated, interval, percent, rounded, some, times, verdict, with_sd
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
@@ -55,6 +55,12 @@ def conclusions(compared: Comparison) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------- confirmation
+INTERVALS = (
+    "Brackets hold 95 % intervals that allow for all finalists and for every time the runs were looked at "
+    "(Dunnett's comparison with the baseline, its error spent in equal parts over the looks)"
+)
+
+
 def block(told: Confirmation) -> dict[str, str]:
     """`key: value` for the end of a search."""
     said, group, baseline = {"confirmed": "yes" if told.winner else "no"}, told.leader, told.compared.baseline
@@ -64,10 +70,10 @@ def block(told: Confirmation) -> dict[str, str]:
     said[f"confirmed_{told.label}"] = with_sd(told.values(group)) or "none"
     if baseline is not None:
         said[f"confirmed_baseline_{told.label}"] = with_sd(told.values(baseline)) or "none"
-    if (paired := told.paired(group)) is not None:
-        said["paired_difference"] = estimated(paired)
+    if group.difference.low is not None:
+        said[f"confirmed_{told.compared.effect}"] = interval(group.difference, told.compared.ratios)
     speedup, reached = told.speedup(group)
-    if speedup is not None:
+    if speedup is not None and told.winner:
         said["confirmed_speedup"] = f"{estimated(speedup)}, reached in {reached} of {len(group.done)} runs"
     if (bias := told.bias(group)) is not None:
         said["selection_bias"] = f"{number(bias[0])} in the search, {number(bias[1])} on new seeds"
@@ -79,10 +85,14 @@ def sentences(told: Confirmation) -> list[str]:
     if (group := told.leader) is None:
         return ["No finalist ran to its end: nothing is confirmed."]
     noise = f"better than the baseline by more than the noise on {len(told.values(group))} new seeds"
-    if told.winner:
+    if told.winner is None:
+        said = [f"No finalist is {noise}; the search's own best is {group.name}.", *_undecided(told)]
+    elif group is told.primary:
         said = [f"{group.name} wins: {noise}."]
     else:
-        said = [f"No finalist is {noise}; the best of them is {group.name}."]
+        own = "" if told.primary is None else f"It was not the search's own best, {told.primary.name}, "
+        picked = "but picked by these very seeds: its interval allows for that, its mean flatters it"
+        said = [f"{group.name} wins: {noise}.", f"{own}{picked}."]
     if (bias := told.bias(group)) is None:
         return said
     before, now, label = *bias, told.compared.found.label
@@ -92,15 +102,31 @@ def sentences(told: Confirmation) -> list[str]:
     return [*said, f"{chosen} on new seeds: {by} {worth}."]
 
 
+def _undecided(told: Confirmation) -> list[str]:
+    """Why no more seeds were run, and what those that were could tell; [] while it goes on."""
+    look = told.look
+    if look.resolution is None:
+        return []
+    least = percent(look.resolution) if look.ratios else f"{number(look.resolution)} {told.label}"
+    said = {
+        "hopeless": f"more seeds, up to {look.most}, would most likely not tell them apart either",
+        "spent": f"all {look.most} seeds are used",
+        "decided": "all are worse",
+    }
+    why = f"; {said[look.state]}" if look.state in said else ""
+    return [f"{some(look.rounds, 'seed')} can tell differences of about {least}{why}."]
+
+
 def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[str]]:
     """Headings and rows; `compact`: for a terminal."""
-    header = ["configuration", "verdict", "runs", f"{told.label}, mean ± sd", "difference to the baseline", "speed-up"]
+    effect = f"{told.compared.effect} to the baseline"
+    header = ["configuration", "verdict", "runs", f"{told.label}, mean ± sd", effect, "speed-up"]
     lines = [header]
     for group in told.compared.groups:
         said = verdict(group.difference) if compact else group.difference.verdict
-        runs = f"{len(group.done)} of {told.compared.seeds}"
-        means = [with_sd(told.values(group)) or "none", estimated(told.paired(group)), _sped(told, group)]
-        lines.append([group.name, said, runs, *means])
+        runs = f"{len(group.done)} of {len(group.runs)}"
+        difference = interval(group.difference, told.compared.ratios)
+        lines.append([group.name, said, runs, with_sd(told.values(group)) or "none", difference, _sped(told, group)])
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from tunediff.cli import knobs
 from tunediff.record import TrialRecord
@@ -69,6 +70,16 @@ class Comparison:
     resolution: float | None = None
     """The smallest difference from the baseline that could be told from noise: a ratio − 1, or in units of the metric;
     None: not known."""
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The value at the budget of every group [groups, seeds], the seeds in their order; NaN: not known."""
+        seeds = sorted({trial.config["seed"] for group in self.groups for trial in group.runs})
+        values = np.full((len(self.groups), len(seeds)), np.nan)
+        for row, group in enumerate(self.groups):
+            for trial in group.done:
+                values[row, seeds.index(trial.config["seed"])] = trial.value(self.metric)
+        return values
 
     @property
     def seeds(self) -> int:
@@ -155,15 +166,10 @@ def compare(found: Results, metric: str | None = None) -> Comparison:
         drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
         groups.append(Group(drawn, found.space.changed(drawn), runs, done, Difference()))
     groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
-    if not groups or groups[0].changed:
-        return Comparison(found, metric, groups)
-
-    seeds = sorted({trial.config["seed"] for group in groups for trial in group.runs})
-    values = np.full((len(groups), len(seeds)), np.nan)
-    for row, group in enumerate(groups):
-        for trial in group.done:
-            values[row, seeds.index(trial.config["seed"])] = trial.value(metric)
-    against, resolution, ratios = differences(values, found.falls, found.ratios)
+    compared = Comparison(found, metric, groups)
+    if compared.baseline is None:
+        return compared
+    against, resolution, ratios = differences(compared.values, found.falls, found.ratios)
     verdicts = [Difference(verdict=BASELINE), *against]
     judged = [dataclasses.replace(group, difference=one) for group, one in zip(groups, verdicts, strict=True)]
     return Comparison(found, metric, judged, ratios, resolution)

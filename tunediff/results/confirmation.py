@@ -7,7 +7,9 @@ the runs here are made after it was chosen, on seeds that had no part in choosin
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ from tunediff import config as cfg
 from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.results import Results, last, without_seed
+from tunediff.results import Results, failed, last, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
-from tunediff.results.statistics import BETTER, Estimate, estimate, mean, sd
+from tunediff.results.sequential import Look, look
+from tunediff.results.statistics import BASELINE, BETTER, Difference, Estimate, estimate, mean, sd
 
 SEED_OFFSET = 1000
 """Added to the baseline's seed: no trial of the search itself may have used these."""
@@ -61,6 +64,8 @@ class Confirmation:
 
     search: Results
     compared: Comparison
+    look: Look
+    """What the rounds so far tell, of the groups but the baseline in their order."""
 
     @property
     def metric(self) -> str:
@@ -76,14 +81,34 @@ class Confirmation:
         return str(next(filter(None, labels), f"final {self.search.label}"))
 
     @property
+    def over(self) -> bool:
+        """Whether no further seed is needed: decided, no longer to be decided, or a rival short of a comparison."""
+        failures = [any(map(failed, group.runs)) for group in self.compared.groups]
+        return self.look.over or failures[0] or (len(failures) > 1 and all(failures[1:]))
+
+    @property
+    def primary(self) -> Group | None:
+        """The search's own leader: it was chosen before these runs, so its mean here flatters nobody."""
+        return next(iter(self.compared.others), None)
+
+    @property
     def winner(self) -> Group | None:
-        """The finalist of the best mean among those better than the baseline by more than the noise; None: none is."""
-        return self._best([group for group in self.compared.others if group.difference.verdict == BETTER])
+        """Better than the baseline by more than the noise: the search's leader, unless another that is better than the
+        baseline is also ahead of the leader by more than the noise; None: none is."""
+        better = [group for group in self.compared.others if group.difference.verdict == BETTER]
+        best, primary = self._best(better), self.primary
+        return primary if primary in better and not self._beyond(best, primary) else best
+
+    def _beyond(self, group: Group | None, other: Group | None) -> bool:
+        """Whether their distance is larger than the noise: it has the same standard error as that to the baseline."""
+        one, two = (math.nan if known is None else known.difference.estimate or math.nan for known in (group, other))
+        apart = abs(math.expm1(abs(math.log(one / two)))) if self.look.ratios else abs(one - two)
+        return self.look.resolution is not None and apart > self.look.resolution
 
     @property
     def leader(self) -> Group | None:
-        """The winner, or the finalist of the best mean, whether or not that means anything."""
-        return self.winner or self._best([group for group in self.compared.others if group.done])
+        """The winner, or the search's leader if it ran at all, whether or not that means anything."""
+        return self.winner or next((group for group in self.compared.others if group.done), None)
 
     def _best(self, groups: list[Group]) -> Group | None:
         return min(groups, key=lambda group: self.search.loss(float(np.mean(self.values(group)))), default=None)
@@ -103,15 +128,6 @@ class Confirmation:
         ratios = [ratio for trial in group.done if (ratio := self.compared.found.speedup(trial)) is not None]
         return estimate(ratios, ratios=True), len(ratios)
 
-    def paired(self, group: Group) -> Estimate | None:
-        """The difference to the baseline on the same seed: its mean with its interval."""
-        baseline = self.compared.baseline
-        if baseline is None or group is baseline:
-            return None
-        base = {trial.config["seed"]: trial.value(self.metric) for trial in baseline.done}
-        pairs = [(trial.value(self.metric), base.get(trial.config["seed"])) for trial in group.done]
-        return estimate([value - other for value, other in pairs if value is not None and other is not None])
-
     def bias(self, group: Group) -> tuple[float, float] | None:
         """(value in the search, confirmed mean) of a finalist, in the search's own protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
@@ -124,7 +140,7 @@ class Confirmation:
         return next((trial for trial in self.search.ranked if without_seed(trial.config) == config), None)
 
     def table(self) -> pd.DataFrame:
-        """One row per configuration: mean, sd, paired difference, speed-up, all with intervals, and the verdict."""
+        """One row per configuration: mean, sd, difference, speed-up, both with intervals, and the verdict."""
         rows = []
         for group in self.compared.groups:
             values, (speedup, reached) = self.values(group), self.speedup(group)
@@ -133,7 +149,9 @@ class Confirmation:
                 "runs": len(values),
                 "mean": mean(values),
                 "sd": sd(values),
-                **_ends("difference", self.paired(group)),
+                self.compared.effect: group.difference.estimate,
+                f"{self.compared.effect}_low": group.difference.low,
+                f"{self.compared.effect}_high": group.difference.high,
                 **_ends("speedup", speedup),
                 "reached_baseline": reached if group.changed else None,
                 "verdict": group.difference.verdict,
@@ -150,8 +168,14 @@ def _ends(name: str, value: Estimate | None) -> dict[str, float | None]:
 def confirm(search: Results, runs: Results) -> Confirmation:
     """What `runs`, the results of the confirming folder, say about `search`."""
     final = f"final_{search.metric}"
-    has_final = any(last(trial, final) is not None for trial in runs.trials)
-    return Confirmation(search, compare(runs, final if has_final else search.metric))
+    metric = final if any(last(trial, final) is not None for trial in runs.trials) else search.metric
+    compared = compare(runs, metric)
+    if compared.baseline is None:
+        return Confirmation(search, compared, Look([], 0, runs.space.seeds, "open", search.ratios))
+    told = look(compared.values, runs.space.seeds, search.falls, search.ratios)
+    against = [Difference(verdict=BASELINE), *told.differences]
+    groups = [replace(group, difference=one) for group, one in zip(compared.groups, against, strict=True)]
+    return Confirmation(search, replace(compared, groups=groups, ratios=told.ratios, resolution=told.resolution), told)
 
 
 def latest(found: Results) -> Path | None:

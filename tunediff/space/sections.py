@@ -50,7 +50,7 @@ class Confirm:
     """How the finalists of a search are run again: `confirm:` of a search file."""
 
     of: Annotated[Int, Ge(1), Le(20)] = 3  # the best so many
-    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 3  # runs of each and of the baseline, on seeds that are new to it
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
     final: Values = dataclasses.field(default_factory=dict)  # as in `Manner`, of every finished run
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunediff import config as cfg
+from tunediff import record, results
 from tunediff import space as spaces
 from tunediff.results import Results, confirmation
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment
+from tunediff.tuning.dashboard import Listener
+
+if TYPE_CHECKING:
+    from tunediff.tuning.slot import Slots
 
 
 def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
@@ -31,3 +37,35 @@ def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
     content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
     space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
     return folder, experiment.create(folder, space, content)
+
+
+def pending(folder: Path, space: SearchSpace) -> bool:
+    """Whether the finalists of the search in `folder` are still to be told from its baseline."""
+    found = results.read(folder)
+    prepared = prepare(found) if space.confirm is not None else None
+    return prepared is not None and not over(found, prepared[0])
+
+
+def over(found: Results, folder: Path) -> bool:
+    """Whether the runs in `folder` have told what they can about the search `found`."""
+    runs = results.read(folder)
+    return bool(runs.trials) and confirmation.confirm(found, runs).over
+
+
+def run(found: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:
+    """Run seed after seed until it is decided. Raises `StoppedError` when the folder cannot be written."""
+    from tunediff.tuning import rounds  # imports Ray
+    from tunediff.tuning.dashboard import Board
+    from tunediff.tuning.messages import Plan
+
+    points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
+    rivals = [rounds.Rival(space.config(point), point) for point in points]
+    plan, board = Plan.of(space, folder, slots.names), Board(folder, space, slots.actors)
+    with experiment.noted(folder):
+        rounds.run(folder, rivals, space.seeds, plan, (listener, board.tell), lambda: over(found, folder))
+
+
+def complete(folder: Path, space: SearchSpace) -> bool:
+    """Whether every trial that was planned in `folder` has ended."""
+    trials = record.read_trials(folder)
+    return len(trials) >= space.budget.trials and all(trial.finished for trial in trials)

@@ -23,9 +23,9 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -36,6 +36,10 @@ from tunediff.config import ConfigError
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
+
+if TYPE_CHECKING:
+    from tunediff.tuning.messages import Kind
+    from tunediff.tuning.slot import Slots
 
 
 class StoppedError(RuntimeError):
@@ -135,31 +139,52 @@ def machine(address: str | None) -> resources.Machine:
     return resources.Machine(int(total.get("CPU", 0)), int(total.get("GPU", 0)))
 
 
-def run(folder: Path, space: SearchSpace, listener: Listener, address: str | None = None, greet: Any = None) -> None:
-    """Run the search in `folder` until a limit is reached. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM."""
-    share = resources.share(space, machine(None)) if address is None else None
-    with _alone(folder):
-        before = spent_s(folder)
-        _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
-        try:
-            with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
-                if greet is not None:
-                    greet(context)
-                _search(folder, space, share or resources.share(space, machine(address)), before, listener)
-        finally:
-            with contextlib.suppress(OSError):  # a full disk is told otherwise
-                _note(folder, "end")
+@contextlib.contextmanager
+def workers(
+    folder: Path, share: Callable[[resources.Machine], resources.Share], address: str | None, warm: Kind | None,
+    greet: Callable[[Any], None],
+) -> Iterator[Slots]:  # fmt: skip
+    """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
+
+    Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and what `share` raises before anything starts.
+    """
+    here = share(machine(None)) if address is None else None
+    with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
+        from tunediff.tuning import slot  # imports Ray, which takes seconds
+
+        greet(context)
+        with slot.opened(folder, here or share(machine(address)), warm) as slots:
+            yield slots
 
 
-def _search(folder: Path, space: SearchSpace, share: resources.Share, before_s: float, listener: Listener) -> None:
+def warm(space: SearchSpace) -> Kind | None:
+    """What the workers of the first trials are; None: these get processes of their own."""
+    from tunediff.tuning.messages import Kind  # imports Ray
+
+    return None if space.fresh or space.baseline.compile.active else Kind.of(space.baseline)
+
+
+def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:
+    """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
-    if (why := tuner.search(folder, space, share, before_s, listener)) is not None:
+    if (why := tuner.search(folder, space, slots, spent_s(folder), listener)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def noted(folder: Path) -> Iterator[None]:
+    """Write down that a session begins, on what, and that it ends."""
+    _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a full disk is told otherwise
+            _note(folder, "end")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
     """Two processes must not run one search; the lock ends with the process, however it ends."""
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")

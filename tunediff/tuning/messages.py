@@ -7,7 +7,7 @@ where it is needed and cannot be pickled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ class Plan:
     """Knobs of one more evaluation of every finished model; empty: none."""
 
     @classmethod
-    def of(cls, space: SearchSpace, experiment: Path, slots: list[str]) -> Plan:
+    def of(cls, space: SearchSpace, experiment: Path, slots: Sequence[str]) -> Plan:
         """The plan of a search in its folder; `slots`: their actors' names."""
         return cls(
             slots=tuple(slots), experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import itertools
 import os
+from collections.abc import Iterable, Sequence
 
 from tunediff.config import ConfigError
 from tunediff.space import SearchSpace
@@ -66,26 +67,25 @@ def world_sizes(space: SearchSpace) -> list[int]:
 
 def share(space: SearchSpace, machine: Machine) -> Share:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machine."""
-    sizes = world_sizes(space)
+    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "compile.mode")
+    modes = itertools.chain([space.baseline.compile.mode], *drawn)
+    return divided(machine, world_sizes(space), modes, space.source, space.alone)
+
+
+def divided(machine: Machine, sizes: Sequence[int], modes: Iterable[str], source: str, alone: bool = False) -> Share:
+    """The machine for trials of these world sizes, the largest last, and of these `compile.mode`s."""
     limit, unit = (machine.gpus, "GPU") if machine.gpus else (machine.cores, "CPU core")
     if sizes[-1] > limit:
         raise ConfigError(
-            f"{space.source}: parallel.workers: {sizes[-1]} is not allowed on this machine; each worker needs one "
+            f"{source}: parallel.workers: {sizes[-1]} is not allowed on this machine; each worker needs one "
             f"{unit} and there are {machine}; allowed: at most {limit}"
         )
-    _refuse_devices(space, machine)
-    slots = machine.gpus // sizes[-1] if machine.gpus and not space.alone else 1
+    if not machine.gpus and (mode := "reduce-overhead") in modes:
+        raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {machine}")
+    slots = machine.gpus // sizes[-1] if machine.gpus and not alone else 1
     cores = machine.cores / slots
     # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
     cpus = {size: int(100 * (cores - 0.1) / size) / 100 for size in sizes}
     gpu = {"GPU": 1.0} if machine.gpus else {}
     per_worker = {size: {"CPU": cpus[size], **gpu} for size in sizes}
     return Share(slots, bool(machine.gpus), per_worker, {size: max(1, round(cores / size)) for size in sizes})
-
-
-def _refuse_devices(space: SearchSpace, machine: Machine) -> None:
-    """Values of knobs that need a GPU, on a machine without one."""
-    name, value = "compile.mode", "reduce-overhead"
-    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == name)
-    if not machine.gpus and value in itertools.chain([space.baseline.compile.mode], *drawn):
-        raise ConfigError(f"{space.source}: {name}: {value!r} needs a GPU, and there are {machine}")

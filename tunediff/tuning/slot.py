@@ -9,10 +9,13 @@ torch; trial drivers (Tune) and workers (Train) both talk to it, and each may di
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -227,8 +230,33 @@ class Slot:
             return answer
 
 
-def create(name: str, storage: str, share: Share) -> Any:
-    """Start the actor of one slot; its name must be its own in the whole cluster."""
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """The slots of a session."""
+
+    names: tuple[str, ...]
+    actors: tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def opened(folder: Path, share: Share, warm: Kind | None) -> Iterator[Slots]:
+    """As many slots as trials may run at once; `warm`: what the workers of the first trials are, if they may start now.
+
+    `folder`: of the search; Ray Train's own files lie in it.
+    """
+    session = uuid.uuid4().hex[:6]  # several searches may share a cluster, where a name must be its own
+    names = tuple(f"{folder.name}-{session}-slot-{i}" for i in range(share.slots))
+    actors = tuple(_create(name, str(folder / "train"), share) for name in names)
+    if warm is not None:
+        for actor in actors:  # while Tune starts
+            actor.warm.remote(warm)
+    yield Slots(names, actors)
+    for actor in actors:  # not after a fault: the cluster's end is theirs
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(actor.close.remote(), timeout=30)
+
+
+def _create(name: str, storage: str, share: Share) -> Any:
     actor = ray.remote(Slot).options(
         name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
     )

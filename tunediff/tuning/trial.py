@@ -15,7 +15,7 @@ from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff import config as cfg
 from tunediff import record
-from tunediff.config import Systems
+from tunediff.config import Systems, Values
 from tunediff.environment import DISK_FAULTS
 from tunediff.record import End, Point
 from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
@@ -52,16 +52,19 @@ def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
     kill attaches to the running job, or finds in the journal that all is done. To ask for the point after the next one
     is to let the workers train on.
     """
-    name, values = params["trial"], drawn(params)
-    folder, config = plan.experiment / "trials" / name, plan.configuration(values)
+    values = drawn(params)
+    yield from follow(params["trial"], plan.configuration(values), values, plan.slots[params["slot"]], plan)
+
+
+def follow(
+    name: str, config: Systems, values: Values, slot_name: str, plan: Plan
+) -> Iterator[Reported]:  # fmt: skip
+    """`points`, of a configuration of whatever workload; `values`: what its journal says was drawn."""
+    folder = plan.experiment / "trials" / name
     if (known := record.read_trial(folder)) is not None and known.finished:
         yield from (reported(point, plan) for point in known.points)
         return
-    journal, slot, deadline = (
-        record.Journal(folder),
-        get(plan.slots[params["slot"]]),
-        time.monotonic() + plan.deadline_s,
-    )
+    journal, slot, deadline = record.Journal(folder), get(slot_name), time.monotonic() + plan.deadline_s
     for attempt in range(1, ATTEMPTS + 1):
         journal.start(config, values, plan.budget.seconds, int(name[1:]))
         serial = ray.get(slot.submit.remote(job_of(name, attempt, folder, config, plan)))

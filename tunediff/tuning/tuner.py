@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
-import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.environment import unwritable
 from tunediff.space import SearchSpace
-from tunediff.tuning import slot
 from tunediff.tuning.dashboard import Board, Listener
-from tunediff.tuning.messages import Kind, Plan, drawn
-from tunediff.tuning.resources import Share
+from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
+from tunediff.tuning.slot import Slots
 from tunediff.tuning.trial import Driver
 
 log = logging.getLogger(__name__)
 
 
-def search(folder: Path, space: SearchSpace, share: Share, before_s: float, listener: Listener) -> str | None:
+def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener) -> str | None:
     """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
 
     Returns why the folder could not be written any more; None: it could.
@@ -36,26 +32,15 @@ def search(folder: Path, space: SearchSpace, share: Share, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, share.slots, before_s)
-    session = uuid.uuid4().hex[:6]  # several searches may share a cluster
-    names = [f"{folder.name}-{session}-slot-{i}" for i in range(share.slots)]
-    actors = [slot.create(name, str(folder / "train"), share) for name in names]
-    if not space.fresh and not space.baseline.compile.active:
-        for actor in actors:  # the workers of the first trials start while Tune does
-            actor.warm.remote(Kind.of(space.baseline))
-    listeners = (listener, Board(folder, space, actors).tell)
+    searcher = Searcher(space, folder, len(slots.names), before_s)
+    listeners = (listener, Board(folder, space, slots.actors).tell)
     try:
-        _tuner(folder, space, searcher, Plan.of(space, folder, names), listeners).fit()
+        _tuner(folder, space, searcher, Plan.of(space, folder, slots.names), listeners).fit()
     except Exception:
         if (why := unwritable(folder)) is None:
             raise
         return why
-    if searcher.broken is not None:
-        return unwritable(folder) or str(searcher.broken)
-    for actor in actors:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(actor.close.remote(), timeout=30)
-    return None
+    return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
 
 
 def _tuner(

@@ -14,7 +14,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
-from tunediff.report.verdicts import confirmation_table, sentences
+from tunediff.report.verdicts import INTERVALS, confirmation_table, sentences
 from tunediff.report.words import duration, interval, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
@@ -121,10 +121,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     """The confirming runs as a table."""
     files.csv("won", told.table())
     header, *rows = confirmation_table(told, compact=False)
-    how = (
-        "Runs made after the choice, on seeds that had no part in it. Differences are paired by seed, brackets hold "
-        "95 % intervals, and the verdict counts all comparisons. "
-    )
+    how = f"Runs made after the choice, on seeds that had no part in it. {INTERVALS}. "
     return join(
         el("h3", "On new seeds"),
         table(header, rows, marked(told.compared, told.leader), words=2),

@@ -1,0 +1,84 @@
+"""Configurations run seed after seed on one slot, until they are told apart: confirming runs, and `tunediff.compare`.
+
+Tune is not needed for it: nothing is drawn and nothing stopped. The workers are those that are there, and one run at a
+time has the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.config import Systems, Values
+from tunediff.environment import unwritable
+from tunediff.record import TrialRecord
+from tunediff.results import failed
+from tunediff.tuning import trial
+from tunediff.tuning.dashboard import Listener
+from tunediff.tuning.experiment import StoppedError
+from tunediff.tuning.messages import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Rival:
+    """A configuration, and what its journals say was drawn; its seed is that of its first round."""
+
+    config: Systems
+    drawn: Values
+
+
+def name_of(place: int, number: int, rivals: int) -> str:
+    """The trial of the rival at `place` in round `number`, both from 0: t0000, t0001, … round by round."""
+    return f"t{number * rivals + place:04d}"
+
+
+def run(
+    folder: Path,
+    rivals: Sequence[Rival],
+    most: int,
+    plan: Plan,
+    listeners: Sequence[Listener],
+    over: Callable[[], bool],
+) -> None:
+    """Run what of the rounds is not finished, at most `most`; `over` is asked before each. The baseline comes first.
+
+    Every other round runs in the opposite order, so that a machine that slows down favours nobody. A rival whose run
+    fails is out, and without the baseline there is nothing to compare with. Raises `StoppedError` when the folder
+    cannot be written.
+    """
+    out: set[int] = set()
+    for number in range(most):
+        if 0 in out or len(rivals) - len(out) < 2 or over():
+            return
+        places = range(len(rivals))
+        for place in reversed(places) if number % 2 else places:
+            if place not in out and failed(_run(folder, rivals[place], place, number, len(rivals), plan, listeners)):
+                out.add(place)
+
+
+def _run(
+    folder: Path, rival: Rival, place: int, number: int, rivals: int, plan: Plan, listeners: Sequence[Listener]
+) -> TrialRecord:
+    """One run, unless its journal has its end already."""
+    name, seed = name_of(place, number, rivals), rival.config.seed + number
+    if (known := record.read_trial(folder / "trials" / name)) is not None and known.finished:
+        return known
+    config, values = cfg.override(rival.config, {"seed": seed}), {**rival.drawn, "seed": seed}
+
+    def tell(event: str, content: Values) -> None:
+        for listener in listeners:
+            listener(event, name, content)
+
+    tell("start", values)
+    try:
+        for point in trial.follow(name, config, values, plan.slots[0], plan):
+            tell("point", {**point, "slot": 0})
+    except OSError as error:
+        raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
+    tell("end", values)
+    known = record.read_trial(folder / "trials" / name)
+    assert known is not None
+    return known
