@@ -1,0 +1,169 @@
+"""What a comparison of two configurations says: words, a figure and a short page."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tunediff import cli, environment
+from tunediff import config as cfg
+from tunediff.cli import number
+from tunediff.report.files import FOLDER, Files, listed, write
+from tunediff.report.html import BASELINE, WINNER, Html, el, folded, join, page, table
+from tunediff.report.page import PAGE
+from tunediff.report.style import plain_numbers, sheet
+from tunediff.report.subject import lead, note
+from tunediff.report.words import interval, percent, rounded, some, with_sd
+from tunediff.results import curve, shown
+from tunediff.results.pairs import Pairs
+
+_WHY = {
+    "hopeless": "more pairs, up to {most}, would most likely not tell them apart either",
+    "spent": "all {most} pairs are used",
+    "equal": "no difference is larger than was asked for",
+    "open": "more pairs may tell",
+}
+
+
+def block(told: Pairs) -> dict[str, Any]:
+    """`key: value` for people, and for `--json`."""
+    look, values = told.look, told.values
+    said: dict[str, Any] = {"comparison": told.folder.name, "a": told.asked[0], "b": told.asked[1]}
+    said["verdict"] = told.verdict
+    for place, side in enumerate("ab"):
+        known = [float(value) for value in values[place] if value == value]
+        said[f"{side}_{told.label}"] = with_sd(known) or None
+    difference, effect = look.differences[0], "ratio" if look.ratios else "difference"
+    said |= {effect: difference.estimate, f"{effect}_low": difference.low, f"{effect}_high": difference.high}
+    said |= {"resolution": look.resolution, "one_run_each_tells": told.one_run_tells, "stopped": look.state}
+    ended = [run for pair in told.runs for run in pair if run is not None and run.finished]
+    return said | {"pairs": look.rounds, "runs": len(ended), "training_s": told.trained_s, "results": str(told.folder)}
+
+
+def sentences(told: Pairs) -> list[str]:
+    """The result in words, the plain answer first."""
+    look, asked = told.look, f"B ({told.asked[1]})"
+    if (run := told.failure) is not None:
+        who = asked if run.drawn.get("side") == "B" else f"A ({told.asked[0]})"
+        return [f"{who} failed: {run.status}: {run.reason}"]
+    if look.resolution is None:
+        return [f"{some(look.rounds, 'pair')} so far: too few to tell anything."]
+    known = _difference(told)
+    pairs = f"{some(look.rounds, 'pair')} of runs"
+    if told.verdict == "not told apart":
+        said = [f"{asked} is not told apart from A ({told.asked[0]}) by {pairs}: {known}."]
+        why = f"; {_WHY[look.state].format(most=look.most)}" if look.state in _WHY else ""
+        said.append(f"They can tell differences of about {_size(told, look.resolution)}{why}.")
+    else:
+        said = [f"{asked} is {told.verdict} than A ({told.asked[0]}) by more than the noise of {pairs}: {known}."]
+    if (least := told.one_run_tells) is not None:
+        lucky = f"B was ahead in {told.ahead} of {look.rounds} pairs"
+        said.append(f"One run each tells only differences above {_size(told, least)}; {lucky}.")
+    return said
+
+
+def so_far(told: Pairs) -> str:
+    """One line after a pair."""
+    pairs = f"after {some(told.look.rounds, 'pair')}"
+    return f"{pairs}: {_difference(told)}: {told.verdict if told.over or told.look.resolution else 'too few to tell'}"
+
+
+def _difference(told: Pairs) -> str:
+    what = "times A's" if told.look.ratios else "beside A's"
+    return f"{told.label} {interval(told.look.differences[0], told.look.ratios) or 'unknown'} {what}"
+
+
+def _size(told: Pairs, value: float) -> str:
+    return percent(value) if told.look.ratios else number(value)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+def write_all(told: Pairs) -> Path:
+    """Write the page and its data into the folder of the comparison; returns the page. Raises `OSError`."""
+    files = Files(told.folder / FOLDER)
+    first, *more = sentences(told)
+    answer = join(lead(first), *(el("p", sentence) for sentence in more))
+    sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(told, files))]
+    if any(len(curve(run, told.metric.name)) > 1 for pair in told.runs for run in pair if run is not None):
+        alt = f"{told.label} against training seconds of all runs"
+        chart = files.chart("curves", lambda: figure(told), alt, "A line for each run; the dots are their ends.")
+        sections.append(("curves", f"{told.label} against training seconds", chart or el("p")))
+    sections.append(("changes", "What B changes", _changes(told)))
+    head = join(el("h1", told.folder.name), el("p", _about(told), class_="soft"))
+    again = el("p", "Data: ", listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)]))
+    text = page(f"{told.folder.name}: comparison", head, sections, again)
+    write(told.folder / PAGE, text.encode("utf-8", "replace"))
+    files.tidy()
+    return told.folder / PAGE
+
+
+def _about(told: Pairs) -> str:
+    run = next((run for pair in told.runs for run in pair if run is not None), None)
+    where = f"; {environment.hardware(run.environment)}" if run is not None else ""
+    return f"{cli.seconds(told.budget_s)} of training per run, judged by {told.label}{where}"
+
+
+def _pairs(told: Pairs, files: Files) -> Html:
+    rows, lines = [], []
+    for place, pair in enumerate(told.runs):
+        row: dict[str, Any] = {"pair": place + 1}
+        for side, run in zip("ab", pair, strict=True):
+            value = run.value(told.metric.name) if run is not None else None
+            rate = run.points[-1].samples / run.points[-1].train_s if run is not None and run.points else None
+            row |= {
+                f"{side}_seed": run.config["seed"] if run is not None else None,
+                f"{side}_{told.metric.name}": value,
+            }
+            row |= {f"{side}_{told.unit}_per_s": rate, f"{side}_status": run.status if run is not None else None}
+        rows.append(row)
+        values, rates = ([row[f"{side}_{of}"] for side in "ab"] for of in (told.metric.name, f"{told.unit}_per_s"))
+        falls = told.metric.mode == "min"
+        ahead = "" if None in values else "B" if (values[1] < values[0]) == falls else "A"
+        lines.append([str(place + 1), *map(rounded, values), ahead, *map(rounded, rates)])
+    files.csv("pairs", pd.DataFrame(rows))
+    header = ["pair", f"A: {told.label}", f"B: {told.label}", "ahead", f"A: {told.unit}/s", f"B: {told.unit}/s"]
+    how = (
+        "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict allow for "
+        "having looked after every pair (equal parts of 5 % spent on each look, after Lan and DeMets). "
+    )
+    return join(table(header, lines), note(how, files.links("pairs")))
+
+
+def figure(told: Pairs) -> Figure:
+    """Every run's curve, A and B in their colours."""
+    drawn, (axes,) = sheet(1, 3.2)
+    for pair in told.runs:
+        for run, color in zip(pair, (BASELINE, WINNER), strict=True):
+            if run is not None and (line := curve(run, told.metric.name)):
+                seconds, values = zip(*line, strict=True)
+                axes.plot(seconds, values, color=color, linewidth=1.1, alpha=0.7)
+                axes.plot(seconds[-1:], values[-1:], color=color, marker="o", markersize=4)
+    for name, color in (("A", BASELINE), ("B", WINNER)):
+        axes.plot([], [], color=color, label=name)
+    axes.legend()
+    better = "lower" if told.metric.mode == "min" else "higher"
+    axes.set(xlabel="training seconds", ylabel=f"{told.label}, {better} is better")
+    if told.look.ratios:
+        axes.set_yscale("log")
+    plain_numbers(axes)
+    return drawn
+
+
+def _changes(told: Pairs) -> Html:
+    """Knobs, and lines of a user's file."""
+    ours = cfg.flat(told.configs[0])
+    rows: list[list[object]] = [
+        [el("code", name), shown(ours[name]) if name in ours else "–", shown(value)]
+        for name, value in told.changed.items()
+    ]
+    files = [cfg.of(config).file for config in told.configs]
+    parts: list[object] = [table(["knob", "A", "B"], rows, words=3)] if rows else []
+    if files[0] is not None and files[1] is not None and files[0].version != files[1].version:
+        texts = [file.file.read_text(encoding="utf-8").splitlines() for file in files if file is not None]
+        lines = "\n".join(difflib.unified_diff(texts[0], texts[1], "A", "B", lineterm=""))
+        parts.append(folded("the file", el("pre", lines or "files that it imports differ")))
+    return join(*parts) if parts else el("p", "Nothing but the seeds.")
