@@ -25,9 +25,10 @@ from tunediff import config as cfg
 from tunediff import environment
 from tunediff.config import ConfigError, Configuration, Quantity, Values, Workload, code
 
-STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
+STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
-weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason."""
+weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason; `skipped`: never run, since
+another trial has shown that it would fail."""
 
 JOURNAL = "journal.jsonl"
 Line = dict[str, Any]

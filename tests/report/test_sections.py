@@ -300,3 +300,21 @@ def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     text = words(written(night))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline." in text
+
+
+def test_what_was_never_run_is_no_failure(tmp_path, plain):
+    """It is said all the same."""
+    wanted = make(tmp_path / "night")
+    ends = [
+        ("ok", ""),
+        ("oom", "no memory left"),
+        ("skipped", "not run: t0001 ran out"),
+        ("skipped", "not run: t0001 ran out"),
+    ]
+    for number, (status, reason) in enumerate(ends):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": 256} if number else {}, status=status,
+              curve=((20.0, 4000, 2.0),) if status == "ok" else (), reason=reason)  # fmt: skip
+    text = words(written(tmp_path / "night"))
+    assert "1 of 4 trials that ended failed; 2 were not run, as others had shown that they would fail." in text
+    table = rows(tmp_path / "night" / "report" / "failures.csv")
+    assert [(row["status"], row["trials"]) for row in table] == [("skipped", "2"), ("oom", "1")]

@@ -1,5 +1,6 @@
 """What Optuna is told and what it is asked, without a cluster."""
 
+import math
 import pickle
 
 import optuna
@@ -97,7 +98,7 @@ def test_slots_are_not_given_twice(make):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [("oom", "COMPLETE"), ("nan", "COMPLETE"), ("timeout", "COMPLETE"), ("error", "COMPLETE"), ("pruned", "PRUNED")],
+    [(status, "PRUNED" if status == "pruned" else "COMPLETE") for status in record.STATUSES if status != "ok"],
 )
 def test_failures_are_bad_and_not_unknown(make, status, state):
     searcher = make()
@@ -273,9 +274,10 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     end(searcher, second, "b", status="oom")
     assert searcher.suggest("c") == "FINISHED"
     trials = record.read_trials(searcher.experiment)
-    assert [t.status for t in trials] == ["ok", "oom", "oom", "oom"]
+    assert [t.status for t in trials] == ["ok", "oom", "skipped", "skipped"]
     assert trials[3].reason.startswith("not run: 1024 images at once in none precision need at least as much memory")
-    assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "oom", "oom"]
+    assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "skipped", "skipped"]
+    assert {t.value for t in study(searcher)} == {5.0, 10.0}, "none that was skipped makes the next one worse"
     again = make(**grid, budget={"per_trial": "3s"})  # resumed: nothing is asked again
     assert again.suggest("d") == "FINISHED"
 
@@ -396,13 +398,38 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
 @pytest.mark.parametrize(
     ("results", "mode", "told"),
     [([5.0, 12.0], "min", 24.0), ([-9.0, -3.0], "min", 0.0), ([0.0], "min", 1.0), ([0.4, 0.9], "max", 0.0),
-     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9)],
+     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300)],
 )  # fmt: skip
 def test_a_failure_is_worse_than_every_result(results, mode, told):
     from tunediff.tuning.searcher import penalty
 
     assert penalty(results, mode) == told
     assert all(told > one if mode == "min" else told < one for one in results)
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", 1.7e308), ("max", -1.7e308)])
+def test_a_failure_is_told_as_a_finite_number_whatever_the_results(mode, worst):
+    from tunediff.tuning.searcher import penalty
+
+    assert math.isfinite(penalty([worst, 1.0], mode))
+    assert penalty([worst], mode) > worst if mode == "min" else penalty([worst], mode) < worst
+
+
+def test_no_failure_makes_the_next_one_worse(make):
+    """Not even a trial that ended ok with an objective that is no number."""
+    searcher = make()
+    end(searcher, searcher.suggest("a"), "a", value=7.0)
+    for name, status in zip("bcdef", ("ok", "nan", "ok", "error", "oom"), strict=True):
+        suggestion = searcher.suggest(name)
+        if status == "ok":
+            end(searcher, suggestion, None, status=None)
+            journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+            journal.point(point(4, 3.0))  # the evaluation found nothing
+            journal.end(End("ok"))
+            searcher.on_trial_complete(name, {})
+        else:
+            end(searcher, suggestion, name, status=status)
+    assert [t.value for t in study(searcher) if t.value is not None] == [7.0] + [14.0] * 5
 
 
 def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch):
@@ -456,3 +483,37 @@ def test_two_objectives_end_with_their_trade_offs(make):
     assert rows["configuration"][2] == "baseline"
     again = make(**(EARLIER | two))
     assert again.suggest("b")["trial"] == "t0007"  # resumed: the study of two objectives opens again
+
+
+@pytest.mark.parametrize(
+    ("cost", "ended", "truth"),
+    [
+        ("peak_memory_mib", End("oom", "", {}, 0, {"peak_memory_mib": 140_000.0}), 140_000.0),
+        ("peak_memory_mib", End("timeout", ""), 5000.0),  # killed: its last point is all that is known
+        ("worker_s", End("nan", "", {"train": 90.0, "data_wait": 10.0, "evaluation": 900.0}), 200.0),
+    ],
+)
+def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth):
+    """A trial that ran out of 140 GiB is not one of 600 MiB; nor is a draw that needs at least as much."""
+    two = {
+        **BIG, "search": {**BIG["search"], "parallel.workers": [1, 2]},
+        "first": [{"loader.batch_size": 1024, "parallel.workers": 2}], "budget": {"per_trial": "3s", "trials": 50},
+    }  # fmt: skip
+    searcher = make(**two, objective=["frechet", cost])
+    measured(searcher, searcher.suggest("a"), 5.0, 300.0)
+    failed = searcher.suggest("b")
+    end(searcher, failed, None, status=None)
+    folder = searcher.experiment / "trials" / failed["trial"]
+    record.Journal(folder).point(point(1, 1.0, worker_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
+    record.Journal(folder).end(ended)
+    searcher.on_trial_complete("b", {})
+    told = study(searcher)[1].values
+    assert told[0] == 10.0
+    assert told[1] > truth
+    for i in range(48):
+        if (suggestion := searcher.suggest(f"x{i}")) == "FINISHED":
+            break
+        measured(searcher, suggestion, 5.0, 300.0, f"x{i}")
+    ruled_out = [t.values for t in study(searcher) if "ruled_out" in t.user_attrs]
+    assert bool(ruled_out) == (ended.status == "oom")
+    assert all(values == told for values in ruled_out)

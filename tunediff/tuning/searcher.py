@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,10 +42,19 @@ def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def penalty(results: Sequence[float], mode: str) -> float:
-    """What a failure is told as: as bad as the worst result and then some; without any, `UNKNOWN`."""
+    """What a failure is told as: as bad as the worst result and then some, and finite; without any, `UNKNOWN`."""
     sign = 1.0 if mode == "min" else -1.0
     worst = max(sign * value for value in results) if results else UNKNOWN
-    return sign * (worst + (abs(worst) or 1.0))
+    return sign * min(worst + (abs(worst) or 1.0), sys.float_info.max)
+
+
+def used(known: TrialRecord, cost: str) -> list[float]:
+    """What a trial is known to have used of a cost (`space.cost`), however it ended; empty: nothing is known."""
+    end = known.end or End("error")
+    seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
+    told = [point.get(cost) for point in known.points] + [end.peak.get(cost)]
+    told += [seconds * int(known.config["parallel.workers"])] if cost == "worker_s" else []
+    return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 
 class Drawn(NamedTuple):
@@ -135,8 +146,9 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             if cfg.fingerprint(self.space.config(lesson.point)) in (first, *self._known):
                 continue
             if lesson.counts:
-                told, attrs = self._values(known) or self._penalty(), {"from": lesson.origin, "status": known.status}
-                self._add(lesson.point, TrialState.COMPLETE, attrs, told)
+                told, attrs = self._values(known), {"from": lesson.origin, "status": str(known.status)}
+                attrs |= {"penalty": "yes"} if told is None else {}
+                self._add(lesson.point, TrialState.COMPLETE, attrs, told or self._penalty(known))
                 self._known[known.fingerprint] = lesson.origin
                 self._records.append(known)
             elif known.status == "ok" and best < WARM_POINTS:
@@ -235,7 +247,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             if why and values not in self.space.candidates:  # Optuna's own idea
                 self._known[fingerprint] = "ruled out"
                 trial.set_user_attr("ruled_out", why)
-                self.study.tell(trial, self._penalty())
+                self.study.tell(trial, self._penalty(knowledge.forerunner(cfg.flat(config), self._records)))
                 continue
             drawn = Drawn(f"t{self._next:04d}", trial, values)
             self._next += 1
@@ -243,16 +255,16 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             trial.set_user_attr("trial", drawn.name)
             if not why:
                 return drawn
-            self._record_ruled_out(drawn, config, why)
+            self._record_skipped(drawn, config, why)
             if self._next >= self.space.budget.trials:
                 return None
         return None
 
-    def _record_ruled_out(self, drawn: Drawn, config: Systems, why: str) -> None:
+    def _record_skipped(self, drawn: Drawn, config: Systems, why: str) -> None:
         """A point of the file that is not worth a run is in the record all the same."""
         journal = record.Journal(self.experiment / "trials" / drawn.name)
         journal.start(config, drawn.values, self.space.budget.per_trial_s, int(drawn.name[1:]))
-        journal.end(End("oom", why))
+        journal.end(End("skipped", why))
         known = record.read_trial(journal.folder)
         assert known is not None
         self._tell(drawn.trial, known)
@@ -325,15 +337,25 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         elif known.status == "error" and "died" in known.reason:  # the machine's fault, perhaps: nothing was learned
             self.study.tell(trial, state=TrialState.FAIL)
         else:
-            self.study.tell(trial, self._penalty())
+            trial.set_user_attr("penalty", True)
+            skipped = known.status == "skipped"
+            self.study.tell(
+                trial, self._penalty(knowledge.forerunner(known.config, self._records) if skipped else known)
+            )
 
     def _values(self, known: TrialRecord) -> list[float] | None:
         """The objectives of a trial that ended ok."""
         values = [known.value(metric) for metric in (self.space.metric, self.space.cost) if metric is not None]
         return [value for value in values if value is not None] if None not in values else None
 
-    def _penalty(self) -> list[float]:
-        """Worse than every result so far, in every objective."""
+    def _penalty(self, known: TrialRecord | None) -> list[float]:
+        """Worse than every result so far, in every objective, and than what `known`, which failed, used of the cost.
+
+        No penalty is a result: else each one would double the next.
+        """
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        results = [trial.values for trial in done if trial.user_attrs.get("status") == "ok"]
-        return [penalty([values[i] for values in results], mode) for i, mode in enumerate(self._modes)]
+        done = [trial for trial in done if trial.user_attrs.get("status") == "ok" and "penalty" not in trial.user_attrs]
+        told = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
+        if self.space.cost is not None and known is not None:
+            told[1] += used(known, self.space.cost)
+        return [penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]
