@@ -340,7 +340,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif record is None:
             continue
         elif kind == "worker":
-            record.environment |= {"device": event["device"], "threads": event["threads"]}
+            where = {"device": event["device"], "threads": event["threads"]}
+            record.environment |= event.get("environment", {}) | where
             record.not_effective = event.get("not_effective", {})
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}

@@ -80,16 +80,16 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     A study that is opened again keeps its queue; trials that were running are handed out first, under their old name,
     so that they continue from their checkpoint. `sampler` makes Optuna's sampler from a seed; `storage` keeps the
-    study, by default as study.db in the experiment's folder.
+    study, by default as study.db in the experiment's folder; `device`: "cpu" or "cuda", what trials train on.
     """
 
     def __init__(
         self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
-        storage: optuna.storages.BaseStorage | None = None,
+        storage: optuna.storages.BaseStorage | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         super().__init__("objective", space.mode)
-        self.space, self.experiment = space, experiment
+        self.space, self.experiment, self._device = space, experiment, device
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._free = list(range(slots))
@@ -137,11 +137,11 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _start_warm(self, folder: Path) -> None:
         """Let Optuna know the trials of an earlier search that this space can express.
 
-        Measured with the same ruler and budget they count as results, and none of them is run again but the baseline.
+        Measured with the same ruler, budget and machine they count as results, and none is run again but the baseline.
         Otherwise their values mean nothing here: the best of them are tried first.
         """
         first, best = cfg.fingerprint(self.space.baseline), 0
-        for lesson in warm_start.lessons(self.space, folder):
+        for lesson in warm_start.lessons(self.space, folder, self._device):
             known = lesson.trial
             if cfg.fingerprint(self.space.config(lesson.point)) in (first, *self._known):
                 continue

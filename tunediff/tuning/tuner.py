@@ -38,7 +38,7 @@ def search(folder: Path, space: SearchSpace, share: Share, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, share.slots, before_s)
+    searcher = Searcher(space, folder, share.slots, before_s, device="cuda" if share.gpu else "cpu")
     session = uuid.uuid4().hex[:6]  # several searches may share a cluster
     names = [f"{folder.name}-{session}-slot-{i}" for i in range(share.slots)]
     actors = [slot.create(name, str(folder / "train"), share) for name in names]
