@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.helpers import point, toy
+from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff.config import ConfigError
@@ -221,3 +221,20 @@ def test_a_journal_of_another_kind_is_named(tmp_path):
     (tmp_path / record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
     with pytest.raises(ConfigError, match=r"journal\.jsonl: is damaged: KeyError"):
         read_trial(tmp_path)
+
+
+def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
+    """What a worker found to change nothing, or never read, does not make two of them."""
+    found = []
+    for number, values in enumerate(({"loader.workers": 1}, {"loader.workers": 4, "width": 9}, {"seed": 5})):
+        journal = Journal(tmp_path / "trials" / f"t{number:04d}")
+        config = cfg.override(toy(), {"loader.resident": True} | values)
+        journal.start(config, values, 20.0, number)
+        journal.write("worker", device="cpu", threads=1, not_effective=cfg.not_effective(config, "cpu"))
+        journal.write("unread", knobs=["width"])
+    with shipped_toy():
+        found = [trial.effective for trial in record.read_trials(tmp_path)]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    (gone,) = [trial.effective for trial in record.read_trials(tmp_path)][:1]
+    assert gone["loader.workers"] == 1, "its workload is gone: as it was recorded"

@@ -224,6 +224,17 @@ class TrialRecord:
         """What it trained. Raises `ConfigError` if that is no configuration any more."""
         return cfg.from_dict(cfg.nest(self.config), self.name, check=False)
 
+    @property
+    def effective(self) -> Values:
+        """`config` with every knob that changed nothing here at one value: equal for two that trained alike.
+
+        Of a workload that is gone, or knobs that are no configuration any more: `config` as it is.
+        """
+        try:
+            return cfg.flat(cfg.neutral(self.configuration, self.not_effective))
+        except ConfigError:
+            return dict(self.config)
+
     def value(self, metric: str) -> float | None:
         """The metric at the budget, if the trial ended ok."""
         if self.status != "ok" or not self.points:

@@ -199,6 +199,38 @@ def test_tune_may_keep_a_copy_of_the_searcher(make, tmp_path):
     assert not list(tmp_path.glob("searcher-state*"))
 
 
+# ------------------------------------------------------------------------------------------ knobs that change nothing
+IDLE = {"loader.resident": [False, True], "loader.workers": [0, 1, 2], "loader.pin_memory": [False, True]}
+
+
+@pytest.mark.parametrize(("device", "different"), [("cpu", 4), ("cuda", 7)])
+def test_what_trains_alike_is_drawn_once(make, device, different):
+    """Loader processes change nothing beside samples that stay on the device, nor page-locked memory on a CPU."""
+    budget = {"per_trial": "3s", "trials": 12}
+    drawn = []
+    for session in range(2):  # a resumed search draws no twin of what it ran before
+        searcher = make(search=IDLE, first=None, budget=budget, device=device)
+        for i in range(3 if session == 0 else 12):
+            if (suggestion := searcher.suggest(f"tune{i}")) == "FINISHED":
+                break
+            drawn.append(tuple(suggestion[knob] for knob in IDLE))
+            end(searcher, suggestion, f"tune{i}")
+    assert len(drawn) == len(set(drawn)) == different
+    assert sum(resident for resident, *_ in drawn) == 1
+    assert sum(t.state.name == "FAIL" for t in study(searcher)) < 100, "the search went on drawing what it knew"
+
+
+def test_what_the_file_lists_runs_although_it_changes_nothing(make):
+    """Whoever wrote it down wants to see just that."""
+    content = {"search": None, "first": None, "fixed": {"loader.resident": True}}
+    searcher = make(**content, grid={"loader.workers": [0, 1, 2]}, budget={"per_trial": "3s"})
+    for i, workers in enumerate((0, 1, 2)):
+        suggestion = searcher.suggest(f"tune{i}")
+        assert suggestion["loader.workers"] == workers
+        end(searcher, suggestion, f"tune{i}")
+    assert searcher.suggest("x") == "FINISHED"
+
+
 # ---------------------------------------------------------------------------------------------- what failures teach
 def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
     """1,024 images in float32 ran out: so do they at any other learning rate, but perhaps not in bfloat16."""
