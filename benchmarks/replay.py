@@ -247,7 +247,7 @@ def _space(points: Sequence[dict[str, Any]], source: str, origin: Mapping[str, s
 def _curve(space: SearchSpace, point: dict[str, Any], lines: Sequence[dict[str, str]], source: str) -> Curve:
     where = f"{source}: {cli.knobs(point)}"
     statuses = {line["status"] for line in lines}
-    if len(statuses) > 1 or (status := statuses.pop()) not in record.STATUSES or status == "pruned":
+    if len(statuses) > 1 or (status := statuses.pop()) not in record.STATUSES or status in ("pruned", "skipped"):
         raise ConfigError(f"{where}: incomplete: status {', '.join(sorted({line['status'] for line in lines}))}")
     try:
         seconds = [float(line["train_s"]) for line in lines]

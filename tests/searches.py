@@ -41,7 +41,7 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
         {
             "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn, "budget_s": 20.0,
             "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
-            "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}},
+            "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}} | more.get("machine", {}),
         },
         {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "samples": 1797},
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.helpers import point, toy
+from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff.config import ConfigError
@@ -141,6 +141,59 @@ def test_environment_is_plain_json():
     assert found["cpu_cores"] >= 1
 
 
+XEON = "Intel(R) Xeon(R) Processor"
+
+
+def machine(monkeypatch, tmp_path, flags, smi=""):
+    """An environment with these CPU flags, and with an nvidia-smi that says `smi`."""
+    info = f"processor\t: 0\nmodel name\t: {XEON}\nflags\t\t: fpu sse2 {flags}\nbugs\t\t: spectre_v1\n"
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: info)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n[ $# = 2 ] || exit 3\nprintf '{smi}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if smi else "/nowhere")
+    return environment.describe.__wrapped__()
+
+
+def test_two_processors_of_one_name_differ_in_what_they_can_do(tmp_path, monkeypatch):
+    old = machine(monkeypatch, tmp_path, "avx avx2 avx512f") | {"device": "cpu"}
+    new = machine(monkeypatch, tmp_path, "avx avx2 avx512f avx512_bf16 amx_bf16 amx_tile") | {"device": "cpu"}
+    assert old["gpus"] == new["gpus"] == []
+    assert environment.hardware(old) == f"{XEON} (avx512f)"
+    assert environment.hardware(new) == f"{XEON} (avx512_bf16, amx_bf16)"
+    assert environment.hardware({"device": "cpu", "cpu": XEON}) == XEON, "of an earlier version"
+    assert environment.hardware({"cpu": XEON}) == "", "no worker has begun"
+
+
+def test_a_gpu_is_named_with_its_power_limit(tmp_path, monkeypatch):
+    line = "NVIDIA H200, 450.00 W, 143771 MiB\\n"
+    known = machine(monkeypatch, tmp_path, "avx2", 2 * line) | {"device": "NVIDIA H200"}
+    assert known["gpus"] == ["NVIDIA H200, 450.00 W, 143771 MiB"] * 2
+    assert environment.hardware(known) == "NVIDIA H200 (450 W)"
+    monkeypatch.setattr(environment, "describe", lambda: known | {"gpus": ["NVIDIA H200, 700.00 W, 143771 MiB"]})
+    (why,) = environment.differences(known, "cuda")
+    assert why.startswith("GPU NVIDIA H200, 450.00 W")
+    assert environment.differences(known | {"device": "cpu"}, "cpu") == [], "the CPU is the same"
+
+
+def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp_path):
+    for name in ("training", "report"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("one = 1\n")
+    before = environment._code(tmp_path)
+    (tmp_path / "report" / "a.py").write_text("one = 2\n")
+    assert environment._code(tmp_path) == before
+    (tmp_path / "training" / "a.py").write_text("one = 2\n")
+    assert environment._code(tmp_path) != before
+
+
+def test_the_node_of_the_worker_counts(tmp_path):
+    """The driver's may be another one of the cluster."""
+    Journal(tmp_path).start(toy(), {}, 20.0)
+    Journal(tmp_path).write("worker", device="cpu", threads=2, environment={"cpu": "another"})
+    found = read_trial(tmp_path).environment
+    assert (found["cpu"], found["device"], found["code"]) == ("another", "cpu", environment.describe()["code"])
+
+
 def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     journal = record.Journal(tmp_path)
     journal.write("start", name="t0000", number=0, config={}, drawn={}, fingerprint="x", budget_s=1.0)
@@ -168,3 +221,20 @@ def test_a_journal_of_another_kind_is_named(tmp_path):
     (tmp_path / record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
     with pytest.raises(ConfigError, match=r"journal\.jsonl: is damaged: KeyError"):
         read_trial(tmp_path)
+
+
+def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
+    """What a worker found to change nothing, or never read, does not make two of them."""
+    found = []
+    for number, values in enumerate(({"loader.workers": 1}, {"loader.workers": 4, "width": 9}, {"seed": 5})):
+        journal = Journal(tmp_path / "trials" / f"t{number:04d}")
+        config = cfg.override(toy(), {"loader.resident": True} | values)
+        journal.start(config, values, 20.0, number)
+        journal.write("worker", device="cpu", threads=1, not_effective=cfg.not_effective(config, "cpu"))
+        journal.write("unread", knobs=["width"])
+    with shipped_toy():
+        found = [trial.effective for trial in record.read_trials(tmp_path)]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    (gone,) = [trial.effective for trial in record.read_trials(tmp_path)][:1]
+    assert gone["loader.workers"] == 1, "its workload is gone: as it was recorded"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tunediff import cli, models, results
 from tunediff import config as cfg
+from tunediff.environment import hardware
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import sentences
 from tunediff.results import Results, confirmation
@@ -89,7 +90,8 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
     if (told := confirmation.read(found)) is not None:
         lines += sentences(told)
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
-    lines.append(f"measured on {environment.get('cpu', '?')}, {environment.get('cpu_cores', '?')} cores; {versions}")
+    where = hardware(environment) or environment.get("cpu", "?")
+    lines.append(f"measured on {where}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
     return [*lines, f"train with it: {_train(trial, out)}"]
 
 

@@ -25,9 +25,10 @@ from tunediff import config as cfg
 from tunediff import environment
 from tunediff.config import ConfigError, Configuration, Quantity, Values, Workload, code
 
-STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error")
+STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`: loss or
-weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason."""
+weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason; `skipped`: never run, since
+another trial has shown that it would fail."""
 
 JOURNAL = "journal.jsonl"
 Line = dict[str, Any]
@@ -223,6 +224,17 @@ class TrialRecord:
         """What it trained. Raises `ConfigError` if that is no configuration any more."""
         return cfg.from_dict(cfg.nest(self.config), self.name, check=False)
 
+    @property
+    def effective(self) -> Values:
+        """`config` with every knob that changed nothing here at one value: equal for two that trained alike.
+
+        Of a workload that is gone, or knobs that are no configuration any more: `config` as it is.
+        """
+        try:
+            return cfg.flat(cfg.neutral(self.configuration, self.not_effective))
+        except ConfigError:
+            return dict(self.config)
+
     def value(self, metric: str) -> float | None:
         """The metric at the budget, if the trial ended ok."""
         if self.status != "ok" or not self.points:
@@ -339,7 +351,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif record is None:
             continue
         elif kind == "worker":
-            record.environment |= {"device": event["device"], "threads": event["threads"]}
+            where = {"device": event["device"], "threads": event["threads"]}
+            record.environment |= event.get("environment", {}) | where
             record.not_effective = event.get("not_effective", {})
         elif kind == "point":  # a resumed trial may measure a point again: the later line is what training went on from
             points = {index: point for index, point in points.items() if index < event["index"]}

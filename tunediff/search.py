@@ -91,7 +91,10 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
             "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
         )
     folder = args.storage.resolve() / args.resume
-    return folder, experiment.reopen(folder, _limits(args)), None
+    wanted = experiment.reopen(folder, _limits(args))
+    if warning := experiment.foreign(folder):
+        print(f"warning: {warning}", file=sys.stderr)
+    return folder, wanted, None
 
 
 def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:

@@ -166,3 +166,31 @@ def test_what_has_an_effect_is_not_said_to_have_none():
 def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
     with pytest.raises(ConfigError, match=reason):
         cfg.override(DEFAULT, knobs)
+
+
+def alike(one, other, device):
+    configs = [cfg.override(DEFAULT, knobs) for knobs in (one, other)]
+    assert cfg.fingerprint(configs[0]) != cfg.fingerprint(configs[1])
+    return len({cfg.fingerprint(cfg.effective(config, device)) for config in configs}) == 1
+
+
+RESIDENT = {"loader.resident": True}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "on_cpu", "on_cuda"),
+    [
+        (RESIDENT | {"loader.workers": 1}, RESIDENT | {"loader.workers": 8, "loader.pin_memory": False}, True, True),
+        ({"loader.pin_memory": True}, {"loader.pin_memory": False}, True, False),
+        ({"precision.matmul": "high"}, {"precision.matmul": "highest"}, True, False),
+        ({"precision.matmul": "medium"}, {"precision.matmul": "highest"}, False, False),
+        ({"memory.keep_freed": True}, {"memory.keep_freed": False}, platform.libc_ver()[0] != "glibc", True),
+        ({"compile.mode": "reduce-overhead"}, {"compile.mode": "default"}, True, False),
+        ({"compile.mode": "reduce-overhead"}, {"compile.mode": "none"}, False, False),
+        ({"parallel.bucket_mib": 5.0}, {"parallel.static_graph": True}, True, True),
+        ({"seed": 1}, {"seed": 2}, False, False),
+        (RESIDENT, {"loader.resident": False}, False, False),
+    ],
+)  # fmt: skip
+def test_configurations_that_train_alike_come_to_the_same(one, other, on_cpu, on_cuda):
+    assert (alike(one, other, "cpu"), alike(one, other, "cuda")) == (on_cpu, on_cuda)

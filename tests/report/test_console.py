@@ -1,10 +1,12 @@
 """What a search shows while it runs."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console as Terminal
 
+from tests import searches
 from tunediff import config as cfg
 from tunediff import record, space
 from tunediff.report import console
@@ -128,3 +130,15 @@ def test_a_thousand_trials_fit_a_terminal(night):
 )
 def test_a_curve_as_bars(values, bars):
     assert console.sparkline(values, logs=True) == bars
+
+
+def test_a_start_says_what_is_believed_of_an_earlier_search(tmp_path, capsys):
+    """And a search that goes on does not say it again."""
+    searches.night(tmp_path / "earlier")
+    wanted = searches.make(tmp_path / "night", searches.FILE | {"warm_start": str(tmp_path / "earlier")})
+    console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
+    said = capsys.readouterr().out
+    assert re.search(r"warm start: none of the 3 results of earlier is believed \(CPU slow one there, .+ here; ", said)
+    searches.write(tmp_path / "night", wanted, 0)
+    console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
+    assert "warm start" not in capsys.readouterr().out

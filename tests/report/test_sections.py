@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,8 @@ import pytest
 
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, make, random_points, write
-from tunediff import space
-from tunediff.report import subject
+from tunediff import results, space
+from tunediff.report import outputs, subject
 from tunediff.report.files import Files
 from tunediff.report.sections import knobs
 from tunediff.report.sections.why import explain
@@ -300,3 +301,34 @@ def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     text = words(written(night))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline." in text
+
+
+def test_what_was_never_run_is_no_failure(tmp_path, plain):
+    """It is said all the same."""
+    wanted = make(tmp_path / "night")
+    ends = [
+        ("ok", ""),
+        ("oom", "no memory left"),
+        ("skipped", "not run: t0001 ran out"),
+        ("skipped", "not run: t0001 ran out"),
+    ]
+    for number, (status, reason) in enumerate(ends):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": 256} if number else {}, status=status,
+              curve=((20.0, 4000, 2.0),) if status == "ok" else (), reason=reason)  # fmt: skip
+    text = words(written(tmp_path / "night"))
+    assert "1 of 4 trials that ended failed; 2 were not run, as others had shown that they would fail." in text
+    table = rows(tmp_path / "night" / "report" / "failures.csv")
+    assert [(row["status"], row["trials"]) for row in table] == [("skipped", "2"), ("oom", "1")]
+
+
+def test_figures_name_the_processor_and_what_it_can_do(tmp_path):
+    """Two of one name may differ in it, and then in speed."""
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0, machine={"cpu_features": ["avx2", "avx512f", "amx_tile", "amx_bf16"]})
+    found = results.read(tmp_path / "night")
+    said = "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
+    assert outputs.measured_on(found) == said
+    titles = []
+    with mock.patch.object(outputs, "draw", lambda build: titles.append(build().get_suptitle())):
+        outputs.write_all(found)
+    assert titles[0].endswith("\nmeasured on slow one (avx512f, amx_bf16)")

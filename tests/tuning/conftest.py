@@ -13,7 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from tunediff import record
+from tests.tuning.asked import FILE
+from tunediff import record, space
 
 FIXED = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -97,6 +98,20 @@ def all_gone(processes, timeout=30):
                 waited_for.append(process)
     _, alive = psutil.wait_procs(waited_for, timeout=timeout)
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""
+    from tunediff.tuning.searcher import Searcher
+
+    (tmp_path / "trials").mkdir()
+
+    def make(slots=1, spent_s=0.0, device="cpu", **changes):
+        content = {key: value for key, value in (FILE | changes).items() if value is not None}
+        return Searcher(space.parse(content, "x.yaml"), tmp_path, slots, spent_s, device=device)
+
+    return make
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """What a search leaves on disk before its first trial, and when it stops one."""
 
+import pickle
+
 import pytest
 import yaml
 from ray.tune.schedulers import TrialScheduler
 
-from tunediff import space
+from tests.helpers import point
+from tunediff import record, space
 from tunediff.config import ConfigError
 from tunediff.tuning import experiment, tuner
 
@@ -43,15 +46,18 @@ class Controller:
 
 
 class Trial:
-    def __init__(self, trial_id):
-        self.trial_id = trial_id
+    """As Tune has it; what Optuna drew for the first is the baseline."""
+
+    def __init__(self, number, drawn=None):
+        self.trial_id = f"tune{number}"
+        self.config = (drawn or {"loader.batch_size": 64 if number else 128}) | {"trial": f"t{number:04d}", "slot": 0}
 
 
-def stopped_at(scheduler, curves):
+def stopped_at(scheduler, curves, first=0, drawn=None):
     """Feed trials one after the other to Tune's own scheduler; training seconds at which each was stopped, or None."""
     controller, found = Controller(), []
-    for number, curve in enumerate(curves):
-        trial = Trial(str(number))
+    for number, curve in enumerate(curves, first):
+        trial = Trial(number, drawn)
         scheduler.on_trial_add(controller, trial)
         last, stop = {}, None
         for train_s, value in curve:
@@ -82,6 +88,43 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
     assert late is None
     assert bad is not None, "the rule stops nothing at all"
     assert bad >= 4.0, "stopped before half of its budget"
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+def test_the_baseline_is_never_stopped_and_others_are_held_against_it(rule, seed):
+    """With two slots others may be ahead of it from its first point on; without its end there is nothing to compare."""
+    scheduler = tuner.scheduler(loaded(early_stopping=rule))
+    assert scheduler.set_search_properties("objective", "min")
+    good, bad = at(9.0, 5.0, 4.0, 3.0), at(30.0, 29.0, 28.0, 27.0)
+    assert stopped_at(scheduler, [good] * 4, first=1) == [None] * 4
+    assert stopped_at(scheduler, [bad], first=5) == [4.0], "the rule stops nothing at all"
+    assert stopped_at(scheduler, [bad], first=6, drawn={"loader.batch_size": 128} | seed) == [None]
+
+    alone = tuner.scheduler(loaded(early_stopping=rule))
+    alone.set_search_properties("objective", "min")
+    baseline = {"loader.batch_size": 128}
+    for number in range(3):
+        stopped_at(alone, [good], first=number, drawn=baseline | {"seed": number})
+    assert stopped_at(alone, [bad], first=3) == [4.0], "the baseline's results are not held against others"
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_a_resumed_search_remembers_what_trials_are_held_against(rule):
+    """Tune forgets the curves of a session; the journals do not."""
+    earlier = [
+        record.TrialRecord(f"t{i:04d}", i, {}, {}, "", points=[point(j, 2.0 * j, frechet=10.0 / j) for j in range(1, 5)])
+        for i in range(4)
+    ]  # fmt: skip
+    bad = at(30.0, 29.0, 28.0, 27.0)
+    for known, expected in ((earlier, [4.0]), ([], [None])):
+        scheduler = tuner.scheduler(loaded(early_stopping=rule), known)
+        scheduler.set_search_properties("objective", "min")
+        assert stopped_at(scheduler, [bad], first=4) == expected
+
+
+def test_tune_may_keep_a_copy_of_the_scheduler():
+    assert pickle.dumps(tuner.scheduler(loaded(early_stopping="asha")))
 
 
 def test_nothing_is_stopped_unless_asked_for():

@@ -1,54 +1,16 @@
 """What Optuna is told and what it is asked, without a cluster."""
 
+import math
 import pickle
 
 import optuna
 import pytest
 
 from tests.helpers import point
+from tests.tuning.asked import BIG, FILE, end, study
 from tunediff import environment, record, space
-from tunediff.config import ConfigError, workload
+from tunediff.config import workload
 from tunediff.record import End
-
-FILE = {
-    "workload": "digits",
-    "budget": {"per_trial": "3s", "trials": 6},
-    "search": {"loader.batch_size": [32, 64, 128], "loader.resident": [False, True]},
-    "first": [{"loader.batch_size": 64}],
-}
-
-
-@pytest.fixture
-def make(tmp_path):
-    from tunediff.tuning.searcher import Searcher
-
-    (tmp_path / "trials").mkdir()
-
-    def make(slots=1, spent_s=0.0, **changes):
-        content = {key: value for key, value in (FILE | changes).items() if value is not None}
-        return Searcher(space.parse(content, "x.yaml"), tmp_path, slots, spent_s)
-
-    return make
-
-
-def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
-    """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
-    drawn = {knob: v for knob, v in suggestion.items() if knob not in ("trial", "slot")}
-    config = searcher.space.config(drawn)
-    journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
-    if begin:
-        journal.start(config, drawn, 3.0, int(suggestion["trial"][1:]))
-    if status == "ok":
-        for index in range(1, 5):
-            journal.point(point(index, index * 1.0, frechet=value))
-    if status is not None:
-        journal.end(End(status, "why"))
-    if trial_id is not None:
-        searcher.on_trial_complete(trial_id, {})
-
-
-def study(searcher):
-    return searcher.study.trials
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -97,7 +59,7 @@ def test_slots_are_not_given_twice(make):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [("oom", "COMPLETE"), ("nan", "COMPLETE"), ("timeout", "COMPLETE"), ("error", "COMPLETE"), ("pruned", "PRUNED")],
+    [(status, "PRUNED" if status == "pruned" else "COMPLETE") for status in record.STATUSES if status != "ok"],
 )
 def test_failures_are_bad_and_not_unknown(make, status, state):
     searcher = make()
@@ -237,15 +199,39 @@ def test_tune_may_keep_a_copy_of_the_searcher(make, tmp_path):
     assert not list(tmp_path.glob("searcher-state*"))
 
 
+# ------------------------------------------------------------------------------------------ knobs that change nothing
+IDLE = {"loader.resident": [False, True], "loader.workers": [0, 1, 2], "loader.pin_memory": [False, True]}
+
+
+@pytest.mark.parametrize(("device", "different"), [("cpu", 4), ("cuda", 7)])
+def test_what_trains_alike_is_drawn_once(make, device, different):
+    """Loader processes change nothing beside samples that stay on the device, nor page-locked memory on a CPU."""
+    budget = {"per_trial": "3s", "trials": 12}
+    drawn = []
+    for session in range(2):  # a resumed search draws no twin of what it ran before
+        searcher = make(search=IDLE, first=None, budget=budget, device=device)
+        for i in range(3 if session == 0 else 12):
+            if (suggestion := searcher.suggest(f"tune{i}")) == "FINISHED":
+                break
+            drawn.append(tuple(suggestion[knob] for knob in IDLE))
+            end(searcher, suggestion, f"tune{i}")
+    assert len(drawn) == len(set(drawn)) == different
+    assert sum(resident for resident, *_ in drawn) == 1
+    assert sum(t.state.name == "FAIL" for t in study(searcher)) < 100, "the search went on drawing what it knew"
+
+
+def test_what_the_file_lists_runs_although_it_changes_nothing(make):
+    """Whoever wrote it down wants to see just that."""
+    content = {"search": None, "first": None, "fixed": {"loader.resident": True}}
+    searcher = make(**content, grid={"loader.workers": [0, 1, 2]}, budget={"per_trial": "3s"})
+    for i, workers in enumerate((0, 1, 2)):
+        suggestion = searcher.suggest(f"tune{i}")
+        assert suggestion["loader.workers"] == workers
+        end(searcher, suggestion, f"tune{i}")
+    assert searcher.suggest("x") == "FINISHED"
+
+
 # ---------------------------------------------------------------------------------------------- what failures teach
-BIG = {
-    "search": {"loader.batch_size": [64, 1024], "precision.amp": ["none", "bf16"], "optimizer.lr": [1e-4, 1e-3]},
-    "first": [{"loader.batch_size": 1024}],
-    "fixed": {"loader.resident": True},
-    "baseline": {"loader.batch_size": 64},
-}  # fmt: skip
-
-
 def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
     """1,024 images in float32 ran out: so do they at any other learning rate, but perhaps not in bfloat16."""
     searcher = make(**BIG, budget={"per_trial": "3s", "trials": 50})
@@ -273,9 +259,10 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     end(searcher, second, "b", status="oom")
     assert searcher.suggest("c") == "FINISHED"
     trials = record.read_trials(searcher.experiment)
-    assert [t.status for t in trials] == ["ok", "oom", "oom", "oom"]
+    assert [t.status for t in trials] == ["ok", "oom", "skipped", "skipped"]
     assert trials[3].reason.startswith("not run: 1024 images at once in none precision need at least as much memory")
-    assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "oom", "oom"]
+    assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "skipped", "skipped"]
+    assert {t.value for t in study(searcher)} == {5.0, 10.0}, "none that was skipped makes the next one worse"
     again = make(**grid, budget={"per_trial": "3s"})  # resumed: nothing is asked again
     assert again.suggest("d") == "FINISHED"
 
@@ -289,75 +276,6 @@ def test_a_stopped_trial_says_when_and_from_when_on(make):
     stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
     assert stopped.status == "pruned"
     assert stopped.reason.startswith("stopped by asha after 1.5 s; no trial is stopped before 1.5 s")
-
-
-# ---------------------------------------------------------------------------------------------------- an earlier search
-EARLIER = {
-    "search": {"loader.batch_size": [32, 64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
-    "first": [{"loader.batch_size": 64}, {"loader.batch_size": 32}, {"optimizer.lr": 5e-3}],
-}
-
-
-@pytest.fixture
-def earlier(tmp_path):
-    """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
-    from tunediff.tuning import experiment
-    from tunediff.tuning.searcher import Searcher
-
-    folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
-    wanted = space.parse(content, "x.yaml")
-    experiment.create(folder, wanted, content)
-    searcher = Searcher(wanted, folder, 1)
-    for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
-        suggestion = searcher.suggest("a")
-        end(searcher, suggestion, "a", status=status, value=value)
-    return folder
-
-
-def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
-    searcher = make(**EARLIER, warm_start=str(earlier), budget={"per_trial": "3s", "trials": 6})
-    known = [t for t in study(searcher) if t.state.is_finished()]
-    assert [(t.user_attrs["from"], t.value) for t in known] == [
-        ("earlier/t0001", 3.0), ("earlier/t0003", 4.0), ("earlier/t0002", 8.0),
-    ]  # fmt: skip
-    first = searcher.suggest("a")
-    assert first["loader.batch_size"] == 128  # the baseline is measured anew
-    end(searcher, first, "a")
-    second = searcher.suggest("b")
-    assert second["trial"] == "t0001"
-    assert (second["loader.batch_size"], second["optimizer.lr"]) not in [(64, 1e-3), (32, 1e-3), (128, 5e-3)]
-    assert len(study(make(**EARLIER, warm_start=str(earlier)))) == len(study(searcher))  # resumed: not added twice
-
-
-def test_with_another_budget_the_best_are_tried_first(make, earlier):
-    content = EARLIER | {"first": None}
-    searcher = make(**content, warm_start=str(earlier), budget={"per_trial": "9s", "trials": 6})
-    assert not any(t.state.is_finished() for t in study(searcher))
-    drawn = [searcher.suggest("a")]
-    end(searcher, drawn[0], "a")
-    for name in ("b", "c"):
-        drawn.append(searcher.suggest(name))
-        end(searcher, drawn[-1], name)
-    assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
-
-
-def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier):
-    """Its knobs meant something else: not misread, whoever opens it."""
-    from tunediff.tuning import experiment
-
-    baseline = earlier / "baseline.yaml"
-    baseline.write_text("".join(line for line in baseline.open() if not line.startswith("workload:")))
-    for read in (experiment.reopen, lambda folder: make(**EARLIER, warm_start=str(folder))):
-        with pytest.raises(ConfigError, match="earlier: was made by an earlier version and cannot be read"):
-            read(earlier)
-
-
-def test_what_lies_outside_the_space_is_left_out(make, earlier):
-    searcher = make(
-        search={"loader.batch_size": [128, 256], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}, first=None,
-        warm_start=str(earlier),
-    )  # fmt: skip
-    assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]
 
 
 def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, monkeypatch):
@@ -396,13 +314,38 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
 @pytest.mark.parametrize(
     ("results", "mode", "told"),
     [([5.0, 12.0], "min", 24.0), ([-9.0, -3.0], "min", 0.0), ([0.0], "min", 1.0), ([0.4, 0.9], "max", 0.0),
-     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9)],
+     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300)],
 )  # fmt: skip
 def test_a_failure_is_worse_than_every_result(results, mode, told):
     from tunediff.tuning.searcher import penalty
 
     assert penalty(results, mode) == told
     assert all(told > one if mode == "min" else told < one for one in results)
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", 1.7e308), ("max", -1.7e308)])
+def test_a_failure_is_told_as_a_finite_number_whatever_the_results(mode, worst):
+    from tunediff.tuning.searcher import penalty
+
+    assert math.isfinite(penalty([worst, 1.0], mode))
+    assert penalty([worst], mode) > worst if mode == "min" else penalty([worst], mode) < worst
+
+
+def test_no_failure_makes_the_next_one_worse(make):
+    """Not even a trial that ended ok with an objective that is no number."""
+    searcher = make()
+    end(searcher, searcher.suggest("a"), "a", value=7.0)
+    for name, status in zip("bcdef", ("ok", "nan", "ok", "error", "oom"), strict=True):
+        suggestion = searcher.suggest(name)
+        if status == "ok":
+            end(searcher, suggestion, None, status=None)
+            journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+            journal.point(point(4, 3.0))  # the evaluation found nothing
+            journal.end(End("ok"))
+            searcher.on_trial_complete(name, {})
+        else:
+            end(searcher, suggestion, name, status=status)
+    assert [t.value for t in study(searcher) if t.value is not None] == [7.0] + [14.0] * 5
 
 
 def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch):
@@ -419,40 +362,3 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     for name in ("c", "d"):
         end(searcher, searcher.suggest(name), name, status="nan")
     assert [t.value for t in study(searcher) if t.state.name == "COMPLETE"] == [-5.0, -2.0, -10.0, -10.0]
-
-
-# ---------------------------------------------------------------------------------------------------------- two objectives
-def measured(searcher, suggestion, frechet, memory, trial_id="a"):
-    """A trial that ended ok with both objectives."""
-    folder = searcher.experiment / "trials" / suggestion["trial"]
-    end(searcher, suggestion, None, status=None)
-    record.Journal(folder).point(point(1, 3.0, worker_s=3.0, frechet=frechet, peak_memory_mib=memory))
-    record.Journal(folder).end(End("ok"))
-    searcher.on_trial_complete(trial_id, {})
-
-
-def test_two_objectives_end_with_their_trade_offs(make):
-    """Optuna is told both; a failure is bad in both; what another trial beats in both is not on the front."""
-    from tunediff import results
-
-    two = {"objective": ["frechet", "peak_memory_mib"], "first": None, "budget": {"per_trial": "3s", "trials": 9}}
-    searcher = make(**(EARLIER | two))
-    values = [(5.0, 300.0), (4.0, 400.0), (6.0, 310.0), (3.0, 900.0), (5.5, 250.0), (4.0, 390.0)]
-    for frechet, memory in values:
-        suggestion = searcher.suggest("a")
-        searcher.on_trial_result("a", {"objective": frechet, "index": 1})  # Optuna keeps no curves of two objectives
-        measured(searcher, suggestion, frechet, memory)
-    failed = searcher.suggest("a")
-    end(searcher, failed, "a", status="nan")
-    told = {t.user_attrs["trial"]: t.values for t in study(searcher) if "trial" in t.user_attrs}
-    assert [told[f"t{i:04d}"] for i in range(6)] == [list(pair) for pair in values]
-    assert told[failed["trial"]] == [12.0, 1800.0]
-
-    found = results.Results(searcher.experiment, searcher.space, record.read_trials(searcher.experiment))
-    assert [trial.name for trial in found.pareto] == ["t0003", "t0005", "t0000", "t0004"]
-    rows = found.pareto_table()
-    assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]
-    assert list(rows["frechet"]) == sorted(rows["frechet"])
-    assert rows["configuration"][2] == "baseline"
-    again = make(**(EARLIER | two))
-    assert again.suggest("b")["trial"] == "t0007"  # resumed: the study of two objectives opens again

@@ -6,10 +6,12 @@ from tunediff.config.schema import (
     Configuration,
     Schema,
     differences,
+    effective,
     fingerprint,
     flat,
     flatten,
     nest,
+    neutral,
     not_effective,
     override,
     to_dict,
@@ -31,7 +33,7 @@ from tunediff.config.workload import (
 
 __all__ = [
     "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity", "Range", "Schema",
-    "Systems", "Values", "Workload", "baseline", "baseline_names", "differences", "dump", "find", "fingerprint", "flat",
-    "flatten", "from_dict", "is_users", "load", "named", "nest", "not_effective", "of", "override", "parse_overrides",
-    "read_yaml", "take_along", "to_dict", "with_absolute_paths", "with_words",
+    "Systems", "Values", "Workload", "baseline", "baseline_names", "differences", "dump", "effective", "find",
+    "fingerprint", "flat", "flatten", "from_dict", "is_users", "load", "named", "nest", "neutral", "not_effective",
+    "of", "override", "parse_overrides", "read_yaml", "take_along", "to_dict", "with_absolute_paths", "with_words",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -182,6 +182,9 @@ class Schema:
 
 
 # ----------------------------------------------------------------------------------------- what is done with one
+C = TypeVar("C", bound=Configuration)
+
+
 def check_rules(config: Configuration, where: str) -> None:
     """Rules that join several knobs; raises `ConfigError` naming the knobs and their values."""
     for part in config.sections():
@@ -197,6 +200,29 @@ def not_effective(config: Configuration, device: str) -> dict[str, str]:
     """Knobs that are set to something and change nothing on `device` ("cpu" or "cuda"), with the reason."""
     parts = [part for part in config.sections() if hasattr(part, "not_effective")]
     return dict(found for part in parts for found in part.not_effective(config, device))
+
+
+_STANDS_FOR = {"compile.mode": "default"}
+"""What a knob does where its value has no effect, if that is not nothing."""
+
+
+def neutral(config: C, names: Iterable[str]) -> C:
+    """The configuration with these knobs at one value each: switches off, all else at its default.
+
+    Equal for configurations that differ in nothing but knobs which change nothing (`not_effective`).
+    """
+    knobs, now = config.schema.knobs, flat(config)
+    values = {
+        name: _STANDS_FOR.get(name, False if isinstance(now[name], bool) else knobs[name].default)
+        for name in names
+        if name in now
+    }
+    return override(config, values, check=False) if values else config
+
+
+def effective(config: C, device: str) -> C:
+    """What the configuration comes to on `device` ("cpu" or "cuda"): equal for two that train alike there."""
+    return neutral(config, not_effective(config, device))
 
 
 def nest(values: Mapping[str, Any]) -> Lines:
@@ -241,9 +267,6 @@ def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> V
     if Path(str(found.get("workload", ""))).name == Path(theirs["workload"]).name:
         del found["workload"]  # the same file in another folder, such as a search's copy
     return found
-
-
-C = TypeVar("C", bound=Configuration)
 
 
 def override(config: C, values: Mapping[str, Any], where: str = "override", check: bool = True) -> C:

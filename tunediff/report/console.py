@@ -14,6 +14,8 @@ from tunediff.record import TrialRecord
 from tunediff.report.words import beside
 from tunediff.results import Results, curve, failed, last
 from tunediff.space import SearchSpace
+from tunediff.tuning import warm_start
+from tunediff.tuning.resources import local
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,6 +68,8 @@ class Console:
         self.say(f"results {self.folder}")
         for line in skipped(self.space):
             self.say(line)
+        if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
+            self.say(warm)
         budget = self.space.budget
         self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
 

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import seconds
+from tunediff.environment import hardware
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
 from tunediff.report.style import Stars, draw
@@ -27,7 +28,8 @@ def write_all(found: Results) -> dict[str, Path]:
     comparison.md and comparison.png; of a study also study.csv, study.md and, where it has one, the figure study.png.
     """
     about = [measured] if (measured := ruler(found)) else []
-    grey = "; ".join([*about, "grey: other trials"])
+    on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
+    grey = "; ".join([*about, "grey: other trials"]) + on
     written = _csv(found, "trials.csv", found.table()) | _csv(found, "curves.csv", found.curves())
     written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
     if found.space.cost is not None:
@@ -37,7 +39,7 @@ def write_all(found: Results) -> dict[str, Path]:
         said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
         written |= _csv(found, "comparison.csv", compared.table())
         written |= _markdown(found, "comparison.md", found.folder.name, said)
-        means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"])
+        means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"]) + on
         written |= _png(found, "comparison.png", lambda: curves.of_means(compared), means)
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 
@@ -66,10 +68,9 @@ def measured_on(found: Results) -> str:
     known = next((trial.environment for trial in found.trials if "device" in trial.environment), None)
     if known is None:
         return ""
-    where = known.get("cpu", "CPU") if known["device"] == "cpu" else known["device"]
     torch = known.get("versions", {}).get("torch", "?")
     budget = seconds(found.space.budget.per_trial_s)
-    return f"{where}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
+    return f"{hardware(known)}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
 
 
 def _csv(found: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:

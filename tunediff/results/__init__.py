@@ -254,8 +254,8 @@ def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
 
 
 def failed(trial: TrialRecord) -> bool:
-    """Whether it ended without a result and was not merely stopped early."""
-    return trial.status not in (None, "ok", "pruned")
+    """Whether it ran and ended without a result, and was not merely stopped early."""
+    return trial.status not in (None, "ok", "pruned", "skipped")
 
 
 def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:

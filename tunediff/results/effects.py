@@ -137,12 +137,17 @@ def failures_table(found: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["status", "trials", "reason", "names"])
 
 
+def _ran(trial: TrialRecord) -> bool:
+    return trial.finished and trial.status != "skipped"
+
+
 def suspects(found: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level]]:
     """Values with at least two failures and twice the rate of the other trials, the worst first; a hint, no proof."""
-    bad, ended = sum(map(failed, found.trials)), sum(trial.finished for trial in found.trials)
+    bad, ended = sum(map(failed, found.trials)), sum(map(_ran, found.trials))
     hints = list[tuple[float, str, Level]]()
     for knob, level in ((effect.knob, level) for effect in effects for level in effect.levels):
-        inside, others = len(level.members), ended - len(level.members)
+        inside = sum(_ran(trial) for trial in found.trials if trial.name in level.members)
+        others = ended - inside
         if level.failed >= 2 and others >= 1:
             here, there = level.failed / inside, (bad - level.failed) / others
             if here >= 2 * there:

@@ -89,6 +89,17 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None) -> SearchSpace
     return space
 
 
+def foreign(folder: Path) -> str:
+    """A warning that trials of the search, or its confirming runs, were measured elsewhere; '' if all were here."""
+    trials = [trial for one in (folder, *folder.glob("confirm*")) for trial in record.read_trials(one) if trial.points]
+    device, found = resources.local().device, [trial.environment for trial in trials]
+    told = [why for there in found if (why := environment.differences(there, device))]
+    if not told:
+        return ""
+    where = f"{len(told)} of its {len(trials)} trials were measured elsewhere ({'; '.join(told[0])})"
+    return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
+
+
 # --------------------------------------------------------------------------------------------------------- its sessions
 def spent_s(folder: Path) -> float:
     """Wall-clock of the sessions so far; a session that was killed lasted until its last line."""

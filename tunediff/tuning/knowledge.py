@@ -85,16 +85,19 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
     return high + slope * (size - large)
 
 
+def forerunner(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:
+    """A trial that ran out of memory and needed no more than `config` does; None: there is none."""
+    return next((one for one in records if one.status == "oom" and needs_at_least(config, one.config)), None)
+
+
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
     """Why there is no point in running `config`, given the trials so far; empty: there may be."""
     records = list(records)
-    for record in records:
-        if record.status == "oom" and needs_at_least(config, record.config):
-            guess = predicted_mib(config, records)
-            unit = cfg.find(config["workload"]).unit
-            words = f", about {guess:,.0f} MiB" if guess is not None else ""
-            return (
-                f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision need at "
-                f"least as much memory{words} as {record.name}, which ran out of it"
-            )
-    return ""
+    if (before := forerunner(config, records)) is None:
+        return ""
+    guess, unit = predicted_mib(config, records), cfg.find(config["workload"]).unit
+    words = f", about {guess:,.0f} MiB" if guess is not None else ""
+    return (
+        f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision need at "
+        f"least as much memory{words} as {before.name}, which ran out of it"
+    )

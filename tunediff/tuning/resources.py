@@ -19,6 +19,11 @@ class Machine:
     cores: int
     gpus: int
 
+    @property
+    def device(self) -> str:
+        """What trials train on."""
+        return "cuda" if self.gpus else "cpu"
+
     def __str__(self) -> str:
         return f"{self.cores} CPU cores, {self.gpus} GPUs"
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
+from tunediff.space.model import combinations
 from tunediff.tuning import knowledge, warm_start
 from tunediff.tuning.study_file import FAULTS, STUDY, open_file
 
@@ -29,6 +33,8 @@ WARM_POINTS = 3
 """Points of an earlier search with another ruler or budget that are tried first."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
+LISTED = 500
+"""Points of a space that are looked at one by one to know when it is used up: a second."""
 
 UNKNOWN = 1e9
 """Worse than any objective is likely to be: of a perplexity, thousands are a result."""
@@ -40,10 +46,19 @@ def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def penalty(results: Sequence[float], mode: str) -> float:
-    """What a failure is told as: as bad as the worst result and then some; without any, `UNKNOWN`."""
+    """What a failure is told as: as bad as the worst result and then some, and finite; without any, `UNKNOWN`."""
     sign = 1.0 if mode == "min" else -1.0
     worst = max(sign * value for value in results) if results else UNKNOWN
-    return sign * (worst + (abs(worst) or 1.0))
+    return sign * min(worst + (abs(worst) or 1.0), sys.float_info.max)
+
+
+def used(known: TrialRecord, cost: str) -> list[float]:
+    """What a trial is known to have used of a cost (`space.cost`), however it ended; empty: nothing is known."""
+    end = known.end or End("error")
+    seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
+    told = [point.get(cost) for point in known.points] + [end.peak.get(cost)]
+    told += [seconds * int(known.config["parallel.workers"])] if cost == "worker_s" else []
+    return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 
 class Drawn(NamedTuple):
@@ -69,16 +84,16 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     A study that is opened again keeps its queue; trials that were running are handed out first, under their old name,
     so that they continue from their checkpoint. `sampler` makes Optuna's sampler from a seed; `storage` keeps the
-    study, by default as study.db in the experiment's folder.
+    study, by default as study.db in the experiment's folder; `device`: "cpu" or "cuda", what trials train on.
     """
 
     def __init__(
         self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
-        storage: optuna.storages.BaseStorage | None = None,
+        storage: optuna.storages.BaseStorage | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         super().__init__("objective", space.mode)
-        self.space, self.experiment = space, experiment
+        self.space, self.experiment, self._device = space, experiment, device
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._free = list(range(slots))
@@ -88,6 +103,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._unfinished: list[Drawn] = []
         self._records = record.read_trials(experiment)
         self._known = {known.fingerprint: known.name for known in self._records}
+        self._alike: dict[str, str] = {}  # by what configurations come to here, where knobs may change nothing
+        for known in self._records:
+            with contextlib.suppress(ConfigError):  # of a workload that has changed since
+                self._alike.setdefault(self._identity(known.configuration), known.name)
         self._next = 1 + max((known.number for known in self._records), default=-1)
 
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
@@ -110,6 +129,14 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def save(self, checkpoint_path: str) -> None:
         """Nothing: journals and study are on disk."""
 
+    def _identity(self, config: Systems) -> str:
+        """Equal for configurations that train alike on this machine."""
+        return cfg.fingerprint(cfg.effective(config, self._device))
+
+    def _know(self, config: Systems, name: str) -> None:
+        self._known.setdefault(cfg.fingerprint(config), name)
+        self._alike.setdefault(self._identity(config), name)
+
     # ---- what is known from the start
     def _enqueue(self) -> None:
         """Put the file's points into the queue, unless an existing study has them there, or had and ran them.
@@ -126,18 +153,20 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _start_warm(self, folder: Path) -> None:
         """Let Optuna know the trials of an earlier search that this space can express.
 
-        Measured with the same ruler and budget they count as results, and none of them is run again but the baseline.
+        Measured with the same ruler, budget and machine they count as results, and none is run again but the baseline.
         Otherwise their values mean nothing here: the best of them are tried first.
         """
-        first, best = cfg.fingerprint(self.space.baseline), 0
-        for lesson in warm_start.lessons(self.space, folder):
+        first, best = self._identity(self.space.baseline), 0
+        for lesson in warm_start.lessons(self.space, folder, self._device):
             known = lesson.trial
-            if cfg.fingerprint(self.space.config(lesson.point)) in (first, *self._known):
+            config = self.space.config(lesson.point)
+            if self._identity(config) in (first, *self._alike):
                 continue
             if lesson.counts:
-                told, attrs = self._values(known) or self._penalty(), {"from": lesson.origin, "status": known.status}
-                self._add(lesson.point, TrialState.COMPLETE, attrs, told)
-                self._known[known.fingerprint] = lesson.origin
+                told, attrs = self._values(known), {"from": lesson.origin, "status": str(known.status)}
+                attrs |= {"penalty": "yes"} if told is None else {}
+                self._add(lesson.point, TrialState.COMPLETE, attrs, told or self._penalty(known))
+                self._know(config, lesson.origin)
                 self._records.append(known)
             elif known.status == "ok" and best < WARM_POINTS:
                 best += 1
@@ -164,8 +193,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             name = frozen.user_attrs.get("trial")
             if name is None:
                 if "from" in frozen.user_attrs and frozen.state.is_finished():
-                    config = self.space.config(self._draws(FixedTrial(frozen.params)))
-                    self._known.setdefault(cfg.fingerprint(config), frozen.user_attrs["from"])
+                    self._know(self.space.config(self._draws(FixedTrial(frozen.params))), frozen.user_attrs["from"])
                 elif frozen.state == TrialState.RUNNING:  # killed between ask and naming
                     self.study.tell(frozen.number, state=TrialState.FAIL)
                 continue
@@ -178,7 +206,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _take_up(self, name: str, trial: Trial, known: TrialRecord | None) -> None:
         """A trial that Optuna takes for running has ended, or is to be continued."""
         values = self._draws(trial)
-        self._known.setdefault(cfg.fingerprint(self.space.config(values)), name)
+        self._know(self.space.config(values), name)
         if known is not None and known.finished:
             self._tell(trial, known)
         else:
@@ -213,7 +241,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self.study.sampler = sampler
 
     def _draw_new(self) -> Drawn | None:
-        if len(self._known) >= spaces.size(self.space):  # every point was run: no draw can be new
+        if self._used_up():
             return None
         for attempt in range(REDRAWS + RANDOM_REDRAWS):
             if attempt == REDRAWS:
@@ -226,33 +254,55 @@ class Searcher(RaySearcher):  # type: ignore[misc]
                 trial.set_user_attr("refused", str(error))
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
-            fingerprint = cfg.fingerprint(config)
-            if (twin := self._known.get(fingerprint)) is not None:  # a run would only repeat a known result
+            listed = values in self.space.candidates  # in the file: whoever wrote it wants just that run
+            twin = self._known.get(cfg.fingerprint(config)) or (
+                None if listed else self._alike.get(self._identity(config))
+            )
+            if twin is not None:  # a run would only repeat a known result
                 trial.set_user_attr("same_as", twin)
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
             why = knowledge.ruled_out(cfg.flat(config), self._records)
-            if why and values not in self.space.candidates:  # Optuna's own idea
-                self._known[fingerprint] = "ruled out"
+            if why and not listed:  # Optuna's own idea
+                self._know(config, "ruled out")
                 trial.set_user_attr("ruled_out", why)
-                self.study.tell(trial, self._penalty())
+                self.study.tell(trial, self._penalty(knowledge.forerunner(cfg.flat(config), self._records)))
                 continue
             drawn = Drawn(f"t{self._next:04d}", trial, values)
             self._next += 1
-            self._known[fingerprint] = drawn.name
+            self._know(config, drawn.name)
             trial.set_user_attr("trial", drawn.name)
             if not why:
                 return drawn
-            self._record_ruled_out(drawn, config, why)
+            self._record_skipped(drawn, config, why)
             if self._next >= self.space.budget.trials:
                 return None
         return None
 
-    def _record_ruled_out(self, drawn: Drawn, config: Systems, why: str) -> None:
+    def _used_up(self) -> bool:
+        """Whether no draw can be new: every point was run, or one that comes to the same; a large space never is."""
+        if len(self._known) >= spaces.size(self.space):
+            return True
+        if self._identities is None or not self._identities <= self._alike.keys():
+            return False
+        return all(cfg.fingerprint(self.space.config(point)) in self._known for point in self.space.candidates)
+
+    @functools.cached_property
+    def _identities(self) -> set[str] | None:
+        """What all points of a small space of choices come to."""
+        dimensions, found = self.space.dimensions, set()
+        if spaces.size(self.space) > LISTED or any(dimension.choices is None for dimension in dimensions):
+            return None
+        for point in combinations(dimensions):
+            with contextlib.suppress(ConfigError):  # knobs that contradict each other
+                found.add(self._identity(self.space.config(point)))
+        return found
+
+    def _record_skipped(self, drawn: Drawn, config: Systems, why: str) -> None:
         """A point of the file that is not worth a run is in the record all the same."""
         journal = record.Journal(self.experiment / "trials" / drawn.name)
         journal.start(config, drawn.values, self.space.budget.per_trial_s, int(drawn.name[1:]))
-        journal.end(End("oom", why))
+        journal.end(End("skipped", why))
         known = record.read_trial(journal.folder)
         assert known is not None
         self._tell(drawn.trial, known)
@@ -325,15 +375,25 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         elif known.status == "error" and "died" in known.reason:  # the machine's fault, perhaps: nothing was learned
             self.study.tell(trial, state=TrialState.FAIL)
         else:
-            self.study.tell(trial, self._penalty())
+            trial.set_user_attr("penalty", True)
+            skipped = known.status == "skipped"
+            self.study.tell(
+                trial, self._penalty(knowledge.forerunner(known.config, self._records) if skipped else known)
+            )
 
     def _values(self, known: TrialRecord) -> list[float] | None:
         """The objectives of a trial that ended ok."""
         values = [known.value(metric) for metric in (self.space.metric, self.space.cost) if metric is not None]
         return [value for value in values if value is not None] if None not in values else None
 
-    def _penalty(self) -> list[float]:
-        """Worse than every result so far, in every objective."""
+    def _penalty(self, known: TrialRecord | None) -> list[float]:
+        """Worse than every result so far, in every objective, and than what `known`, which failed, used of the cost.
+
+        No penalty is a result: else each one would double the next.
+        """
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        results = [trial.values for trial in done if trial.user_attrs.get("status") == "ok"]
-        return [penalty([values[i] for values in results], mode) for i, mode in enumerate(self._modes)]
+        done = [trial for trial in done if trial.user_attrs.get("status") == "ok" and "penalty" not in trial.user_attrs]
+        told = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
+        if self.space.cost is not None and known is not None:
+            told[1] += used(known, self.space.cost)
+        return [penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]

@@ -236,6 +236,8 @@ class Slots:
 
     names: tuple[str, ...]
     actors: tuple[Any, ...]
+    device: str
+    """Of their workers: `cpu` or `cuda`."""
 
 
 @contextlib.contextmanager
@@ -250,7 +252,7 @@ def opened(folder: Path, share: Share, warm: Kind | None) -> Iterator[Slots]:
     if warm is not None:
         for actor in actors:  # while Tune starts
             actor.warm.remote(warm)
-    yield Slots(names, actors)
+    yield Slots(names, actors, "cuda" if share.gpu else "cpu")
     for actor in actors:  # not after a fault: the cluster's end is theirs
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(actor.close.remote(), timeout=30)

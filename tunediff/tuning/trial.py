@@ -18,6 +18,7 @@ from tunediff import record
 from tunediff.config import Systems, Values
 from tunediff.environment import DISK_FAULTS
 from tunediff.record import End, Point
+from tunediff.space import SearchSpace
 from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
 
 ATTEMPTS = 2
@@ -111,7 +112,7 @@ def _after_loss(lost: Lost, attempt: int) -> End | None:
     return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
 
 
-def reported(point: Point, plan: Plan) -> Reported:
+def reported(point: Point, plan: Plan | SearchSpace) -> Reported:
     """A point for Tune."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
     worst = math.inf if plan.mode == "min" else -math.inf

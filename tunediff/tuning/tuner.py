@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.environment import unwritable
+from tunediff.record import TrialRecord, read_trials
 from tunediff.space import SearchSpace
 from tunediff.tuning.dashboard import Board, Listener
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
 from tunediff.tuning.slot import Slots
+from tunediff.tuning.stopping import Fair
 from tunediff.tuning.trial import Driver
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, len(slots.names), before_s)
+    searcher = Searcher(space, folder, len(slots.names), before_s, device=slots.device)
     listeners = (listener, Board(folder, space, slots.actors).tell)
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, slots.names), listeners).fit()
@@ -51,7 +53,7 @@ def _tuner(
         tune.with_resources(tune.with_parameters(Driver, plan=plan), {"CPU": 0.01}),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits
-            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space),
+            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
             metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
@@ -63,17 +65,17 @@ def _tuner(
     )  # fmt: skip
 
 
-def scheduler(space: SearchSpace) -> ASHAScheduler | MedianStoppingRule | None:
+def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Fair | None:
     """Tune's scheduler that stops hopeless trials on training seconds, or None. Rungs lie at evaluation points.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
-    before `GRACE` of its budget.
+    before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
     """
-    budget_s = space.budget.per_trial_s
+    time_s = {"time_attr": "train_s", "grace_period": GRACE * space.budget.per_trial_s}
     if space.early_stopping == "asha":
-        return ASHAScheduler(time_attr="train_s", max_t=budget_s, grace_period=GRACE * budget_s, reduction_factor=2)
+        return Fair(ASHAScheduler(max_t=space.budget.per_trial_s, reduction_factor=2, **time_s), space, earlier)
     if space.early_stopping == "median":
-        return MedianStoppingRule(time_attr="train_s", grace_period=GRACE * budget_s, min_samples_required=3)
+        return Fair(MedianStoppingRule(min_samples_required=3, **time_s), space, earlier)
     return None
 
 

@@ -1,14 +1,14 @@
-"""What an earlier search teaches a new one."""
+"""What an earlier search teaches a new one: results, where they mean here what they meant there, else good points."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff import record
+from tunediff import environment, record
 from tunediff import space as spaces
 from tunediff.config import ConfigError, Values
 from tunediff.record import TrialRecord
@@ -24,14 +24,19 @@ class Lesson:
     trial: TrialRecord
     point: Values
     """The knobs that the space searches."""
-    counts: bool
-    """Whether its result means here what it meant there: the same objective, budget and configuration."""
+    doubts: tuple[str, ...]
+    """Why its result does not mean here what it meant there: another objective, budget or machine; empty: it does."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its result is believed."""
+        return not self.doubts
 
 
-def lessons(space: SearchSpace, folder: Path) -> list[Lesson]:
+def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Lesson]:
     """The trials of the search in `folder` that ended in a result, the best first, and then known failures.
 
-    Raises `ConfigError` if it cannot be read.
+    `device`: "cpu" or "cuda", what this search trains on. Raises `ConfigError` if it cannot be read.
     """
     earlier, trials = spaces.load(spaces.of_search(folder)), record.read_trials(folder)
     metric, most = earlier.metric, earlier.mode == "max"
@@ -41,9 +46,25 @@ def lessons(space: SearchSpace, folder: Path) -> list[Lesson]:
     for trial in [*ranked, *(trial for trial in trials if trial.status in ("oom", "nan", "timeout"))]:
         if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
-        same = _ruler(earlier) == _ruler(space) and trial.fingerprint == cfg.fingerprint(space.config(point))
-        found.append(Lesson(f"{folder.name}/{trial.name}", trial, point, same))
+        doubts = [f"{what} {a} there, {b} here" for what, a, b in _compared(earlier, space) if a != b]
+        if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
+            doubts = ["knobs that are not searched have other values"]
+        doubts += environment.differences(trial.environment, device)
+        found.append(Lesson(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return found
+
+
+def said(space: SearchSpace, device: str) -> str:
+    """How much of the earlier search is believed, and if nothing why, in a line; '' without one."""
+    if space.warm_start is None:
+        return ""
+    found, name = lessons(space, Path(space.warm_start), device), Path(space.warm_start).name
+    if not found:
+        return f"warm start: {name} has no trial that this search can express"
+    if believed := sum(lesson.counts for lesson in found):
+        return f"warm start: {believed} of {len(found)} results of {name} are believed"
+    why = "; ".join(found[0].doubts)
+    return f"warm start: none of the {len(found)} results of {name} is believed ({why}); its best are tried first"
 
 
 def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
@@ -52,9 +73,13 @@ def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
     return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
-def _ruler(space: SearchSpace) -> tuple[Any, ...]:
-    """What values of two equal configurations must have in common to be comparable."""
-    return space.metric, space.cost, space.budget.per_trial_s, space.budget.compile_charged
+def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
+    """What values of two equal configurations on one machine must have in common to be comparable, with its name."""
+    a, b = two
+    yield "objective", a.metric, b.metric
+    yield "cost", a.cost, b.cost
+    yield "budget", f"{a.budget.per_trial_s:g} s", f"{b.budget.per_trial_s:g} s"
+    yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
 
 
 def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:

@@ -170,6 +170,7 @@ def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         teller.journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
+            environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
     with cold_cache(config.compile):

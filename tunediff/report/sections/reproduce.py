@@ -20,6 +20,7 @@ _SPENT = {
 }  # fmt: skip
 _HARDWARE = {
     "device": "device", "threads": "threads of a worker", "cpu": "CPU", "cpu_cores": "CPU cores",
+    "usable_cores": "CPU cores it may use", "cpu_features": "instruction sets", "gpus": "GPUs", "code": "code (hash)",
     "memory_gib": "memory (GiB)", "system": "system", "python": "Python",
 }  # fmt: skip
 _DRAWN = {
@@ -78,9 +79,13 @@ def _environment(subject: Subject) -> Html:
         if "device" in trial.environment:
             break
     versions = known.get("versions")
-    rows = [[words, str(known[name])] for name, words in _HARDWARE.items() if known.get(name) is not None]
+    rows = [[words, _listed(known[name])] for name, words in _HARDWARE.items() if known.get(name) not in (None, [])]
     rows += [[str(name), str(version)] for name, version in versions.items()] if isinstance(versions, dict) else []
     return table(["", ""], rows, words=2) if rows else el("p", "Hardware and versions are not recorded in this folder.")
+
+
+def _listed(value: object) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _protocol(subject: Subject) -> list[str]:

@@ -75,9 +75,14 @@ def failures(subject: Subject, files: Files) -> Html | None:
     ended = [trial for trial in found.trials if trial.finished]
     if not ended and not subject.unreadable:
         return None
-    bad, stopped = sum(map(failed, ended)), sum(trial.status == "pruned" for trial in ended)
+    bad = sum(map(failed, ended))
     said = f"{bad:,} of {some(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
-    said += f"; {stopped:,} {'was' if stopped == 1 else 'were'} stopped early" if stopped else ""
+    for status, words in (
+        ("pruned", "stopped early"),
+        ("skipped", "not run, as others had shown that they would fail"),
+    ):
+        if count := sum(trial.status == status for trial in ended):
+            said += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
     parts: list[object] = [lead(f"{said}.")]
     frame = failures_table(found)
     if len(frame):

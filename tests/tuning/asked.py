@@ -1,0 +1,47 @@
+"""A searcher asked and told as Ray Tune does, without a cluster."""
+
+from tests.helpers import point
+from tunediff import record
+from tunediff.record import End
+
+FILE = {
+    "workload": "digits",
+    "budget": {"per_trial": "3s", "trials": 6},
+    "search": {"loader.batch_size": [32, 64, 128], "loader.resident": [False, True]},
+    "first": [{"loader.batch_size": 64}],
+}
+
+
+EARLIER = {
+    "search": {"loader.batch_size": [32, 64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
+    "first": [{"loader.batch_size": 64}, {"loader.batch_size": 32}, {"optimizer.lr": 5e-3}],
+}
+
+
+BIG = {
+    "search": {"loader.batch_size": [64, 1024], "precision.amp": ["none", "bf16"], "optimizer.lr": [1e-4, 1e-3]},
+    "first": [{"loader.batch_size": 1024}],
+    "fixed": {"loader.resident": True},
+    "baseline": {"loader.batch_size": 64},
+}  # fmt: skip
+
+
+def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
+    """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
+    drawn = {knob: v for knob, v in suggestion.items() if knob not in ("trial", "slot")}
+    config = searcher.space.config(drawn)
+    journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+    if begin:
+        journal.start(config, drawn, 3.0, int(suggestion["trial"][1:]))
+        journal.write("worker", device="cpu", threads=2)
+    if status == "ok":
+        for index in range(1, 5):
+            journal.point(point(index, index * 1.0, frechet=value))
+    if status is not None:
+        journal.end(End(status, "why"))
+    if trial_id is not None:
+        searcher.on_trial_complete(trial_id, {})
+
+
+def study(searcher):
+    return searcher.study.trials

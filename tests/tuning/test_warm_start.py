@@ -1,0 +1,126 @@
+"""What an earlier search teaches, and whose values are believed."""
+
+import re
+
+import pytest
+
+from tests.tuning.asked import EARLIER, FILE, end, study
+from tunediff import environment, search, space
+from tunediff.config import ConfigError
+from tunediff.tuning import experiment, resources, warm_start
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+    from tunediff.tuning.searcher import Searcher
+
+    folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
+    wanted = space.parse(content, "x.yaml")
+    experiment.create(folder, wanted, content)
+    searcher = Searcher(wanted, folder, 1)
+    for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
+        suggestion = searcher.suggest("a")
+        end(searcher, suggestion, "a", status=status, value=value)
+    return folder
+
+
+def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
+    searcher = make(**EARLIER, warm_start=str(earlier), budget={"per_trial": "3s", "trials": 6})
+    known = [t for t in study(searcher) if t.state.is_finished()]
+    assert [(t.user_attrs["from"], t.value) for t in known] == [
+        ("earlier/t0001", 3.0), ("earlier/t0003", 4.0), ("earlier/t0002", 8.0),
+    ]  # fmt: skip
+    first = searcher.suggest("a")
+    assert first["loader.batch_size"] == 128  # the baseline is measured anew
+    end(searcher, first, "a")
+    second = searcher.suggest("b")
+    assert second["trial"] == "t0001"
+    assert (second["loader.batch_size"], second["optimizer.lr"]) not in [(64, 1e-3), (32, 1e-3), (128, 5e-3)]
+    assert len(study(make(**EARLIER, warm_start=str(earlier)))) == len(study(searcher))  # resumed: not added twice
+
+
+def test_with_another_budget_the_best_are_tried_first(make, earlier):
+    content = EARLIER | {"first": None}
+    searcher = make(**content, warm_start=str(earlier), budget={"per_trial": "9s", "trials": 6})
+    assert not any(t.state.is_finished() for t in study(searcher))
+    drawn = [searcher.suggest("a")]
+    end(searcher, drawn[0], "a")
+    for name in ("b", "c"):
+        drawn.append(searcher.suggest(name))
+        end(searcher, drawn[-1], name)
+    assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
+
+
+def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier):
+    """Its knobs meant something else: not misread, whoever opens it."""
+    baseline = earlier / "baseline.yaml"
+    baseline.write_text("".join(line for line in baseline.open() if not line.startswith("workload:")))
+    for read in (experiment.reopen, lambda folder: make(**EARLIER, warm_start=str(folder))):
+        with pytest.raises(ConfigError, match="earlier: was made by an earlier version and cannot be read"):
+            read(earlier)
+
+
+def test_what_lies_outside_the_space_is_left_out(make, earlier):
+    searcher = make(
+        search={"loader.batch_size": [128, 256], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}, first=None,
+        warm_start=str(earlier),
+    )  # fmt: skip
+    assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]
+
+
+def on_another_machine(monkeypatch, **facts):
+    """From now on this is a machine of which `facts` are true."""
+    here = {**environment.describe(), **facts}
+    monkeypatch.setattr(environment, "describe", lambda: here)
+
+
+ELSEWHERE = [
+    ({"cpu": "Intel(R) Xeon(R) Processor"}, "CPU .+ there, Intel.+"),
+    ({"cpu_features": ["avx2"]}, "instruction sets .* there, avx2 here"),  # of one name, but without AMX or bfloat16
+    ({"usable_cores": 96}, "CPU cores .+ there, 96 here"),
+    ({"versions": {"torch": "1.0"}}, "torch .+ there, 1.0 here"),
+    ({"code": "0123456789ab"}, "tunediff's code .+ there, 0123456789ab here"),
+]
+
+
+@pytest.mark.parametrize(("facts", "why"), ELSEWHERE)
+def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, monkeypatch, facts, why):
+    """Neither results nor failures are believed; the best points are tried first."""
+    on_another_machine(monkeypatch, **facts)
+    searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier))
+    assert not any(t.state.is_finished() for t in study(searcher))
+    drawn = [searcher.suggest("a")]
+    end(searcher, drawn[0], "a")
+    for name in ("b", "c"):
+        drawn.append(searcher.suggest(name))
+        end(searcher, drawn[-1], name)
+    assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
+    line = warm_start.said(searcher.space, "cpu")
+    assert re.fullmatch(rf"warm start: none of the 4 results of earlier is believed \({why}\); its best .+", line)
+
+
+def test_values_measured_on_a_cpu_say_nothing_of_a_gpu(make, earlier):
+    searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier), device="cuda")
+    assert not any(t.state.is_finished() for t in study(searcher))
+    assert "(trained on a CPU there, a GPU here" in warm_start.said(searcher.space, "cuda")
+
+
+def test_a_start_says_how_much_is_believed(make, earlier):
+    """Or why nothing is."""
+    same = make(**EARLIER, warm_start=str(earlier)).space
+    assert warm_start.said(same, "cpu") == "warm start: 4 of 4 results of earlier are believed"
+    content = {key: value for key, value in (FILE | EARLIER).items() if key != "budget"}
+    other = space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml")
+    assert "(budget 3 s there, 9 s here); its best are tried first" in warm_start.said(other, "cpu")
+    assert warm_start.said(space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu") == ""
+
+
+def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    assert experiment.foreign(earlier) == ""
+    on_another_machine(monkeypatch, versions={"torch": "1.0"})
+    assert search.main(["--resume", earlier.name, "--storage", str(earlier.parent), "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: earlier: 3 of its 3 trials were measured elsewhere (torch ")
+    assert "1.0 here): what is measured from now on cannot be compared with them" in said
