@@ -43,15 +43,18 @@ class Controller:
 
 
 class Trial:
-    def __init__(self, trial_id):
-        self.trial_id = trial_id
+    def __init__(self, trial_id, drawn):
+        self.trial_id, self.config = trial_id, {**drawn, "trial": f"t{trial_id}", "slot": 0}
 
 
-def stopped_at(scheduler, curves):
-    """Feed trials one after the other to Tune's own scheduler; training seconds at which each was stopped, or None."""
+def stopped_at(scheduler, curves, points=()):
+    """Feed trials one after the other to Tune's own scheduler; training seconds at which each was stopped, or None.
+
+    `points`: the knobs of the first ones.
+    """
     controller, found = Controller(), []
     for number, curve in enumerate(curves):
-        trial = Trial(str(number))
+        trial = Trial(str(number), points[number] if number < len(points) else {"loader.batch_size": 64})
         scheduler.on_trial_add(controller, trial)
         last, stop = {}, None
         for train_s, value in curve:
@@ -82,6 +85,20 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
     assert late is None
     assert bad is not None, "the rule stops nothing at all"
     assert bad >= 4.0, "stopped before half of its budget"
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+@pytest.mark.parametrize("noise", [1, 3])
+def test_no_run_of_the_baseline_is_stopped(rule, noise):
+    """However bad it is beside the first ones: without its end there is neither a speed-up nor a noise."""
+    wanted = loaded(early_stopping=rule, noise=noise)
+    scheduler = tuner.scheduler(wanted)
+    assert scheduler.set_search_properties("objective", "min")
+    good, bad = at(20.0, 10.0, 8.0, 7.0), at(25.0, 24.0, 23.0, 22.0)
+    others = [{"loader.batch_size": 64}] * 4
+    stops = stopped_at(scheduler, [*[good] * 4, *[bad] * noise, bad], [*others, *wanted.candidates[:noise]])
+    assert stops[:-1] == [None] * (4 + noise)
+    assert stops[-1] is not None, "the rule stops nothing at all"
 
 
 def test_nothing_is_stopped_unless_asked_for():

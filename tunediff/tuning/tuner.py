@@ -14,7 +14,6 @@ import optuna
 import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.environment import unwritable
 from tunediff.space import SearchSpace
@@ -23,6 +22,7 @@ from tunediff.tuning.dashboard import Board, Listener
 from tunediff.tuning.messages import Kind, Plan, drawn
 from tunediff.tuning.resources import Share
 from tunediff.tuning.searcher import GRACE, Searcher
+from tunediff.tuning.stopping import Asha, Median
 from tunediff.tuning.trial import Driver
 
 log = logging.getLogger(__name__)
@@ -78,18 +78,20 @@ def _tuner(
     )  # fmt: skip
 
 
-def scheduler(space: SearchSpace) -> ASHAScheduler | MedianStoppingRule | None:
+def scheduler(space: SearchSpace) -> Asha | Median | None:
     """Tune's scheduler that stops hopeless trials on training seconds, or None. Rungs lie at evaluation points.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
-    before `GRACE` of its budget.
+    before `GRACE` of its budget, and no run of the baseline at all.
     """
-    budget_s = space.budget.per_trial_s
+    budget_s, rule = space.budget.per_trial_s, None
     if space.early_stopping == "asha":
-        return ASHAScheduler(time_attr="train_s", max_t=budget_s, grace_period=GRACE * budget_s, reduction_factor=2)
-    if space.early_stopping == "median":
-        return MedianStoppingRule(time_attr="train_s", grace_period=GRACE * budget_s, min_samples_required=3)
-    return None
+        rule = Asha(time_attr="train_s", max_t=budget_s, grace_period=GRACE * budget_s, reduction_factor=2)
+    elif space.early_stopping == "median":
+        rule = Median(time_attr="train_s", grace_period=GRACE * budget_s, min_samples_required=3)
+    if rule is not None:
+        rule.spared = space.candidates[: space.noise]
+    return rule
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]

@@ -39,7 +39,8 @@ def lessons(space: SearchSpace, folder: Path) -> list[Lesson]:
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
     found = []
     for trial in [*ranked, *(trial for trial in trials if trial.status in ("oom", "nan", "timeout"))]:
-        if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
+        again = earlier.seeds == 1 and "seed" in trial.drawn  # it taught how much runs differ, nothing of its point
+        if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
         same = _ruler(earlier) == _ruler(space) and trial.fingerprint == cfg.fingerprint(space.config(point))
         found.append(Lesson(f"{folder.name}/{trial.name}", trial, point, same))
