@@ -205,7 +205,7 @@ def test_without_its_baseline_the_best_is_compared_with_nothing(tmp_path, plain)
     write(tmp_path / "night", wanted, 0, curve=(), status="nan", reason="the loss is not finite")
     write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"})
     text = words(written(tmp_path / "night"))
-    assert "its FD (classifier) is 2; the baseline has no result to compare it with." in text
+    assert "not determined: the baseline t0000 ended as nan." in text
     assert "1 of 2 trials that ended failed" in text
 
 
