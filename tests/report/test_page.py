@@ -217,7 +217,7 @@ def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain)
     )
     assert "not told apart" not in text
     text = words(written(noisy(tmp_path / "close", repeats=(3.0,))))
-    assert "The best trial is not told apart from the baseline by one run each" in text
+    assert "2 times faster. It is not told apart from the baseline by one run each: the noise is larger." in text
     assert "one run each, by which the two are not told apart." in text
 
 

@@ -38,11 +38,9 @@ def won(subject: Subject, files: Files) -> Html:
     elif subject.compared is not None:
         parts.append(lead(*_best_of_seeds(subject, subject.compared, winner)))
     else:
-        parts += [
-            lead(*_single(subject, winner)),
-            *(el("p", said) for said in _undecided(subject)),
-            note(_luck(subject)),
-        ]
+        unsure = noise.told_apart(subject.found, subject.noise) is False
+        parts.append(lead(*_single(subject, winner), f" It is {NOT_APART}: the noise is larger." if unsure else ""))
+        parts += [*(el("p", said) for said in [_as_good(subject)] if said), note(_luck(subject))]
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
         parts.append(note(subject.confirming))
@@ -113,19 +111,14 @@ def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) 
     return [*said, f". That is {SAME}." if difference.verdict == SAME else f" ({difference.verdict})."]
 
 
-def _undecided(subject: Subject) -> list[str]:
-    """What the noise of one run leaves open: whether the best is better than the baseline, and than which others."""
-    found, said = subject.found, list[str]()
-    if noise.told_apart(found, subject.noise) is False:
-        said.append(f"{subject.leader.capitalize()} is {NOT_APART}: that lies behind it by no more than the noise.")
-    near = [trial.name for trial in noise.within_best(found, subject.noise)]
-    others = [name for name in near if found.baseline is None or name != found.baseline.name]
-    if others:
-        names = (
-            f"{', '.join(others[:MOST_NAMES])}{f' and {len(others) - MOST_NAMES} more' if others[MOST_NAMES:] else ''}"
-        )
-        said.append(f"Within the noise of the best, and so perhaps as good: {names}.")
-    return said
+def _as_good(subject: Subject) -> str:
+    """Which other trials lie within the noise of the best; '' where there are none, or it is not known."""
+    base, found = subject.found.baseline, subject.found
+    near = [one.name for one in noise.within_best(found, subject.noise) if base is None or one.name != base.name]
+    more = f" and {len(near) - MOST_NAMES} more" if len(near) > MOST_NAMES else ""
+    return (
+        f"Within the noise of the best, and so perhaps as good: {', '.join(near[:MOST_NAMES])}{more}." if near else ""
+    )
 
 
 def _luck(subject: Subject) -> str:
