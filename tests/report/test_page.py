@@ -229,6 +229,8 @@ def test_trials_within_the_noise_are_marked(tmp_path, plain):
     assert names == ["t0003", "t0002", "t0004", "t0005", "t0000", "t0001", "t0006"]
     marked = re.findall(r"<td>(t\d{4})</td>(?:(?!</tr>).)*≈", table, flags=re.S)
     assert marked == ["t0002", "t0004"]
+    again = table[table.index("<td>t0001</td>") :]
+    assert ">1</td>" in again[: again.index("</tr>")], "its seed"
     assert "≈: behind the best by no more than the noise, 8.01 % of one run" in words(page)
     kept = {row["trial"]: row["within_noise_of_best"] for row in rows(folder / "report" / "trials.csv")}
     assert [name for name, near in kept.items() if near == "True"] == ["t0002", "t0003", "t0004"]

@@ -23,7 +23,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
         return None
     frame = noise.table(found, subject.noise)
     files.csv("trials", frame)
-    names = [dimension.name for dimension in found.space.dimensions]
+    names = [*(["seed"] if any(map(found.repeats, found.trials)) else []), *(d.name for d in found.space.dimensions)]
     reasons = any(trial.reason for trial in found.trials)
     ranks = {trial.name: rank for rank, trial in enumerate(found.ranked)}
     lines = list(zip(found.trials, frame.astype(object).to_dict("records"), strict=True))
