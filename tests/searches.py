@@ -98,3 +98,23 @@ def night(folder):
         + json.dumps({"event": "end", "time": 1090.0}) + "\n"
     )  # fmt: skip
     return folder
+
+
+def noisy(folder, repeats=(2.24,), others=(1.2, 1.0, 1.3, 1.9, 3.0), content=FILE, baseline=2.0, **of_baseline):
+    """A search whose baseline ran again on the next seeds; a value at the end for each run of it, and for other trials.
+
+    `of_baseline`: what `write` takes, for its first run.
+    """
+
+    def curve(end):
+        return (5.0, 1000, 4 * end), (10.0, 2000, 2 * end), (20.0, 4000, end)
+
+    wanted = make(folder, content)
+    write(folder, wanted, 0, **({"curve": curve(baseline)} | of_baseline))
+    for number, end in enumerate(repeats, 1):
+        drawn = {**wanted.candidates[0], "seed": wanted.baseline.seed + number}
+        write(folder, wanted, number, curve=curve(end), drawn=drawn)
+    points = [{"loader.batch_size": size, "precision.amp": amp} for amp in ("none", "bf16") for size in (32, 64, 256)]
+    for number, (point, end) in enumerate(zip(points, others, strict=False), 1 + len(repeats)):
+        write(folder, wanted, number, point, curve(end))
+    return folder

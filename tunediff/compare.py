@@ -212,10 +212,12 @@ def _refuse_pointless(asked: Sequence[Sequence[str]], sides: Sequence[Systems], 
             f"{asked[1][0]}: is judged by {two.name} ({two.mode}), {asked[0][0]} by {one.name} ({one.mode})"
         )
     apart = sides[1].seed - sides[0].seed
-    prints = {cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False)) for config in sides}
-    if len(prints) == 1 and not apart:
+    device = "cuda" if resources.local().gpus else "cpu"
+    alike = [cfg.override(cfg.effective(config, device), {"seed": 0}, check=False) for config in sides]
+    if len(set(map(cfg.fingerprint, alike))) == 1 and not apart:
+        idle = "".join(f" ({knob}: {why})" for knob, why in cfg.not_effective(sides[1], device).items())
         hint = f"change a knob, or its seed by at least {most} to see the noise"
-        raise ConfigError(f"{' '.join(asked[1])}: is the same configuration on the same seeds; {hint}")
+        raise ConfigError(f"{' '.join(asked[1])}: is what A is here, on the same seeds{idle}; {hint}")
     if 0 < abs(apart) < most:
         seed, allowed = sides[1].seed - confirmation.SEED_OFFSET, f"A's, or at least {most} away from it"
         raise ConfigError(

@@ -225,6 +225,7 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     above = next(path for path in [folder, *folder.parents] if path.exists())
     free = shutil.disk_usage(above).free / 2**20
     repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
+    repeats += f", {wanted.noise} of them the baseline, for the noise" if wanted.noise > 1 else ""
     points = "unlimited" if (n := space.size(wanted)) == float("inf") else f"{n:.0f}"
     lines = [
         f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
@@ -266,6 +267,7 @@ def summary(found: Results, wall_s: float, compared: Comparison | None = None) -
             block["speedup_means"] = (
                 "baseline's training seconds / those of the best until equal (linear between points)"
             )
+        block |= verdicts.noise_block(found, verdicts.noise_of(found)) if compared is None else {}
     training = parts["train"] + parts["data_wait"]
     block |= {
         "wall_s": wall_s,
@@ -297,9 +299,13 @@ def _best(found: Results, best: TrialRecord) -> dict[str, Any]:
     base, label = found.baseline, found.label
     of_base = base.value(found.metric) if base is not None else None
     block: dict[str, Any] = {"best_trial": best.name, "best_configuration": cli.knobs(found.changed(best))}
-    block |= {f"best_{label}": best.value(found.metric), f"baseline_{label}": of_base, "speedup": found.speedup(best)}
-    timed = not found.by_rate and base is not None and base.points
-    return block | ({"seconds_to_baseline": found.seconds_to_baseline(best)} if timed else {})
+    block |= {f"best_{label}": best.value(found.metric), f"baseline_{label}": of_base}
+    if why := found.no_baseline(best):
+        block["speedup"] = f"not determined: {why}"
+    else:
+        block["speedup"] = found.speedup(best)
+        block |= {} if found.by_rate else {"seconds_to_baseline": found.seconds_to_baseline(best)}
+    return block
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
@@ -309,7 +315,10 @@ def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
     base = rows[0] if compared.baseline is not None else {}
     block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}
     block |= {f"best_{label}": row[mean], f"baseline_{label}": base.get(mean)}
-    block |= {"means_over": f"{row['finished']} seeds", "speedup": row["speedup"]}
+    block["means_over"] = f"{row['finished']} seeds"
+    if compared.baseline is None or not compared.baseline.done:
+        return block | {"speedup": "not determined: no run of the baseline ended ok"}
+    block["speedup"] = row["speedup"]
     return block if compared.found.by_rate else block | {"seconds_to_baseline": row["seconds_to_baseline"]}
 
 

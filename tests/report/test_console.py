@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console as Terminal
 
 from tests import searches
+from tests.searches import noisy
 from tunediff import config as cfg
 from tunediff import record, space
 from tunediff.report import console
@@ -48,10 +49,10 @@ def night(tmp_path):
     return tmp_path / "night", loaded
 
 
-def shown(folder, loaded, height=30, events=()):
-    """What a terminal of 140 columns shows in the end, line by line."""
+def shown(folder, loaded, height=30, events=(), width=140):
+    """What a terminal shows in the end, line by line."""
     table = console.Table(folder, loaded)
-    table._terminal = Terminal(file=io.StringIO(), width=140, height=height, force_terminal=False)
+    table._terminal = Terminal(file=io.StringIO(), width=width, height=height, force_terminal=False)
     for event in events:
         table.listen(*event)
     table._terminal.print(table._render())
@@ -78,6 +79,46 @@ def test_the_table_ranks_trials_and_says_what_runs(night):
     assert rows[1][1:] == ["t0001", "loader.batch_size=64", "█▄▂▁", "5", "0.50", "50", "321", "ok"]
     assert rows[2][2] == "baseline"
     assert rows[3][-1] == "oom"
+
+
+def test_what_lies_within_the_noise_of_the_best_is_marked(tmp_path):
+    folder = noisy(tmp_path / "night")
+    lines = [line for line in shown(folder, space.load(folder / "search.yaml"), width=200) if line]
+    assert lines[0].endswith(
+        "best t0003 1 · 2× as fast as the baseline · ≈ within the noise of the best: 8.01 % of one run "
+        "(sd, from 2 runs of the baseline: a rough estimate)"
+    )
+    rows = [line.split() for line in lines[2:]]
+    assert [row[:2] for row in rows[:5]] == [
+        ["1", "t0003"],
+        ["≈2", "t0002"],
+        ["≈3", "t0004"],
+        ["4", "t0005"],
+        ["5", "t0000"],
+    ]
+    assert rows[5][:2] == ["t0001", "seed=1"], "a run that repeats another has no rank, and stands below it"
+    assert rows[5][-5:] == ["2.24", "1.12", "200", "501", "ok"]
+    assert rows[6][:2] == ["6", "t0006"]
+
+
+def test_a_best_within_the_noise_of_the_baseline_is_no_victory(tmp_path):
+    folder = noisy(tmp_path / "night", repeats=(3.0,))
+    head = "".join(shown(folder, space.load(folder / "search.yaml"), width=300)[:2])
+    assert "2× as fast as the baseline, not told apart from the baseline by one run each · ≈ within" in head
+
+
+@pytest.mark.parametrize("status", ["oom", "pruned"])
+def test_beside_a_baseline_that_failed_nothing_is_faster(tmp_path, status, capsys):
+    folder = noisy(tmp_path / "night", status=status, curve=((5.0, 1000, 8.0),))
+    loaded = space.load(folder / "search.yaml")
+    head, _, *rows = (line for line in shown(folder, loaded) if line)
+    assert head.endswith(f"best t0003 1 · no speed-up: the baseline t0000 ended as {status}")
+    assert not any("×" in row for row in [head, *rows])
+    assert rows[0].split()[-5:] == ["█▅▁", "1", "200", "503", "ok"], "no ratio to what has failed"
+    lines = console.Console(folder, loaded, quiet=False)
+    lines.listen("point", "t0003", {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0})
+    lines.listen("end", "t0003", {})
+    assert "baseline" not in capsys.readouterr().out
 
 
 def test_failures_are_told_above_it_and_names_are_no_markup(night):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.report.pages import Elements, rows, words, written
-from tests.searches import FILE, make, random_points, write
+from tests.searches import FILE, make, noisy, random_points, write
 from tunediff import space
 from tunediff.report import __main__ as command
 from tunediff.report.html import SCRIPT
@@ -205,8 +205,57 @@ def test_without_its_baseline_the_best_is_compared_with_nothing(tmp_path, plain)
     write(tmp_path / "night", wanted, 0, curve=(), status="nan", reason="the loss is not finite")
     write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"})
     text = words(written(tmp_path / "night"))
-    assert "its FD (classifier) is 2; the baseline has no result to compare it with." in text
+    assert "not determined: the baseline t0000 ended as nan." in text
     assert "1 of 2 trials that ended failed" in text
+
+
+def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain):
+    text = words(written(noisy(tmp_path / "night")))
+    assert "Within the noise of the best, and so perhaps as good: t0002, t0004." in text
+    assert (
+        "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is partly" in text
+    )
+    assert "not told apart" not in text
+    text = words(written(noisy(tmp_path / "close", repeats=(3.0,))))
+    assert "2 times faster. It is not told apart from the baseline by one run each: the noise is larger." in text
+    assert "one run each, by which the two are not told apart." in text
+
+
+def test_trials_within_the_noise_are_marked(tmp_path, plain):
+    folder = noisy(tmp_path / "night")
+    page = written(folder)
+    table = page[page.index('id="trials-table"') :]
+    names = re.findall(r"<td>(t\d{4})</td>", table)
+    assert names == ["t0003", "t0002", "t0004", "t0005", "t0000", "t0001", "t0006"]
+    marked = re.findall(r"<td>(t\d{4})</td>(?:(?!</tr>).)*≈", table, flags=re.S)
+    assert marked == ["t0002", "t0004"]
+    again = table[table.index("<td>t0001</td>") :]
+    assert ">1</td>" in again[: again.index("</tr>")], "its seed"
+    assert "≈: behind the best by no more than the noise, 8.01 % of one run" in words(page)
+    kept = {row["trial"]: row["within_noise_of_best"] for row in rows(folder / "report" / "trials.csv")}
+    assert [name for name, near in kept.items() if near == "True"] == ["t0002", "t0003", "t0004"]
+
+
+def test_a_search_that_repeated_nothing_reads_as_ever(night, plain):
+    page = written(night)
+    assert "≈" not in page
+    assert "One run each: nothing here says how much of that is chance, and the best of 3 is partly" in words(page)
+    assert {row["within_noise_of_best"] for row in rows(night / "report" / "trials.csv")} == {""}
+
+
+@pytest.mark.parametrize("objective", ["frechet", "samples_per_s"])
+@pytest.mark.parametrize("status", ["oom", "pruned", None])
+def test_nothing_is_faster_than_a_baseline_without_an_end(tmp_path, plain, status, objective):
+    content = FILE | {"objective": objective}
+    of_baseline = {"status": status, "curve": ((5.0, 1000, 8.0),), "content": content}
+    folder = noisy(tmp_path / "night", (), **of_baseline)
+    write(folder, space.load(folder / "search.yaml"), 9, {"optimizer.lr": 2e-3}, rate=900.0)
+    text = words(written(folder))
+    why = f"ended as {status}" if status else "is not finished"
+    assert f"than the baseline is not determined: the baseline t0000 {why}." in text
+    assert "times as fast" not in text.replace("How many times as fast it is is not determined", "")
+    assert "times faster" not in text
+    assert all(row["speedup"] == "" for row in rows(folder / "report" / "trials.csv"))
 
 
 def test_the_baseline_may_win(tmp_path, plain):

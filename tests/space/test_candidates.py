@@ -1,8 +1,9 @@
 """Grids, lists, ladders, seeds: what is tried, in which order."""
 
 import optuna
+import pytest
 
-from tests.space.files import listed, parse
+from tests.space.files import changed, listed, parse
 from tunediff import space
 from tunediff.workloads.diffusion.knobs import LogitNormal, LossSecondMoment, Speed
 
@@ -10,7 +11,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def test_baseline_is_first_even_if_not_listed():
-    loaded = parse(first=[{"loader.batch_size": 64}])
+    loaded = parse(first=[{"loader.batch_size": 64}], noise=1)
     assert [point["loader.batch_size"] for point in loaded.candidates] == [128, 64]
 
 
@@ -176,3 +177,40 @@ def test_limits_count_all_runs():
 def test_without_seeds_the_seed_is_no_dimension():
     loaded = parse(search=None, first=None, grid={"timesteps.name": ["uniform"]}, budget={"per_trial": "20s"})
     assert (loaded.seeds, [d.name for d in loaded.dimensions]) == (1, ["timesteps.name"])
+
+
+# ---------------------------------------------------------------------------------------------------------- noise
+@pytest.mark.parametrize(
+    ("changes", "seeds"),
+    [
+        ({}, [None, 6, None]),
+        ({"noise": 1}, [None, None]),
+        ({"noise": 3}, [None, 6, 7, None]),
+        ({"budget": {"per_trial": "20s", "trials": 6}}, [None, 6, None]),
+        ({"budget": {"per_trial": "20s", "trials": 5}}, [None, None]),
+        ({"budget": {"per_trial": "20s", "trials": 3}, "noise": 2}, [None, 6, None]),
+        ({"objective": "samples_per_s", "first": None}, [None, 6]),
+        ({"objective": ["frechet", "worker_s"], "first": []}, [None, 6]),
+    ],
+)
+def test_a_search_runs_its_baseline_again_on_the_next_seeds(changes, seeds):
+    loaded = parse(fixed={"seed": 5}, **changes)
+    assert [point.get("seed") for point in loaded.candidates] == seeds
+    assert loaded.noise == len([seed for seed in seeds if seed]) + 1
+    baseline, *others = loaded.candidates
+    for again in others[: loaded.noise - 1]:
+        assert again == {**baseline, "seed": again["seed"]}
+        assert loaded.changed(again) == {"seed": again["seed"]}
+    assert "seed" not in [dimension.name for dimension in loaded.dimensions]
+
+
+@pytest.mark.parametrize(("trials", "noise"), [(1, 1), (5, 1), (6, 2), (40, 2)])
+def test_the_number_of_trials_on_the_command_line_decides(trials, noise):
+    loaded = space.parse(changed(), "x.yaml", budget={"trials": trials})
+    assert (loaded.noise, len(loaded.candidates)) == (noise, min(trials, noise + 1))
+
+
+def test_what_repeats_its_points_anyway_has_no_further_runs_of_the_baseline():
+    forms = {"grid": {"precision.amp": ["none", "bf16"]}, "trials": [{"precision.amp": "bf16"}]}
+    for form in [{name: of} for name, of in forms.items()] + [{"ladder": {"a": {"precision.amp": "bf16"}}}]:
+        assert listed(budget={"per_trial": "20s", "trials": 40}, **form).noise == 1

@@ -29,7 +29,7 @@ def test_draws_follow_when_and_stay_inside():
 
 
 def test_first_points_are_completed_from_the_baseline():
-    baseline, second = parse().candidates
+    baseline, second = parse(noise=1).candidates
     assert baseline == {"loader.batch_size": 128, "optimizer.lr": 1e-3, "timesteps.name": "uniform"}
     assert second == {
         "loader.batch_size": 64, "optimizer.lr": 1e-3, "timesteps.name": "loss_second_moment",
@@ -38,7 +38,7 @@ def test_first_points_are_completed_from_the_baseline():
 
 
 def test_enqueued_points_come_out_as_written():
-    loaded = parse()
+    loaded = parse(noise=1)
     study = optuna.create_study()
     for point in loaded.candidates:
         study.enqueue_trial(space.to_params(point))
@@ -48,7 +48,7 @@ def test_enqueued_points_come_out_as_written():
 
 def test_lists_as_choices_survive_optuna(tmp_path):
     search = {"model.multipliers": [[1, 2], [1, 2, 4]]}
-    loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}])
+    loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}], noise=1)
     storage = f"sqlite:///{tmp_path}/s.db"
     study = optuna.create_study(storage=storage)
     study.enqueue_trial(space.to_params(loaded.candidates[1]))
@@ -91,7 +91,7 @@ def test_other_conditions_come_on_top():
 
 
 def test_a_member_that_is_fixed_needs_no_condition():
-    loaded = parse(fixed={"timesteps.name": "joint_error"}, search={"timesteps.bins": [10, 40]}, first=[])
+    loaded = parse(fixed={"timesteps.name": "joint_error"}, search={"timesteps.bins": [10, 40]}, first=[], noise=1)
     assert [(dimension.name, dimension.when) for dimension in loaded.dimensions] == [("timesteps.bins", ())]
     assert loaded.candidates == ({"timesteps.bins": 40},)
 

@@ -9,6 +9,7 @@ FILE = {
     "budget": {"per_trial": "3s", "trials": 6},
     "search": {"loader.batch_size": [32, 64, 128], "loader.resident": [False, True]},
     "first": [{"loader.batch_size": 64}],
+    "noise": 1,
 }
 
 

@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import BIG, FILE, end, study
+from tests.tuning.asked import BIG, EARLIER, FILE, end, study
 from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
@@ -35,7 +35,12 @@ def test_a_small_space_ends_the_search(make):
 
 def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
     """The points of a grid come in their order, before and after `--trials` was raised, and none that is not in it."""
-    grid = {"grid": {"loader.batch_size": [32, 64, 128], "optimizer.lr": [1e-3, 2e-3]}, "search": None, "first": None}
+    grid = {
+        "grid": {"loader.batch_size": [32, 64, 128], "optimizer.lr": [1e-3, 2e-3]},
+        "search": None,
+        "first": None,
+        "noise": None,
+    }
     content = {key: value for key, value in (FILE | grid).items() if value is not None}
     expected = [dict(point) for point in space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").candidates]
     seen = []
@@ -231,6 +236,99 @@ def test_what_the_file_lists_runs_although_it_changes_nothing(make):
     assert searcher.suggest("x") == "FINISHED"
 
 
+# ------------------------------------------------------------------------------------------------- the baseline again
+def run(searcher, statuses="", first=0):
+    """Run it to its end; the knobs of every trial. `statuses`: of the first ones, by their letters, e.g. `no`."""
+    seen, known = [], {"o": "ok", "m": "oom", "n": "nan"}
+    while (suggestion := searcher.suggest(f"tune{first + len(seen)}")) != "FINISHED":
+        status = known[statuses[len(seen)]] if len(seen) < len(statuses) else "ok"
+        end(searcher, suggestion, f"tune{first + len(seen)}", status=status, value=5.0 + len(seen))
+        seen.append({knob: value for knob, value in suggestion.items() if knob not in ("trial", "slot")})
+    return seen
+
+
+def test_the_baseline_runs_again_on_another_seed(make):
+    searcher = make(noise=2, fixed={"seed": 7}, budget={"per_trial": "3s", "trials": 50})
+    baseline, again, listed, *others = run(searcher)
+    assert again == {**baseline, "seed": 8}
+    assert listed["loader.batch_size"] == 64
+    assert len(others) == 4, "the whole space of 6 points besides"
+    assert not any("seed" in point for point in [baseline, listed, *others])
+    trials = record.read_trials(searcher.experiment)
+    assert [trial.config["seed"] for trial in trials] == [7, 8, *[7] * 5]
+    assert trials[1].drawn == again
+    told = [(t.params, t.value) for t in study(searcher)[:2]]
+    assert told == [(baseline, 5.0), (baseline, 6.0)], "Optuna learns both values of one point"
+
+
+def test_a_resumed_search_knows_which_run_repeats_the_baseline(make, tmp_path):
+    first = make(noise=2)
+    end(first, first.suggest("a"), "a")
+    running = first.suggest("b")
+    end(first, running, None, status=None)  # killed while it trained
+    assert running["seed"] == 1
+    (tmp_path / "study.db").unlink()  # and the study with it
+    second = make(noise=2)
+    again = second.suggest("x")
+    assert {**again, "slot": 0} == {**running, "slot": 0}
+    end(second, again, "x", begin=False)
+    assert make(noise=2).suggest("y") | {"slot": 0} == {
+        "trial": "t0002", "slot": 0, "loader.batch_size": 64, "loader.resident": False,
+    }  # fmt: skip
+
+
+def test_a_raised_limit_brings_the_second_run_of_the_baseline(make):
+    """Five trials are too few for it, eight are not; and no point runs twice because there are others before it now."""
+    budget = {"per_trial": "3s", "trials": 3}
+    before = run(make(noise=None, budget=budget))
+    after = run(make(noise=None, budget=budget | {"trials": 8}), first=3)
+    assert after[0] == {**before[0], "seed": 1}
+    points = [tuple(point.values()) for point in before + after[1:]]
+    assert len(set(points)) == len(points) == 6, "the whole space"
+    lowered = make(noise=None, budget=budget | {"trials": 4})
+    assert lowered.suggest("z") == "FINISHED"
+
+
+def test_a_limit_that_is_raised_before_the_queue_was_empty_loses_nothing(make):
+    two = {"first": [{"loader.batch_size": 64}, {"loader.batch_size": 32}]}
+    before = run(make(**two, noise=None, budget={"per_trial": "3s", "trials": 1}))
+    after = run(make(**two, noise=None, budget={"per_trial": "3s", "trials": 8}), first=1)
+    assert {**before[0], "seed": 1} in after
+    assert [point["loader.batch_size"] for point in after if not point["loader.resident"]].count(64) == 1
+
+
+def test_a_baseline_that_ran_out_of_memory_is_not_run_again(make):
+    """Its place is for others; one that was not finite might be at another seed."""
+    searcher = make(noise=2, search={"precision.amp": ["none", "bf16"]}, first=None)
+    assert run(searcher, "m") == [{"precision.amp": "none"}, {"precision.amp": "bf16"}]
+    assert [trial.name for trial in record.read_trials(searcher.experiment)] == ["t0000", "t0001"]
+
+
+def test_a_baseline_that_was_not_finite_is_tried_on_another_seed(make):
+    points = run(make(noise=2, search={"precision.amp": ["none", "bf16"]}, first=None), "n")
+    assert [point.get("seed") for point in points] == [None, 1, None]
+
+
+def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp_path):
+    """Its baseline is: at another budget the best points of the earlier search are tried first, each of them once."""
+    from tunediff.tuning import experiment
+    from tunediff.tuning.searcher import Searcher
+
+    earlier = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}, "noise": 2}
+    earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}
+    wanted = space.parse(earlier, "x.yaml")
+    experiment.create(tmp_path / "earlier", wanted, earlier)
+    searcher = Searcher(wanted, tmp_path / "earlier", 1)
+    for value in (3.0, 2.0, 4.0, 5.0):
+        end(searcher, searcher.suggest("a"), "a", value=value)
+    later = make(
+        **EARLIER | {"first": None}, warm_start=str(tmp_path / "earlier"), budget={"per_trial": "9s", "trials": 4}
+    )
+    queued = [t.system_attrs["fixed_params"]["loader.batch_size"] for t in study(later) if "from" in t.user_attrs]
+    assert queued[:2] == [32, 64]
+    assert len(queued) == 3
+
+
 # ---------------------------------------------------------------------------------------------- what failures teach
 def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
     """1,024 images in float32 ran out: so do they at any other learning rate, but perhaps not in bfloat16."""
@@ -251,7 +349,7 @@ def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
 
 
 def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
-    grid = {"grid": {"loader.batch_size": [128, 256, 512, 1024]}, "search": None, "first": None}
+    grid = {"grid": {"loader.batch_size": [128, 256, 512, 1024]}, "search": None, "first": None, "noise": None}
     searcher = make(**grid, budget={"per_trial": "3s"})
     first, second = searcher.suggest("a"), None
     end(searcher, first, "a", status="ok")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
 from tunediff.record import TrialRecord
+from tunediff.report.verdicts import NEAR, NOT_APART, noise_words
 from tunediff.report.words import beside
-from tunediff.results import Results, curve, failed, last
+from tunediff.results import Results, curve, failed, last, noise
 from tunediff.space import SearchSpace
 from tunediff.tuning import warm_start
 from tunediff.tuning.resources import local
@@ -129,6 +130,7 @@ class Console:
     def _versus(self, trial: TrialRecord, index: int, value: float) -> float | None:
         """A value against that of the baseline at the same evaluation."""
         base = self.found.baseline_of(trial)
+        base = None if base is not None and (failed(base) or base.status == "pruned") else base
         same = next((point for point in base.points if point["index"] == index), None) if base is not None else None
         of_base = same.get(self.found.metric) if same is not None else None
         return self.found.versus(value, of_base)
@@ -194,7 +196,11 @@ class Table(Console):
         ranks = {trial.name: rank for rank, trial in enumerate(found.ranked, 1)}
         running = [trial for trial in found.trials if not trial.finished]
         rest = [trial for trial in found.trials if trial.finished and trial.name not in ranks]
-        rows = [*running, *found.ranked, *reversed(rest)]
+        again = {trial.name: trial for trial in rest if found.repeats(trial) and trial.status == "ok"}
+        ranked = [row for one in found.ranked for row in (one, *(again.values() if one is found.baseline else ()))]
+        rows = [*running, *ranked, *(trial for trial in reversed(rest) if trial.name not in again)]
+        known = noise.measured(found)
+        near = {trial.name for trial in noise.within_best(found, known)}
         room = max(3, self._terminal.height - 8)
 
         grid = Grid(box=None, padding=(0, 1), header_style="bold")
@@ -207,26 +213,30 @@ class Table(Console):
             grid.add_column(column, justify="right", no_wrap=True)
         grid.add_column("status", no_wrap=True)
         for trial in rows[:room]:
-            grid.add_row(*self._row(trial, ranks), style=_style(trial, ranks))
+            rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
+            grid.add_row(rank, *self._row(trial), style=_style(trial, ranks))
         left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
-        head = Text("\n" + self._headline(), style="bold")
+        legend = f" · {NEAR} within the noise of the best: {noise_words(known, found.label)}" if known and near else ""
+        legend = f", {NOT_APART}{legend}" if noise.told_apart(found, known) is False else legend
+        head = Text("\n" + self._headline() + legend, style="bold")
         return Group(head, grid, Text(left, style="dim")) if rows else head
 
     def _headline(self) -> str:
         """How far the search is, and the best so far."""
         best = self.found.best
         faster = self.found.speedup(best) if best is not None else None
+        base, none = self.found.baseline, self.found.no_baseline(best) if best is not None else ""
+        said = f"no speed-up: {none}" if none and base is not None and base.finished else ""
         words = [self.folder.name, f"{self._done()}/{self.space.budget.trials} trials", self._elapsed(), self._left()]
-        words += [self._best(), f"{cli.number(faster)}× as fast as the baseline" if faster is not None else ""]
+        words += [self._best(), f"{cli.number(faster)}× as fast as the baseline" if faster is not None else said]
         return " · ".join(filter(None, words))
 
-    def _row(self, trial: TrialRecord, ranks: dict[str, int]) -> list[str]:
+    def _row(self, trial: TrialRecord) -> list[str]:
         found = self.found
         values = [value for _, value in curve(trial, found.metric)]
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         return [
-            str(ranks.get(trial.name, "")),
             trial.name,
             self._changed(trial.drawn),
             sparkline(values, found.ratios),

@@ -14,9 +14,16 @@ from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
 from tunediff.report.style import Stars, draw
 from tunediff.report.subject import ruler
-from tunediff.report.verdicts import INTERVALS, comparison_table, conclusions, confirmation_table, sentences
+from tunediff.report.verdicts import (
+    INTERVALS,
+    comparison_table,
+    conclusions,
+    confirmation_table,
+    noise_of,
+    sentences,
+)
 from tunediff.report.words import markdown_table, plain_table
-from tunediff.results import Results
+from tunediff.results import Results, noise
 from tunediff.results.comparison import compare
 from tunediff.results.confirmation import Confirmation
 
@@ -30,7 +37,7 @@ def write_all(found: Results) -> dict[str, Path]:
     about = [measured] if (measured := ruler(found)) else []
     on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
     grey = "; ".join([*about, "grey: other trials"]) + on
-    written = _csv(found, "trials.csv", found.table()) | _csv(found, "curves.csv", found.curves())
+    written = _csv(found, "trials.csv", noise.table(found, noise_of(found))) | _csv(found, "curves.csv", found.curves())
     written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())

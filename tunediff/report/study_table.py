@@ -178,6 +178,8 @@ def table(found: Results) -> Table:
         places = {one.name: (one.choices or ()).index for one in searched(found)}
         rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
     base = _find(rows, cfg.flat(found.space.baseline))
+    if base is not None and not any(trial.status == "ok" for trial in base.runs):
+        base = None  # what it has measured so far is no measure for others
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)

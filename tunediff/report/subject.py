@@ -12,12 +12,13 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.report.words import some
-from tunediff.results import Results, confirmation, effects, journals
+from tunediff.results import Results, confirmation, effects, journals, noise
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
 from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
+from tunediff.results.noise import Noise
 from tunediff.results.speed import rate
 from tunediff.results.statistics import BETTER
 
@@ -37,6 +38,8 @@ class Subject:
     """About confirming runs that are not complete; '' otherwise."""
     compared: Comparison | None
     """Of a search with several seeds."""
+    noise: Noise | None
+    """Of one run; None: not known, or every configuration has several."""
     effects: list[Effect]
     quality: Importance | None
     """Of the objective, if that is not speed."""
@@ -140,6 +143,7 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
         told=told,
         confirming=confirming,
         compared=compared,
+        noise=noise.measured(found, told.compared.found if told is not None else None) if compared is None else None,
         effects=effects.effects(found),
         quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric), found.ratios),
         throughput=importance(found, rate),

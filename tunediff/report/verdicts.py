@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tunediff.cli import number
 from tunediff.report.words import estimated, interval, percent, rounded, some, times, verdict, with_sd
+from tunediff.results import Results, confirmation, noise
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
+from tunediff.results.noise import Noise
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
 
 
@@ -52,6 +54,36 @@ def conclusions(compared: Comparison) -> list[str]:
         words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.found.label}"
         said.append(f"A single difference would have to be about {words} to be told from the noise.")
     return said
+
+
+# --------------------------------------------------------------------------------------------------------------- noise
+NEAR = "≈"
+"""Marks what is behind the best by no more than the noise."""
+NOT_APART = "not told apart from the baseline by one run each"
+APART = "farther from the baseline than the noise of one run; how much of it is luck only new seeds tell"
+
+
+def noise_of(found: Results) -> Noise | None:
+    """The noise of a search with one seed, that of its confirming runs included; None: not known."""
+    told = confirmation.read(found) if found.space.seeds == 1 else None
+    return noise.measured(found, told.compared.found if told is not None else None)
+
+
+def noise_words(of: Noise, label: str) -> str:
+    """`3.1 % of one run (sd, from 2 runs of the baseline: a rough estimate)`; `label`: of the objective."""
+    size = f"{number(100 * of.sd)} %" if of.ratios else f"{number(of.sd)} {label}"
+    what = "the baseline" if of.configurations == 1 else f"{of.configurations} configurations"
+    return f"{size} of one run (sd, from {of.runs} runs of {what}{': a rough estimate' * of.rough})"
+
+
+def noise_block(found: Results, of: Noise | None) -> dict[str, str]:
+    """`key: value` for the end of a search: its noise, and what that leaves undecided."""
+    if of is None or found.best is None:
+        return {}
+    said = {"noise": noise_words(of, found.label)}
+    said[noise.COLUMN] = ", ".join(trial.name for trial in noise.within_best(found, of)) or "none"
+    apart = noise.told_apart(found, of)
+    return said if apart is None else {**said, "versus_noise": APART if apart else NOT_APART}
 
 
 # -------------------------------------------------------------------------------------------------------- confirmation

@@ -86,8 +86,8 @@ class Results:
         return self._with_seed(self.space.baseline.seed)
 
     def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
-        """What a trial is compared with: the baseline's run with the same seed."""
-        return self._with_seed(trial.config["seed"])
+        """What a trial is compared with: the baseline's run with the same seed; of one seed, the baseline's first."""
+        return self._with_seed(trial.config["seed"]) if self.space.seeds > 1 else self.baseline
 
     def quantity(self, name: str) -> Quantity:
         """What a measured number is called, and its unit."""
@@ -106,18 +106,47 @@ class Results:
         """Trials that differ in their seed only, together; in order of their first ones."""
         return _grouped(self.trials)
 
+    def repeats(self, trial: TrialRecord) -> bool:
+        """Whether it is there for the noise alone: a further run of the baseline of a search with one seed."""
+        return self.space.seeds == 1 and "seed" in trial.drawn
+
+    @property
+    def singles(self) -> list[TrialRecord]:
+        """The trials but for those that repeat another: each says something of its own about the knobs."""
+        return [trial for trial in self.trials if not self.repeats(trial)]
+
+    @property
+    def standings(self) -> list[tuple[TrialRecord, float]]:
+        """Successful trials with what their configuration has reached, the best first.
+
+        That is the mean over the runs where a search repeats its baseline: the first of them that ended ok stands for
+        all, so that no lucky seed is ahead. With several seeds every run stands for itself.
+        """
+        done = [(trial, value) for trial in self.trials if (value := trial.value(self.metric)) is not None]
+        found = [(trial, [value]) for trial, value in done if not self.repeats(trial)]
+        for trial, value in (pair for pair in done if self.repeats(pair[0])):
+            own = without_seed(trial.drawn)
+            same = next((values for first, values in found if without_seed(first.drawn) == own), None)
+            if same is None:
+                found.append((trial, [value]))
+            else:
+                same.append(value)
+        means = [(trial, sum(values) / len(values)) for trial, values in found]
+        return sorted(means, key=lambda pair: self.loss(pair[1]))
+
     @property
     def ranked(self) -> list[TrialRecord]:
-        """Successful trials, the best first."""
-        values = [(trial, value) for trial in self.trials if (value := trial.value(self.metric)) is not None]
-        return [trial for trial, _ in sorted(values, key=lambda pair: self.loss(pair[1]))]
+        """Successful trials, the best first; a search's runs of its baseline once: `standings`."""
+        return [trial for trial, _ in self.standings]
 
     @property
     def best(self) -> TrialRecord | None:
         """The best successful trial; with several seeds that of the best mean, so that luck does not choose.
 
-        Only configurations with as many successful runs as any are looked at.
+        With several seeds only configurations with as many successful runs as any are looked at.
         """
+        if self.space.seeds == 1:
+            return next(iter(self.ranked), None)
         runs = _grouped(self.ranked)
         most = max(map(len, runs), default=0)
         full = [trials for trials in runs if len(trials) == most]
@@ -191,6 +220,16 @@ class Results:
             return self.versus_baseline(trial)
         baseline, seconds = self.baseline_of(trial), self.seconds_to_baseline(trial)
         return float(baseline.points[-1]["train_s"]) / seconds if baseline is not None and seconds else None
+
+    def no_baseline(self, trial: TrialRecord) -> str:
+        """Why a trial has no finished baseline to be compared with, as a clause; '' where it has one."""
+        baseline = self.baseline_of(trial)
+        if baseline is None:
+            return "the baseline has not begun"
+        if baseline.value(self.metric) is not None:
+            return ""
+        ended = f"ended as {baseline.status}" if baseline.status != "ok" else f"ended without {self.metric}"
+        return f"the baseline {baseline.name} {ended if baseline.finished else 'is not finished'}"
 
     def seconds(self) -> dict[str, float]:
         """Where the workers' seconds went, over all trials."""

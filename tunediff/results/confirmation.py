@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tunediff import config as cfg
 from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.results import Results, failed, last, without_seed
+from tunediff.results import Results, failed, last, noise, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.sequential import Look, look
 from tunediff.results.statistics import BASELINE, BETTER, Difference, Estimate, estimate, mean, sd
@@ -33,12 +32,6 @@ def folder_name(number: int) -> str:
     return "confirm" if number == 1 else f"confirm-{number}"
 
 
-def finalists(found: Results, of: int) -> list[TrialRecord]:
-    """The best successful trials that differ from the baseline and from each other, `of` at most, the best first."""
-    base = cfg.fingerprint(found.space.baseline)
-    return [trial for trial in found.ranked if trial.fingerprint != base][:of]
-
-
 def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) -> dict[str, object]:
     """The search file of the confirmation: baseline and finalists, seed after seed; `base:` lies beside it.
 
@@ -46,7 +39,8 @@ def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) ->
     """
     names = {dimension.name for dimension in found.space.dimensions} - {"seed"}
     tried = [
-        {name: value for name, value in found.changed(trial).items() if name in names} for trial in finalists(found, of)
+        {name: value for name, value in found.changed(trial).items() if name in names}
+        for trial in noise.candidates(found, of)
     ]
     budget = found.space.budget
     limits = {

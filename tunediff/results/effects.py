@@ -71,7 +71,7 @@ def effects(found: Results) -> list[Effect]:
     drafts: list[Effect] = []
     for dimension in searched(found):
         samples, levels = list[list[float]](), list[Level]()
-        for label, trials in _groups(dimension, [trial for trial in found.trials if dimension.name in trial.drawn]):
+        for label, trials in _groups(dimension, [trial for trial in found.singles if dimension.name in trial.drawn]):
             ends = [value for trial in trials if (value := trial.value(found.metric)) is not None]
             samples.append([math.log(value) for value in ends] if logs else ends)
             speed = estimate([value for trial in trials if (value := rate(trial))], ratios=True, errors=True)

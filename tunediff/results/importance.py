@@ -65,7 +65,7 @@ def importance(found: Results, target: Callable[[TrialRecord], float | None], lo
     Of the target's logarithm where `logs` are allowed and all values positive. The study is made of the journals: the
     one in study.db holds penalties for failures, which are no measurements.
     """
-    known = [(trial, value) for trial in found.trials if (value := target(trial)) is not None]
+    known = [(trial, value) for trial in found.singles if (value := target(trial)) is not None]
     logs = logs and all(value > 0 for _, value in known)
     rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in known]
     dimensions = searched(found)

@@ -153,6 +153,9 @@ class SearchSpace(Manner):
     """Tried first, the baseline before all; in all forms but `search` there are no others."""
     seeds: int = 1
     """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
+    noise: int = 1
+    """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …, a knob that
+    no dimension draws. What they differ by is the noise of one run."""
     skipped: tuple[str, ...] = ()
     """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
     rungs: tuple[Rung, ...] = ()

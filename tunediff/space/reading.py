@@ -2,7 +2,8 @@
 
 One of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order,
 `ladder:` is a list of named changes, tried one on top of the other and each alone. All become the same thing: ordered
-dimensions and candidates to try first. `seeds: N` repeats the candidates of all but a search with N seeds.
+dimensions and candidates to try first. `seeds: N` repeats the candidates of all but a search with N seeds; of a search
+`noise: N` repeats the baseline.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
 SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
 DEFAULT = "digits.yaml"
+TRIALS_WITH_NOISE = 6
+"""From so many trials on a search runs its baseline twice unless it says otherwise."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
 """What a search of a workload's file alone may spend."""
 
@@ -112,8 +115,21 @@ def parse(
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     space = planned(space, file, seeds)
     trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
-    limits = dataclasses.replace(space.budget, trials=trials)
-    return dataclasses.replace(space, candidates=space.candidates[:trials], budget=limits)
+    limits, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
+    cfg.override(baseline, {"seed": baseline.seed + noise - 1}, where=f"{source}: noise", check=False)
+    first, *others = space.candidates
+    again = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
+    return dataclasses.replace(space, candidates=(first, *again, *others)[:trials], budget=limits, noise=noise)
+
+
+def _noise(asked: int | None, kind: str, trials: int, source: str) -> int:
+    """Runs of the baseline of a search."""
+    if asked is None:
+        return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
+    refuse(kind != "search", f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:")
+    none_left = f"{source}: noise: {asked} runs of the baseline leave none of {trials} trials to search"
+    refuse(1 < asked >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
+    return asked
 
 
 def _kind(file: File, source: str) -> str:

@@ -77,6 +77,7 @@ class File(Manner):
     objective: Any = None
     budget: Lines = dataclasses.field(default_factory=dict)
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
+    noise: Annotated[Int, Ge(1), Le(MAX_SEEDS)] | None = None
     fixed: Lines = dataclasses.field(default_factory=dict)
     baseline: Lines = dataclasses.field(default_factory=dict)
     search: Lines | None = None

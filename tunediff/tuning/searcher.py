@@ -146,9 +146,11 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         queued = {frozen.user_attrs.get("candidate") for frozen in waiting}
         run = [known.drawn for known in self._records] + [drawn.values for drawn in self._unfinished]
-        for number, point in enumerate(self.space.candidates):
+        # A point keeps its number when a raised limit brings runs of the baseline that stand before it.
+        for number, point in enumerate(self.space.candidates, 1 - self.space.noise):
             if number not in queued and point not in run:
-                self.study.enqueue_trial(to_params(point), user_attrs={"candidate": number})
+                params, beside = self._split(point)
+                self.study.enqueue_trial(params, user_attrs={"candidate": number} | beside)
 
     def _start_warm(self, folder: Path) -> None:
         """Let Optuna know the trials of an earlier search that this space can express.
@@ -176,11 +178,24 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self, point: Values, state: TrialState, attrs: Mapping[str, object], values: list[float] | None = None
     ) -> None:
         """A trial that Optuna was not asked for; the queue stays as it is."""
-        self._draws(asked := FixedTrial(to_params(point)))
+        params, beside = self._split(point)
+        self._draws(asked := FixedTrial(params))
         trial = optuna.trial.create_trial(
-            state=state, params=asked.params, distributions=asked.distributions, user_attrs=dict(attrs), values=values
-        )
+            state=state, params=asked.params, distributions=asked.distributions, user_attrs={**attrs, **beside},
+            values=values,
+        )  # fmt: skip
         self.study.add_trial(trial)
+
+    def _split(self, point: Values) -> tuple[Values, Values]:
+        """What Optuna stores of a point, and beside it the seed of a run that repeats the baseline, which it does not
+        search."""
+        beside = {"seed": point["seed"]} if "seed" in point and self.space.seeds == 1 else {}
+        return to_params({name: value for name, value in point.items() if name not in beside}), beside
+
+    def _drawn(self, trial: Trial) -> Values:
+        """The point that a trial stands for."""
+        seed = trial.user_attrs.get("seed")
+        return self._draws(trial) | ({"seed": seed} if seed is not None else {})
 
     def _replay(self) -> None:
         """Bring the study to what the journals say, and find the trials that are to be continued."""
@@ -205,7 +220,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _take_up(self, name: str, trial: Trial, known: TrialRecord | None) -> None:
         """A trial that Optuna takes for running has ended, or is to be continued."""
-        values = self._draws(trial)
+        values = self._drawn(trial)
         self._know(self.space.config(values), name)
         if known is not None and known.finished:
             self._tell(trial, known)
@@ -247,7 +262,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             if attempt == REDRAWS:
                 self.study.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
             trial = self.study.ask()
-            values = self._draws(trial)
+            values = self._drawn(trial)
             try:
                 config = self.space.config(values)
             except ConfigError as error:  # knobs that contradict each other
@@ -263,7 +278,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
             why = knowledge.ruled_out(cfg.flat(config), self._records)
-            if why and not listed:  # Optuna's own idea
+            # Optuna's own idea, or a baseline again that has failed: others shall have its place.
+            if why and ("seed" in trial.user_attrs or not listed):
                 self._know(config, "ruled out")
                 trial.set_user_attr("ruled_out", why)
                 self.study.tell(trial, self._penalty(knowledge.forerunner(cfg.flat(config), self._records)))
@@ -281,7 +297,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _used_up(self) -> bool:
         """Whether no draw can be new: every point was run, or one that comes to the same; a large space never is."""
-        if len(self._known) >= spaces.size(self.space):
+        if len(self._known) - self.space.noise + 1 >= spaces.size(self.space):
             return True
         if self._identities is None or not self._identities <= self._alike.keys():
             return False

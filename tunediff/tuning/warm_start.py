@@ -44,7 +44,8 @@ def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Lesso
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
     found = []
     for trial in [*ranked, *(trial for trial in trials if trial.status in ("oom", "nan", "timeout"))]:
-        if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
+        again = earlier.seeds == 1 and "seed" in trial.drawn  # it taught how much runs differ, nothing of its point
+        if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
         doubts = [f"{what} {a} there, {b} here" for what, a, b in _compared(earlier, space) if a != b]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):

@@ -9,24 +9,28 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
+from tunediff.report.verdicts import NEAR, noise_words
 from tunediff.report.words import beside, cut, is_known, rounded, some
-from tunediff.results import RATE, failed, shown
+from tunediff.results import RATE, failed, noise, shown
 from tunediff.results.effects import failures_table, suspects
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
 def trials(subject: Subject, files: Files) -> Html | None:
-    """The best first, then those without a result by their numbers."""
+    """The best first, further runs of the baseline below it, then those without a result by their numbers."""
     found = subject.found
     if not found.trials:
         return None
-    frame = found.table()
+    frame = noise.table(found, subject.noise)
     files.csv("trials", frame)
-    names = [dimension.name for dimension in found.space.dimensions]
+    names = [*(["seed"] if any(map(found.repeats, found.trials)) else []), *(d.name for d in found.space.dimensions)]
     reasons = any(trial.reason for trial in found.trials)
     ranks = {trial.name: rank for rank, trial in enumerate(found.ranked)}
     lines = list(zip(found.trials, frame.astype(object).to_dict("records"), strict=True))
-    lines.sort(key=lambda line: (ranks.get(line[0].name, len(ranks)), line[0].number))
+    if found.baseline is not None and found.baseline.name in ranks:
+        again = [trial.name for trial in found.trials if found.repeats(trial) and trial.status == "ok"]
+        ranks |= dict.fromkeys(again, ranks[found.baseline.name])
+    lines.sort(key=lambda line: (ranks.get(line[0].name, len(found.trials)), line[0].number))
     rows = [
         [
             *_reached(subject, row),
@@ -36,7 +40,8 @@ def trials(subject: Subject, files: Files) -> Html | None:
         for trial, row in lines
     ]
     fast = [] if found.by_rate else ["speed-up", f"{found.unit}/s"]
-    reached = ["trial", "status", subject.label, found.versus_heading, *fast, "train s", "MiB"]
+    near = [] if subject.noise is None else [f"{NEAR} best"]
+    reached = ["trial", "status", subject.label, found.versus_heading, *near, *fast, "train s", "MiB"]
     header = [*reached, *map(_on_two_lines, names)]
     search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
@@ -44,6 +49,10 @@ def trials(subject: Subject, files: Files) -> Html | None:
     box = el("div", el("label", "Show only", search), count, class_="filter", hidden="hidden")
     marks = [subject.mark(trial) for trial, _ in lines]
     empty = "Empty: the knob does not apply, or nothing was measured. On paper: the first 40. "
+    if subject.noise is not None:
+        empty = (
+            f"{NEAR}: behind the best by no more than the noise, {noise_words(subject.noise, subject.label)}. {empty}"
+        )
     return join(
         lead(f"{some(len(rows), 'trial')}, the best first. A click on a heading sorts."),
         box,
@@ -54,6 +63,9 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    if subject.noise is not None:
+        best, near = subject.found.best, row[noise.COLUMN] is True
+        fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
     versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
     value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]
     return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]

@@ -14,7 +14,7 @@ from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import percent, rounded, secs, times
-from tunediff.results import RATE, Results, curve, last
+from tunediff.results import RATE, Results, curve, last, noise
 from tunediff.results import why as decomposition
 from tunediff.results.speed import batch_size, compile_s, per_thousand, rate
 from tunediff.results.why import Why
@@ -45,7 +45,7 @@ def why(subject: Subject, files: Files) -> Html | None:
             f"Left: what the clock sees. Right: the same curves by the {unit} they have seen. A gap on the right is "
             f"learning per {one_of(unit)}; what the left has beyond it is speed.",
         )
-    said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(base, winner, unit)
+    said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(subject, base, winner)
     rows = _side_by_side(subject, base, winner, told)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
     header = ["", f"baseline ({base.name})", f"{subject.stars.winner_is} ({winner.name})", "ratio"]
@@ -61,6 +61,10 @@ def why(subject: Subject, files: Files) -> Html | None:
 def _trust(subject: Subject) -> str:
     if subject.told is not None and subject.told.winner is None:
         return "the confirming runs do not show that the gain is more than noise"
+    if none := subject.found.no_baseline(subject.stars.winner) if subject.stars.winner is not None else "":
+        return f"that is no speed-up: {none}"
+    if subject.told is None and noise.told_apart(subject.found, subject.noise) is False:
+        return "one run each, by which the two are not told apart"
     disturbed = any(point.get("disturbed") is True for trial, _, _ in subject.stars.pairs() for point in trial.points)
     repeated = subject.told is not None or subject.compared is not None
     runs = "these two are runs of one seed" if repeated else "one run each"
@@ -95,9 +99,11 @@ def explain(told: Why, label: str, trust: str, unit: str) -> str:
     return f"Practically all of the gain, {at_end}, is {sped}; {each} both learn as much ({same}){end}"
 
 
-def _faster(base: TrialRecord, winner: TrialRecord, unit: str) -> str:
+def _faster(subject: Subject, base: TrialRecord, winner: TrialRecord) -> str:
     """By how much a throughput is higher; what of a step is faster is said beside its parts."""
-    speed, of_base = rate(winner), rate(base)
+    speed, of_base, unit = rate(winner), rate(base), subject.unit
+    if subject.found.by_rate and (none := subject.found.no_baseline(winner)):
+        return f"How many times as fast it is is not determined: {none}."
     if not speed or not of_base:
         return "Throughput was not measured for both."
     return f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."

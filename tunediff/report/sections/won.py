@@ -14,12 +14,15 @@ from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
-from tunediff.report.verdicts import INTERVALS, confirmation_table, sentences
+from tunediff.report.verdicts import INTERVALS, NOT_APART, confirmation_table, noise_words, sentences
 from tunediff.report.words import duration, interval, percent, rounded, secs, some, with_sd
-from tunediff.results import RATE, last, shown, without_seed
+from tunediff.results import RATE, last, noise, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.statistics import BETTER, SAME
+
+MOST_NAMES = 8
+"""Of trials in a sentence."""
 
 
 # ----------------------------------------------------------------------------------------------------------- the answer
@@ -35,7 +38,9 @@ def won(subject: Subject, files: Files) -> Html:
     elif subject.compared is not None:
         parts.append(lead(*_best_of_seeds(subject, subject.compared, winner)))
     else:
-        parts += [lead(*_single(subject, winner)), note(_luck(subject))]
+        unsure = noise.told_apart(subject.found, subject.noise) is False
+        parts.append(lead(*_single(subject, winner), f" It is {NOT_APART}: the noise is larger." if unsure else ""))
+        parts += [*(el("p", said) for said in [_as_good(subject)] if said), note(_luck(subject))]
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
         parts.append(note(subject.confirming))
@@ -73,9 +78,10 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
     after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
     is_ = f"{rounded(value)} {subject.unit}/s" if subject.found.by_rate else f"{after} {number(value)}"
     said: list[object] = [el("span", winner.name, class_="winner"), f" is best: {is_}"]
+    if none := subject.found.no_baseline(winner):
+        return [*said, f"; how much better or faster that is than the baseline is not determined: {none}."]
     if base is None or of_base is None or (subject.found.ratios and not of_base):
-        yet = " yet" if base is None or not base.finished else ""
-        return [*said, f"; the baseline has no result{yet} to compare it with."]
+        return [*said, "; the baseline's result has no ratio to compare it with."]
     itself = el("span", f"the baseline ({base.name})", class_="baseline")
     if subject.found.by_rate:
         return [*said, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]
@@ -105,10 +111,24 @@ def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) 
     return [*said, f". That is {SAME}." if difference.verdict == SAME else f" ({difference.verdict})."]
 
 
+def _as_good(subject: Subject) -> str:
+    """Which other trials lie within the noise of the best; '' where there are none, or it is not known."""
+    base, found = subject.found.baseline, subject.found
+    near = [one.name for one in noise.within_best(found, subject.noise) if base is None or one.name != base.name]
+    more = f" and {len(near) - MOST_NAMES} more" if len(near) > MOST_NAMES else ""
+    return (
+        f"Within the noise of the best, and so perhaps as good: {', '.join(near[:MOST_NAMES])}{more}." if near else ""
+    )
+
+
 def _luck(subject: Subject) -> str:
-    ended = len(subject.found.ranked)
-    said = "One run each: nothing here says how much of that is chance"
-    said += f", and the best of {ended:,} is partly the luckiest. " if ended > 2 else ". "
+    ended, many = len(subject.found.ranked), ""
+    if ended > 2:
+        many = f"the best of {ended:,} is partly the luckiest"
+    if subject.noise is None:
+        said = f"One run each: nothing here says how much of that is chance{f', and {many}' if many else ''}. "
+    else:
+        said = f"Noise: {noise_words(subject.noise, subject.label)}{f'; {many}' if many else ''}. "
     if subject.confirming:
         return said
     if subject.found.space.kind == "search" and not subject.found.by_rate:

@@ -1,0 +1,261 @@
+"""What runs of one configuration differ by, and what follows from it: marks, finalists, and no claim beyond."""
+
+import math
+import statistics
+
+import pytest
+from scipy import stats
+
+from tests.searches import FILE, make, noisy, write
+from tunediff import results, search, space
+from tunediff.report import outputs
+from tunediff.results import effects, importance, noise
+from tunediff.results.noise import Noise
+from tunediff.tuning import experiment
+
+
+def read(*args, **more):
+    return results.read(noisy(*args, **more))
+
+
+def named(trials):
+    return [trial.name for trial in trials]
+
+
+# ----------------------------------------------------------------------------------------------------------- how much
+def test_the_noise_is_the_standard_deviation_of_logarithms(tmp_path):
+    found = read(tmp_path / "night", repeats=(2.4, 1.9))
+    told = noise.measured(found)
+    assert told.sd == pytest.approx(statistics.stdev(map(math.log, (2.0, 2.4, 1.9))))
+    assert (told.freedom, told.runs, told.configurations, told.ratios, told.rough) == (2, 3, 1, True, True)
+
+
+def test_all_that_ran_twice_is_pooled_that_which_failed_is_not(tmp_path):
+    """Configurations of the confirming runs count as well; the seed of a run is counted once."""
+    found = read(tmp_path / "night", repeats=(2.4,), content=FILE | {"confirm": {"of": 2, "seeds": 3}})
+    grid = FILE | {
+        "search": None,
+        "grid": {"loader.batch_size": [32, 64, 128]},
+        "seeds": 3,
+        "budget": {"per_trial": "20s"},
+    }
+    content = {key: value for key, value in grid.items() if value is not None}
+    wanted = space.parse(content, "confirm.yaml")
+    experiment.create(found.folder / "confirm", wanted, content)
+    ends = {32: (1.0, 1.1, None), 64: (3.0, 2.5, 2.6), 128: (2.0, None, None)}
+    for number, point in enumerate(wanted.candidates):
+        end = ends[point["loader.batch_size"]][point["seed"]]
+        curve = () if end is None else ((20.0, 4000, end),)
+        write(found.folder / "confirm", wanted, number, point, curve, status="nan" if end is None else "ok")
+    told = noise.measured(found, results.read(found.folder / "confirm"))
+    groups = [[math.log(value) for value in values] for values in ((2.0, 2.4), (1.0, 1.1), (3.0, 2.5, 2.6))]
+    squares = sum((len(values) - 1) * statistics.variance(values) for values in groups)
+    assert told.sd == pytest.approx(math.sqrt(squares / 4))
+    assert (told.freedom, told.runs, told.configurations) == (4, 7, 3)
+
+
+@pytest.mark.parametrize(("freedom", "limit"), [(1, 4.352), (2, 2.667), (9, 1.956)])
+def test_the_limit_is_a_quantile_of_a_difference_of_two_runs(freedom, limit):
+    told = Noise(sd=0.1, freedom=freedom, runs=9, configurations=1, ratios=False, falls=True)
+    assert told.limit == pytest.approx(0.1 * limit, abs=1e-4)
+    assert told.limit == pytest.approx(stats.t.ppf(0.9, freedom) * math.sqrt(2) * 0.1)
+
+
+@pytest.mark.parametrize("freedom", range(1, 20))
+def test_an_estimate_is_rough_that_may_be_half_of_the_truth(freedom):
+    upper = math.sqrt(freedom / stats.chi2.ppf(0.025, freedom))
+    assert Noise(0.1, freedom, 9, 1, True, True).rough == (upper > 2)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "falls", "inside", "outside"),
+    [(True, True, 1.54, 1.55), (True, False, 0.648, 0.647), (False, True, 1.43, 1.44), (False, False, 0.57, 0.56)],
+)
+def test_what_is_behind_by_less_than_the_limit_is_within_the_noise(ratios, falls, inside, outside):
+    told = Noise(0.1, 1, 2, 1, ratios, falls)  # 4.352 standard deviations: e^0.4352 = 1.545
+    assert told.within(inside, 1.0)
+    assert not told.within(outside, 1.0)
+    assert told.within(1 / inside if ratios else 2 - inside, 1.0), "what is ahead is not behind"
+
+
+@pytest.mark.parametrize(("ratios", "falls"), [(True, True), (False, False)])
+def test_values_that_repeat_exactly_have_no_noise(ratios, falls):
+    told = Noise(0.0, 1, 2, 1, ratios, falls)
+    assert told.within(1.0, 1.0)
+    assert not told.within(1.000001 if falls else 0.999999, 1.0)
+    assert not Noise(0.1, 1, 2, 1, True, False).within(0.0, 1.0), "a rate of nothing has no logarithm"
+
+
+@pytest.mark.parametrize("more", [{"repeats": ()}, {"status": "oom", "curve": ()}, {"status": None, "curve": ()}])
+def test_one_run_tells_of_no_noise(tmp_path, more):
+    found = read(tmp_path / "night", **more)
+    assert noise.measured(found) is None
+    assert (noise.within_best(found, None), noise.told_apart(found, None)) == ([], None)
+    assert noise.table(found, None)[noise.COLUMN].isna().all()
+
+
+# --------------------------------------------------------------------------------------------------------- what is best
+def test_a_lucky_seed_of_the_baseline_is_not_the_best(tmp_path):
+    """1.1 is the best single value; the mean of the baseline is 1.55, and its first run stands for it."""
+    found = read(tmp_path / "night", repeats=(1.1,), others=(1.2, 1.7))
+    assert named(found.ranked) == ["t0002", "t0000", "t0003"]
+    assert [value for _, value in found.standings] == pytest.approx([1.2, 1.55, 1.7])
+    again = found.trials[1]
+    assert (found.best.name, found.baseline_of(again).name, found.repeats(again)) == ("t0002", "t0000", True)
+    assert found.versus_baseline(again) == pytest.approx(1.1 / 2.0)
+    assert len(found.singles) == 3
+
+
+def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its_mean_only(tmp_path):
+    found = read(tmp_path / "night", repeats=(2.2,), others=(2.15,))
+    assert found.best is found.baseline, "2.15 beats one run of the two and not their mean"
+
+
+def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path):
+    found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
+    assert named(found.ranked) == ["t0001", "t0002"]
+    assert found.speedup(found.trials[2]) is None
+    assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
+
+
+@pytest.mark.parametrize(
+    ("more", "clause"),
+    [
+        ({"status": "oom", "curve": ()}, "the baseline t0000 ended as oom"),
+        ({"status": "pruned", "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 ended as pruned"),
+        ({"status": None, "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 is not finished"),
+        ({"curve": ((20.0, 4000, None),)}, "the baseline t0000 ended without frechet"),
+        ({}, ""),
+    ],
+)
+def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tmp_path, more, clause):
+    found = read(tmp_path / "night", **more)
+    best = found.best
+    assert best.name == "t0003"
+    assert found.no_baseline(best) == clause
+    assert (found.speedup(best) is None) == (found.seconds_to_baseline(best) is None) == bool(clause)
+    block = search.summary(found, 100.0)
+    assert block["speedup"] == (f"not determined: {clause}" if clause else 2.0)
+    assert ("seconds_to_baseline" in block) == ("noise" in block) == (not clause)
+
+
+def test_a_baseline_that_never_began(tmp_path):
+    found = read(tmp_path / "night")
+    found.trials = found.trials[2:]
+    assert found.no_baseline(found.best) == "the baseline has not begun"
+
+
+def test_a_search_for_speed_has_no_ratio_to_a_baseline_that_failed(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"objective": "samples_per_s"})
+    write(tmp_path / "night", wanted, 0, status="timeout")
+    write(tmp_path / "night", wanted, 1, {"loader.batch_size": 256}, rate=300.0)
+    block = search.summary(results.read(tmp_path / "night"), 100.0)
+    assert block["speedup"] == "not determined: the baseline t0000 ended as timeout"
+
+
+def test_rates_have_a_noise_as_well(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"objective": "samples_per_s"})
+    baseline = wanted.candidates[0]
+    write(tmp_path / "night", wanted, 0, rate=200.0)
+    write(tmp_path / "night", wanted, 1, drawn={**baseline, "seed": 1}, rate=204.0)
+    for number, size, rate in ((2, 256, 300.0), (3, 64, 290.0), (4, 32, 150.0)):
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, rate=rate)
+    found = results.read(tmp_path / "night")
+    told = noise.measured(found)
+    assert told.sd == pytest.approx(math.log(204 / 200) / math.sqrt(2))
+    assert (named(noise.within_best(found, told)), noise.told_apart(found, told)) == (["t0003"], True)
+
+
+# ------------------------------------------------------------------------------------------------------------ the marks
+def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
+    """sd 8 %: up to e^(4.35·0.08) = 1.42 times the best, 1.2 and 1.3, not 1.9 and not the baseline."""
+    found = read(tmp_path / "night")
+    block = search.summary(found, 100.0)
+    assert block["noise"] == "8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate)"
+    assert block["within_noise_of_best"] == "t0002, t0004"
+    assert block["versus_noise"].startswith(
+        "farther from the baseline than the noise of one run; how much of it is luck"
+    )
+    outputs.write_all(found)
+    lines = noise.table(found, noise.measured(found)).set_index("trial")[noise.COLUMN]
+    assert lines.to_dict() == {
+        "t0000": False, "t0001": None, "t0002": True, "t0003": True, "t0004": True, "t0005": False, "t0006": False,
+    }  # fmt: skip
+    header, *rows = (found.folder / "trials.csv").read_text().splitlines()
+    place = header.split(",").index("within_noise_of_best")
+    assert [row.split(",")[place] for row in rows] == ["False", "", "True", "True", "True", "False", "False"]
+
+
+def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
+    found = read(tmp_path / "night", repeats=(3.0,))
+    block = search.summary(found, 100.0)
+    assert block["versus_noise"] == "not told apart from the baseline by one run each"
+    assert "t0000" in block["within_noise_of_best"]
+    assert noise.told_apart(found, noise.measured(found)) is False
+
+
+def test_the_baseline_as_the_best_is_compared_with_nothing(tmp_path):
+    found = read(tmp_path / "night", others=(2.5, 9.0))
+    assert found.best is found.baseline
+    block = search.summary(found, 100.0)
+    assert "versus_noise" not in block
+    assert block["within_noise_of_best"] == "t0002"
+
+
+def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):
+    grid = FILE | {"search": None, "grid": {"loader.batch_size": [64, 128]}, "seeds": 2, "budget": {"per_trial": "20s"}}
+    wanted = make(tmp_path / "night", {key: value for key, value in grid.items() if value is not None})
+    for number, point in enumerate(wanted.candidates):
+        write(tmp_path / "night", wanted, number, point, ((20.0, 4000, 2.0 + 0.1 * number),))
+    found = results.read(tmp_path / "night")
+    told = noise.measured(found)
+    assert (noise.within_best(found, told), noise.told_apart(found, told)) == ([], None)
+    assert noise.COLUMN not in noise.table(found, told)
+    assert not any(map(found.repeats, found.trials))
+    assert [found.baseline_of(trial).config["seed"] for trial in found.trials] == [0, 0, 1, 1]
+
+
+# ----------------------------------------------------------------------------------------------------------- finalists
+@pytest.mark.parametrize(
+    ("repeats", "of", "chosen"),
+    [
+        ((2.24,), 3, ["t0003", "t0002", "t0004"]),  # 1.0, and within 1.42 times it 1.2 and 1.3
+        ((2.24,), 2, ["t0003", "t0002"]),
+        ((2.04,), 3, ["t0003"]),  # nothing within 1.06 times the leader
+        ((3.0,), 20, ["t0003", "t0002", "t0004", "t0005", "t0006"]),  # all but the baseline
+        ((), 3, ["t0002", "t0001", "t0003"]),  # nothing is known: the best so many
+    ],
+)
+def test_finalists_are_the_leader_and_what_lies_within_its_noise(tmp_path, repeats, of, chosen):
+    assert named(noise.candidates(read(tmp_path / "night", repeats=repeats), of)) == chosen
+
+
+def test_one_configuration_is_one_finalist_and_the_baseline_is_none(tmp_path):
+    found = read(tmp_path / "night", others=(1.2, 1.0, 1.3))
+    write(found.folder, found.space, 7, {"loader.batch_size": 64}, ((20.0, 4000, 1.1),))  # what t0003 ran
+    assert named(noise.candidates(results.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
+    behind = read(tmp_path / "other", others=(2.4, 9.0))
+    assert behind.best is behind.baseline
+    assert named(noise.candidates(behind, 3)) == ["t0002"], "the leader of those that differ from the baseline"
+
+
+# ------------------------------------------------------------------------------------------------------- what it is not
+def test_a_repeat_says_nothing_about_knobs(tmp_path):
+    others = (1.2, 1.0, 1.3, 1.9, 3.0, 2.7)
+    once = read(tmp_path / "once", repeats=(), others=others)
+    twice = read(tmp_path / "twice", repeats=(9.0, 0.1), others=others)
+
+    def said(found):
+        return [(e.knob, [(v.label, v.objective, v.rate) for v in e.levels], e.p) for e in effects.effects(found)]
+
+    assert said(once) == said(twice)
+    extra = [trial for trial in twice.trials if not twice.repeats(trial)]
+    assert len(extra) == len(once.trials) == 7
+    for found in (once, twice):  # the eighth trial, for the forest
+        write(found.folder, found.space, 20, {"optimizer.lr": 5e-3}, ((20.0, 4000, 2.5),))
+    forests = [
+        importance.importance(found, lambda trial: trial.value("frechet"))
+        for found in (results.read(once.folder), results.read(twice.folder))
+    ]
+    assert forests[0] == forests[1]
+    assert forests[0].trials == 8
