@@ -9,6 +9,7 @@ trial, between one trial's end and the next one's first second in the workers, a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -21,7 +22,7 @@ from typing import Any
 
 from tunediff import cli, environment, record, space
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, searcher, trial
+from tunediff.tuning import experiment, resources, searcher, trial
 from tunediff.tuning.messages import Plan
 
 CONTENT = {
@@ -96,7 +97,11 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         console = Console(folder, wanted, quiet=False)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
-            experiment.run(folder, wanted, console.listen)
+            share = functools.partial(resources.share, wanted)
+            warm, quiet = experiment.warm(wanted), lambda _: None
+            with experiment.alone(folder), experiment.noted(folder):
+                with experiment.workers(folder, share, None, warm, quiet) as slots:
+                    experiment.search(folder, wanted, slots, console.listen)
         finally:
             sys.stdout = terminal
         ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)

@@ -31,7 +31,7 @@ CONFIRM = FILE | {"confirm": {"of": 1, "seeds": 3}}
     [
         (0.5, 6, "precision.amp=bf16 wins: better than the baseline by more than the noise on 3 new seeds."),
         (1.0, 6, "No finalist is better than the baseline by more than the noise on 3 new seeds"),
-        (0.5, 5, "The confirming runs are not complete: 5 of 6 have ended."),
+        (0.5, 5, "The confirming runs are not complete: 5 runs have ended."),
     ],
 )
 def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):

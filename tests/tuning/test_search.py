@@ -1,6 +1,7 @@
 """Whole searches, as a user runs them, and the faults they survive."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests.tuning.conftest import all_gone, block, of_search
 from tunediff import space
-from tunediff.tuning import experiment
+from tunediff.tuning import experiment, resources
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -211,8 +212,9 @@ def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monk
         yield None
 
     monkeypatch.setattr(experiment, "cluster", cluster)
-    monkeypatch.setattr(experiment, "_search", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    share = functools.partial(resources.share, loaded)
+    ends = lambda _: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        experiment.run(tmp_path / "night", loaded, lambda *_: None)
+    with pytest.raises(KeyboardInterrupt), experiment.workers(tmp_path / "night", share, None, None, ends):
+        pass
     assert signal.getsignal(signal.SIGTERM) == before

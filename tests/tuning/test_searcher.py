@@ -227,7 +227,7 @@ def test_what_trains_alike_is_drawn_once(make, device, different):
 
 def test_what_the_file_lists_runs_although_it_changes_nothing(make):
     """Whoever wrote it down wants to see just that."""
-    content = {"search": None, "first": None, "fixed": {"loader.resident": True}}
+    content = {"search": None, "first": None, "noise": None, "fixed": {"loader.resident": True}}
     searcher = make(**content, grid={"loader.workers": [0, 1, 2]}, budget={"per_trial": "3s"})
     for i, workers in enumerate((0, 1, 2)):
         suggestion = searcher.suggest(f"tune{i}")
