@@ -99,9 +99,9 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         try:
             share = functools.partial(resources.share, wanted)
             warm, quiet = experiment.warm(wanted), lambda _: None
-            with experiment.alone(folder), experiment.noted(folder):
-                with experiment.workers(folder, share, None, warm, quiet) as slots:
-                    experiment.search(folder, wanted, slots, console.listen)
+            workers = experiment.workers(folder, share, None, warm, quiet)
+            with experiment.alone(folder), experiment.noted(folder), workers as slots:
+                experiment.search(folder, wanted, slots, console.listen)
         finally:
             sys.stdout = terminal
         ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)
