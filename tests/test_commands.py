@@ -121,6 +121,15 @@ def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):
     assert not os.path.exists("ray_results")
 
 
+def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
+    assert search.main([file, "--dry-run", "--trials", "6"]) == 0
+    out = capsys.readouterr().out
+    assert ", 2 of them the baseline, for the noise" in out
+    assert "first 0: baseline\n  first 1: seed=1\n" in out
+    assert search.main([file, "--dry-run", "--trials", "5"]) == 0
+    assert "seed=" not in capsys.readouterr().out
+
+
 # ----------------------------------------------------------------------------------------------------- results, export
 def finished(folder, loaded):
     """A search folder as a search leaves it: the baseline, a better, a failed and an unfinished trial."""

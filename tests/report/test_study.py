@@ -7,6 +7,7 @@ import math
 import pytest
 import yaml
 
+from tests import searches
 from tunediff import config as cfg
 from tunediff import record, results, search, space
 from tunediff.config import ConfigError
@@ -508,3 +509,20 @@ def test_numbers_are_shown_as_they_are_read():
 def test_knobs_may_stand_after_options():
     args = search.arguments(["studies/ladder", "--budget", "4s", "model.channels=16", "--dry-run", "loader.workers=1"])
     assert (args.words, args.budget) == (["studies/ladder", "model.channels=16", "loader.workers=1"], "4s")
+
+
+def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):
+    study = {"columns": ["configuration", "runs", "samples_per_s", "versus_baseline"]}
+    found = results.read(searches.noisy(tmp_path / "night", content=searches.FILE | {"study": study}))
+    rows = study_table.table(found).frame().to_dict("records")
+    assert [(row["configuration"], row["runs"]) for row in rows[:2]] == [("baseline", 2), ("loader.batch_size=32", 1)]
+    assert rows[1]["versus_baseline"] == 1.0
+
+
+@pytest.mark.parametrize("status", ["oom", "pruned", None])
+def test_nothing_is_compared_with_a_baseline_without_an_end(tmp_path, status):
+    study = {"columns": ["configuration", "versus_baseline", "percent_of_base", "memory_percent_of_base"]}
+    of_baseline = {"status": status, "curve": ((5.0, 1000, 8.0),), "content": searches.FILE | {"study": study}}
+    rows = study_table.table(results.read(searches.noisy(tmp_path / "night", (), **of_baseline))).records()
+    assert len(rows) == 6
+    assert all(row[name] is None for row in rows for name in study["columns"][1:])

@@ -146,8 +146,9 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         queued = {frozen.user_attrs.get("candidate") for frozen in waiting}
         run = [known.drawn for known in self._records] + [drawn.values for drawn in self._unfinished]
-        # A point keeps its number when a raised limit brings runs of the baseline that stand before it.
-        for number, point in enumerate(self.space.candidates, 1 - self.space.noise):
+        for place, point in enumerate(self.space.candidates):
+            # A point keeps its number when a raised limit brings further runs of the baseline: those count down.
+            number = -place if place < self.space.noise else place - self.space.noise + 1
             if number not in queued and point not in run:
                 params, beside = self._split(point)
                 self.study.enqueue_trial(params, user_attrs={"candidate": number} | beside)
