@@ -19,7 +19,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 from tunediff.environment import unwritable
 from tunediff.record import TrialRecord, read_trials
 from tunediff.space import SearchSpace
-from tunediff.tuning import slot
+from tunediff.tuning import experiment, slot
 from tunediff.tuning.dashboard import Board, Listener
 from tunediff.tuning.messages import Kind, Plan, drawn
 from tunediff.tuning.resources import Share
@@ -45,7 +45,7 @@ def search(folder: Path, space: SearchSpace, share: Share, before_s: float, list
     if not space.fresh and not space.baseline.compile.active:
         for actor in actors:  # the workers of the first trials start while Tune does
             actor.warm.remote(Kind.of(space.baseline))
-    listeners = (listener, Board(folder, space, actors).tell)
+    listeners = (listener, Board(folder, space, actors).tell, lambda *_: experiment.alive(folder))
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, names), listeners).fit()
     except Exception:
