@@ -1,8 +1,12 @@
 """Models handed to diffusers by the export command; its configurations are tested in test_commands."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests import searches
 from tests.helpers import tiny
 from tests.test_models import network, run_folder, search_folder
 from tunediff import config as cfg
@@ -73,3 +77,25 @@ def test_refusals_leave_nothing(storage, capsys):
     words = ["night", "--diffusers", "--out", "pipeline"]
     assert "pipeline: is not empty; allowed: a new or an empty folder" in refused(capsys, *words)
     assert [path.name for path in pipeline.iterdir()] == ["notes.txt"]
+
+
+def test_an_exported_configuration_names_files_as_they_were_given(tmp_path, monkeypatch):
+    """It may be taken to another machine, where the same folders lie elsewhere; paths outside stay what they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    content = searches.FILE | {
+        "workload": "images",
+        "fixed": {"data.path": "images", "evaluation.extractor": "classifier"},
+    }
+    for name, fixed in (("inside", {}), ("outside", {"data.path": "/data/images"})):
+        wanted = searches.make(tmp_path / "ray_results" / name, content | {"fixed": content["fixed"] | fixed})
+        searches.write(tmp_path / "ray_results" / name, wanted, 0)
+        assert export.main([name, "--out", f"{name}.yaml"]) == 0
+    text = (tmp_path / "inside.yaml").read_text()
+    assert str(tmp_path) not in text
+    assert cfg.read_yaml(tmp_path / "inside.yaml")["data"]["path"] == "images"
+    assert cfg.load(tmp_path / "outside.yaml").data.path == "/data/images"
+    (tmp_path / "elsewhere" / "images").mkdir(parents=True)
+    shutil.move(tmp_path / "inside.yaml", tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cfg.load(Path("inside.yaml")).data.path == str(tmp_path / "elsewhere" / "images")

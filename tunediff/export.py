@@ -55,7 +55,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
         if weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(beside)
-        config = cfg.take_along(config, out.parent)
+        config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(found, trial, out), out.parent), encoding="utf-8")
     print(cli.block(written | {"train": _train(trial, out)}))
 

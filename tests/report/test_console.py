@@ -183,3 +183,15 @@ def test_a_start_says_what_is_believed_of_an_earlier_search(tmp_path, capsys):
     searches.write(tmp_path / "night", wanted, 0)
     console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
     assert "warm start" not in capsys.readouterr().out
+
+
+def test_what_is_never_run_is_said_once(night, capsys):
+    folder, loaded = night
+    shows = console.Console(folder, loaded, quiet=False)
+    write(folder, loaded, 4, {"loader.batch_size": 128, "precision.amp": "bf16"}, [], "skipped", "not run: as t0002")
+    for event in ("point", "end"):
+        shows.listen(event, "t0003", {"index": 2, "train_s": 4.0, "samples_per_s": 50.0, "frechet": 15.0})
+    said = capsys.readouterr().out
+    assert said.count("t0004 skipped  not run: as t0002  precision.amp=bf16") == 1
+    row = next(line for line in shown(folder, loaded) if "t0004" in line)
+    assert row.endswith("skipped")

@@ -81,11 +81,28 @@ def test_the_schedule_leaves_out_charged_compile_seconds(charged, start):
     steps = round((1 - start) / 0.05)
     assert seen == pytest.approx([k / steps for k in range(steps)])
     assert (pace.schedule, pace.progress, pace.train_s) == pytest.approx((1.0, 1.0, 10.0))
-    again = paced(Budget(seconds=10.0, compile_charged=charged), [0.0])[1]
+    assert (seen, pace.schedule) == (sorted(seen), 1.0)
+
+
+@pytest.mark.parametrize(("charged", "start"), [(True, 0.4), (False, 0.0)])
+def test_after_a_restore_progress_is_where_it_was(charged, start):
+    """From the first moment on, and not only from the next reading of the clock."""
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=10.0, compile_charged=charged), now)
+    with clock.part("compile"):
+        now[0] += 4.0
+    with clock.part("train"):
+        pace.aim(0.85)
+        while not pace.reached:
+            now[0] += 0.5
+            pace.step(8)
+    other, again = paced(Budget(seconds=10.0, compile_charged=charged), [0.0])
+    other.load_state_dict(clock.state_dict())
     again.load_state_dict(pace.state_dict())
-    again.progress = 0.85
-    assert again.schedule == pytest.approx((0.85 - start) / (1 - start))
-    assert (again.steps, again.samples) == (pace.steps, pace.samples)
+    assert again.position() == pace.position()
+    assert (again.progress, again.schedule) == pytest.approx((0.85, (0.85 - start) / (1 - start)))
+    again.aim(1.0)
+    assert (again.progress, again.train_s) == pytest.approx((pace.progress, pace.train_s))
 
 
 def test_a_budget_that_compiling_used_up_is_a_schedule_at_its_end():

@@ -1,6 +1,9 @@
 """What a search leaves on disk before its first trial, and when it stops one."""
 
+import json
+import os
 import pickle
+import time
 
 import pytest
 import yaml
@@ -37,6 +40,63 @@ def test_a_folder_that_could_not_be_completed_is_not_there(tmp_path, monkeypatch
     experiment.create(tmp_path / "night", loaded(), CONTENT)
     assert experiment.reopen(tmp_path / "night").budget.trials == 8
     assert [path.name for path in tmp_path.iterdir()] == ["night"]
+
+
+def test_a_kill_while_limits_are_written_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    night = tmp_path / "night"
+    experiment.create(night, loaded(), CONTENT)
+    before = (night / "search.yaml").read_bytes()
+
+    def killed(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(ConfigError, match="night cannot be written: No space left"):
+            experiment.reopen(night, {"trials": 20})
+    assert (night / "search.yaml").read_bytes() == before
+    experiment.reopen(night, {"trials": 20})
+    assert experiment.reopen(night).budget.trials == 20
+
+
+def spent(folder, lines, heard=()):
+    """Seconds of sessions with these lines (event, Unix time, monotonic time) and journal lines at `heard`."""
+    told = [{"event": event, "time": time} | ({"monotonic_s": s} if s is not None else {}) for event, time, s in lines]
+    (folder / "trials" / "t0000").mkdir(parents=True)
+    (folder / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told) + '{"event": "al')
+    journal = "".join(json.dumps({"event": "point", "time": time}) + "\n" for time in heard)
+    (folder / "trials" / "t0000" / record.JOURNAL).write_text(journal)
+    return experiment.spent_s(folder)
+
+
+@pytest.mark.parametrize(
+    ("lines", "heard", "seconds"),
+    [
+        ([("begin", 1000, 5), ("end", 1100, 105)], (), 100),
+        ([("begin", 1000, 5), ("end", 400, 105)], (), 100),  # the clock was set back meanwhile
+        ([("begin", 1000, 5), ("end", 9000, 105)], (), 100),  # and forward
+        ([("begin", 1000, 5), ("end", 1100, 105), ("begin", 500, 7), ("end", 530, 37)], (), 130),  # back between two
+        ([("begin", 1000, None), ("end", 1100, None), ("begin", 2000, None), ("end", 2010, None)], (), 110),  # of old
+        ([("begin", 1000, None)], (1010, 1060), 60),  # killed: until its last line
+        ([("begin", 1000, 5), ("alive", 1050, 55)], (1010, 1050), 50),
+        ([("begin", 1000, 5), ("alive", 400, 55)], (1010, 400), 50),
+        ([("begin", 1000, 5), ("begin", 3000, 1), ("end", 3010, 11)], (1060, 3005), 70),
+        ([("begin", 1000, 5), ("begin", 500, 1), ("end", 510, 11)], (1060, 505), 10),  # back, and no line: not known
+    ],
+)
+def test_the_time_that_sessions_took_survives_a_clock_that_is_set(tmp_path, lines, heard, seconds):
+    assert spent(tmp_path / "night", lines, heard) == seconds
+
+
+def test_a_running_session_notes_that_it_goes_on(tmp_path):
+    night = tmp_path / "night"
+    experiment.create(night, loaded(), CONTENT)
+    experiment._note(night, "begin")
+    began = time.monotonic()
+    time.sleep(0.05)
+    experiment.alive(night)
+    assert 0.05 <= experiment.spent_s(night) < time.monotonic() - began + 0.05
+    experiment.alive(tmp_path / "gone")  # a disk that vanished is told otherwise
 
 
 # --------------------------------------------------------------------------------------------------------- early stopping
@@ -121,6 +181,23 @@ def test_a_resumed_search_remembers_what_trials_are_held_against(rule):
         scheduler = tuner.scheduler(loaded(early_stopping=rule), known)
         scheduler.set_search_properties("objective", "min")
         assert stopped_at(scheduler, [bad], first=4) == expected
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again(rule):
+    """It survived its first judgement; only what it does next is news."""
+    scheduler = tuner.scheduler(loaded(early_stopping=rule))
+    scheduler.set_search_properties("objective", "min")
+    restarted, curve = Trial(1), at(9.0, 8.0, 7.0, 6.0)
+    scheduler.on_trial_add(Controller(), restarted)
+    said = []
+    for train_s, value in curve[:2]:
+        said.append(scheduler.on_trial_result(Controller(), restarted, {"train_s": train_s, "objective": value}))
+    stopped_at(scheduler, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
+    for train_s, value in curve[:3]:
+        said.append(scheduler.on_trial_result(Controller(), restarted, {"train_s": train_s, "objective": value}))
+    assert said[:4] == [TrialScheduler.CONTINUE] * 4
+    assert said[4] == (TrialScheduler.STOP if rule == "median" else TrialScheduler.CONTINUE), "ASHA has no rung here"
 
 
 def test_tune_may_keep_a_copy_of_the_scheduler():

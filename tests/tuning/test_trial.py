@@ -108,6 +108,17 @@ def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch
     assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock"
 
 
+def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
+    """The worker has written it a moment before its deadline, and it is on its way to the driver."""
+    clock = iter([0.0, 1e6])
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
+    folder = tmp_path / "trials" / "t0003"
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: record.Journal(folder).end(End("ok", steps=7)) or "1")
+    slot, _, known = drive([None, End("timeout")])
+    assert (slot.killed, known.status, known.end.steps) == ([], "ok", 7)
+    assert [event["event"] for event in record.events(folder)] == ["start", "end"]
+
+
 def test_an_end_that_comes_late_is_an_end(drive, monkeypatch):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))

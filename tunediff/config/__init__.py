@@ -16,6 +16,7 @@ from tunediff.config.schema import (
     override,
     to_dict,
     with_absolute_paths,
+    with_relative_paths,
 )
 from tunediff.config.systems import Systems
 from tunediff.config.workload import (
@@ -35,5 +36,6 @@ __all__ = [
     "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity", "Range", "Schema",
     "Systems", "Values", "Workload", "baseline", "baseline_names", "differences", "dump", "effective", "find",
     "fingerprint", "flat", "flatten", "from_dict", "is_users", "load", "named", "nest", "neutral", "not_effective",
-    "of", "override", "parse_overrides", "read_yaml", "take_along", "to_dict", "with_absolute_paths", "with_words",
+    "of", "override", "parse_overrides", "read_yaml", "take_along", "to_dict", "with_absolute_paths",
+    "with_relative_paths", "with_words",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -288,7 +288,17 @@ def override(config: C, values: Mapping[str, Any], where: str = "override", chec
 
 def with_absolute_paths(config: C) -> C:
     """The same files, whatever folder a worker runs in; relative paths are relative to the current one."""
+    return _with_paths(config, lambda path: path.expanduser().absolute())
+
+
+def with_relative_paths(config: C) -> C:
+    """The same files, those inside the current folder as a user types them here: they may lie so on another machine."""
+    here = Path.cwd()
+    return _with_paths(config, lambda path: path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _with_paths(config: C, change: Callable[[Path], Path]) -> C:
     now, schema = flat(config), config.schema
     named = {name for name, knob in schema.knobs.items() if knob.file and now.get(name) is not None}
-    absolute = {name: str(Path(now[name]).expanduser().absolute()) for name in named}
-    return override(config, absolute, check=False) if absolute else config
+    changed = {name: str(change(Path(now[name]))) for name in named}
+    return override(config, changed, check=False) if changed else config

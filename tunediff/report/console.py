@@ -79,7 +79,11 @@ class Console:
         if self.quiet:
             return
         if event != "start":
+            never_run = {trial.name for trial in self.found.trials if trial.status == "skipped"}
             self.found = self._read()
+            for one in self.found.trials:  # no event tells of them
+                if one.status == "skipped" and one.name not in never_run:
+                    self.say(f"{one.name} skipped  {one.reason}  {self._changed(one.drawn)}")
         trial = next((trial for trial in self.found.trials if trial.name == name), None)
         if event == "point" and trial is not None:
             self._tell_skipped(name)

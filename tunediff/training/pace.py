@@ -96,7 +96,9 @@ class Pace:
         return {"steps": self.steps, "samples": self.samples, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint; seconds come from the clock."""
+        """Continue from a checkpoint; seconds come from the clock, which goes on from it already."""
         self.steps, self.samples, self._start = state["steps"], state["samples"], state["start"]
         self._read_at = self._next_check = self.steps
         self._samples_read = self.samples
+        self.train_s = self._exact_s = self._clock.train_s
+        self.progress = self._exact = self._clock.progress(self.train_s, self.samples, self.steps)

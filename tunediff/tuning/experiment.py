@@ -16,6 +16,7 @@ import dataclasses
 import fcntl
 import json
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -33,6 +34,7 @@ from tunediff import config as cfg
 from tunediff import environment, record
 from tunediff import space as spaces
 from tunediff.config import ConfigError
+from tunediff.files import write_text
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
@@ -62,8 +64,8 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
         kept |= {"base": "baseline.yaml", "budget": _limits(space), "seed": space.seed}
         baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
-        (new / "baseline.yaml").write_text(cfg.dump(baseline, [f"the baseline of {space.source}"], new))
-        (new / "search.yaml").write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+        write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
+        write_text(new / "search.yaml", yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
@@ -85,7 +87,10 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None) -> SearchSpace
     if limits:
         content = cfg.read_yaml(folder / "search.yaml")
         content["budget"] |= limits
-        (folder / "search.yaml").write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        try:
+            write_text(folder / "search.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space
 
 
@@ -102,25 +107,42 @@ def foreign(folder: Path) -> str:
 
 # --------------------------------------------------------------------------------------------------------- its sessions
 def spent_s(folder: Path) -> float:
-    """Wall-clock of the sessions so far; a session that was killed lasted until its last line."""
-    total, path = 0.0, folder / "sessions.jsonl"
-    if not path.exists():
+    """Wall-clock of the sessions so far; a session that was killed lasted until its last line.
+
+    Its lines tell it on the monotonic clock, which nobody sets; the journals where it has no line but its first.
+    """
+    try:
+        text = (folder / "sessions.jsonl").read_text()
+    except FileNotFoundError:
         return 0.0
-    lines = []
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    begins = [line["time"] for line in lines if line["event"] == "begin"]
-    stamps = [line["time"] for line in lines]
-    stamps += [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
-    for begin, following in zip(begins, [*begins[1:], float("inf")], strict=True):
-        total += max(stamp for stamp in stamps if begin <= stamp < following) - begin
+    sessions: list[list[dict[str, Any]]] = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
+            if (told := json.loads(line))["event"] == "begin" or not sessions:
+                sessions.append([])
+            sessions[-1].append(told)
+    stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
+    total = 0.0
+    for own, following in zip(sessions, [*sessions[1:], None], strict=True):
+        first, last = own[0], own[-1]
+        by = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"  # of earlier versions
+        total += max(0.0, last[by] - first[by])
+        if last is first:
+            until = following[0]["time"] if following is not None else math.inf
+            total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
     return total
 
 
+def alive(folder: Path) -> None:
+    """Note that the session goes on: how long it lasted is known to here, whatever becomes of it."""
+    with contextlib.suppress(OSError):  # a full disk is told otherwise
+        _note(folder, "alive")
+
+
 def _note(folder: Path, event: str, **content: Any) -> None:
+    now = {"time": time.time(), "monotonic_s": time.monotonic()}
     with open(folder / "sessions.jsonl", "a") as file:
-        file.write(json.dumps({"event": event, "time": time.time(), **content}) + "\n")
+        file.write(json.dumps({"event": event, **now, **content}) + "\n")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Fair(FIFOScheduler):  # type: ignore[misc]
     def __init__(self, rule: TrialScheduler, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
         super().__init__()
         self._rule, self._space, self._earlier = rule, space, tuple(earlier)
+        self._heard_s = dict[Known, float]()  # training seconds of the last point that was news
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it
@@ -40,6 +42,7 @@ class Fair(FIFOScheduler):  # type: ignore[misc]
             for point in trial.points:
                 if point.get(self._space.metric) is not None:
                     self._hear(None, Known(trial.name), reported(point, self._space))
+                    self._heard_s[Known(trial.name)] = point.train_s
         return accepted
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
@@ -47,7 +50,10 @@ class Fair(FIFOScheduler):  # type: ignore[misc]
         self._rule.on_trial_add(tune_controller, _known(trial))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Whether it goes on after this point."""
+        """Whether it goes on after this point; one told again, from a checkpoint, was judged before."""
+        if (train_s := result.get("train_s", math.inf)) <= self._heard_s.get(_known(trial), -1.0):
+            return str(TrialScheduler.CONTINUE)
+        self._heard_s[_known(trial)] = train_s
         if any(knob != "seed" for knob in self._space.changed(drawn(trial.config))):
             return str(self._rule.on_trial_result(tune_controller, _known(trial), result))
         self._hear(tune_controller, _known(trial), result)

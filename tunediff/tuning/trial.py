@@ -69,7 +69,7 @@ def follow(
     for attempt in range(1, ATTEMPTS + 1):
         journal.start(config, values, plan.budget.seconds, int(name[1:]))
         serial = ray.get(slot.submit.remote(job_of(name, attempt, folder, config, plan)))
-        ended = yield from _until_ended(slot, serial, deadline, plan)
+        ended = yield from _until_ended(slot, serial, deadline, plan, folder)
         if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
@@ -86,7 +86,9 @@ def job_of(name: str, attempt: int, folder: Path, config: Systems, plan: Plan) -
     )  # fmt: skip
 
 
-def _until_ended(slot: Any, serial: str, deadline: float, plan: Plan) -> Generator[Reported, None, End | Lost]:
+def _until_ended(
+    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path
+) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
     cursor = 0
     while True:
@@ -94,6 +96,8 @@ def _until_ended(slot: Any, serial: str, deadline: float, plan: Plan) -> Generat
         if isinstance(event, End | Lost):  # an end that came late is an end all the same
             return event
         if time.monotonic() > deadline:
+            if (known := record.read_trial(folder)) is not None and known.end is not None:
+                return known.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
             return End("timeout", f"not done after {plan.deadline_s:.0f} s of wall-clock")
         if event is not None:

@@ -16,6 +16,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 from tunediff.environment import unwritable
 from tunediff.record import TrialRecord, read_trials
 from tunediff.space import SearchSpace
+from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Board, Listener
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
@@ -35,7 +36,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
     searcher = Searcher(space, folder, len(slots.names), before_s, device=slots.device)
-    listeners = (listener, Board(folder, space, slots.actors).tell)
+    listeners = (listener, Board(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, slots.names), listeners).fit()
     except Exception:
