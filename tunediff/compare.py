@@ -212,7 +212,7 @@ def _refuse_pointless(asked: Sequence[Sequence[str]], sides: Sequence[Systems], 
             f"{asked[1][0]}: is judged by {two.name} ({two.mode}), {asked[0][0]} by {one.name} ({one.mode})"
         )
     apart = sides[1].seed - sides[0].seed
-    device = "cuda" if resources.local().gpus else "cpu"
+    device = resources.local().device
     alike = [cfg.override(cfg.effective(config, device), {"seed": 0}, check=False) for config in sides]
     if len(set(map(cfg.fingerprint, alike))) == 1 and not apart:
         idle = "".join(f" ({knob}: {why})" for knob, why in cfg.not_effective(sides[1], device).items())
@@ -244,6 +244,8 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     """Run pairs until it is decided."""
     if told.over:
         return
+    if warning := experiment.foreign(told.folder):
+        print(f"WARNING: {warning}", file=sys.stderr)
     from tunediff.report.pairs import so_far  # imports matplotlib
     from tunediff.tuning import rounds  # imports Ray
     from tunediff.tuning.messages import Plan
@@ -275,7 +277,8 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
             metric=metric.name, mode=metric.mode, budget=Budget(told.budget_s, compile_charged=told.compile_charged),
             deadline_s=4 * told.budget_s + 900, evaluates=True, fresh=False, profile_steps=0, final={},
         )  # fmt: skip
-        rounds.run(folder, rivals, told.most, plan, (_teller(folder, slots.actors[0], say),), over)
+        listeners = (_teller(folder, slots.actors[0], say), lambda *_: experiment.alive(folder))
+        rounds.run(folder, rivals, told.most, plan, listeners, over)
 
 
 def _teller(folder: Path, slot: Any, say: Callable[[str], None]) -> Callable[[str, str, Mapping[str, Any]], None]:

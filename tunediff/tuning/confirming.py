@@ -61,8 +61,9 @@ def run(found: Results, folder: Path, space: SearchSpace, slots: Slots, listener
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
     rivals = [rounds.Rival(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.names), Board(folder, space, slots.actors)
+    listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
     with experiment.noted(folder):
-        rounds.run(folder, rivals, space.seeds, plan, (listener, board.tell), lambda: over(found, folder))
+        rounds.run(folder, rivals, space.seeds, plan, listeners, lambda: over(found, folder))
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:
