@@ -1,5 +1,7 @@
 """Forecast and truth of longer runs, side by side."""
 
+import math
+
 import pytest
 
 from tests import searches
@@ -75,3 +77,19 @@ def test_the_section_has_a_figure_a_table_and_a_sentence(tmp_path, finalists):
     assert "loader.batch_size=64" in html
     assert "2 of 3 measured means" in html
     assert section.hold(None, files) is None
+
+
+def test_configurations_that_change_places_do_so_at_a_budget(finalists):
+    """3 and 2 after 20 s, 1.6 and 0.2 after 80 s: the order stays; the other way round their means cross."""
+    found, (first, second, third) = finalists
+    assert not hold(found, [first, second, third], 80.0).crossed
+    swapped = Finalist(second.name, second.short, third.long), Finalist(third.name, third.short, second.long)
+    told = hold(found, [first, *swapped], 80.0)
+    ((ahead, later, seconds),) = told.crossed
+    assert (ahead.finalist.name, later.finalist.name) == ("loader.batch_size=32", "loader.batch_size=64")
+    # Lines through log 3 and log 0.2, log 2 and log 1.6: equal where their difference is nothing.
+    share = (seconds / 20.0, 80.0 / 20.0)
+    along = math.log(share[0]) / math.log(share[1])
+    assert 3.0 * (0.2 / 3.0) ** along == pytest.approx(2.0 * (1.6 / 2.0) ** along)
+    words = [words.replace("\xa0", " ") for words in section.sentences(told)]
+    assert any("Measured, loader.batch_size=64 has passed loader.batch_size=32: means are" in line for line in words)

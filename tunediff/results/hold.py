@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -35,7 +37,10 @@ class Row:
     """Of the mean of the runs that are measured, or of one run."""
     why: str
     """Why there is no forecast; '' where there is one."""
+    short: list[float]
+    """What its runs reached with the budget so far."""
     measured: list[float]
+    """What they reached with the longer one."""
 
     @property
     def inside(self) -> bool | None:
@@ -65,14 +70,41 @@ class Held:
     def crossings(self) -> list[tuple[Row, Row, Crossing]]:
         """Pairs whose forecasts cross, the soonest first: (ahead so far, ahead from then on, where)."""
         found = []
-        for place, row in enumerate(self.rows):
-            for other in self.rows[place + 1 :]:
-                if row.trend is None or other.trend is None or not (at := crossing(row.trend, other.trend)):
-                    continue
-                values = [self.found.loss(one.trend.value) for one in (row, other) if one.trend is not None]
-                first, second = (row, other) if values[0] <= values[1] else (other, row)
+        for first, second in self._pairs():
+            if first.trend is not None and second.trend is not None and (at := crossing(first.trend, second.trend)):
                 found.append((first, second, at))
         return sorted(found, key=lambda one: one[2].budget_s)
+
+    @property
+    def crossed(self) -> list[tuple[Row, Row, float]]:
+        """Pairs whose measured means have changed places: (ahead with the budget so far, ahead with the longer one, the
+        budget in training seconds between the two at which they are equal).
+
+        Straight along the logarithm of time between what was measured with both budgets, in logarithms of the values
+        where forecasts are made in these.
+        """
+        found = []
+        for first, second in self._pairs():
+            before, after = (self._ahead(first, second, long) for long in (False, True))
+            if before is not None and after is not None and before > 0 > after:
+                share = before / (before - after)
+                found.append((first, second, self.short_s * (self.long_s / self.short_s) ** share))
+        return sorted(found, key=lambda one: one[2])
+
+    def _pairs(self) -> list[tuple[Row, Row]]:
+        """All pairs with runs, that first which is ahead with the budget so far."""
+        ran = [row for row in self.rows if row.short]
+        ran.sort(key=lambda row: self.found.loss(mean(row.short) or 0.0))
+        return list(itertools.combinations(ran, 2))
+
+    def _ahead(self, row: Row, other: Row, long: bool) -> float | None:
+        """How much better `row` is than `other`, by the means at one budget."""
+        mine, theirs = (mean(one.measured if long else one.short) for one in (row, other))
+        if mine is None or theirs is None:
+            return None
+        if self.found.ratios:
+            return math.log(theirs / mine)
+        return self.found.loss(theirs) - self.found.loss(mine)
 
     def table(self) -> pd.DataFrame:
         """One row per configuration: forecast with its interval, measured mean and sd, and whether it was inside."""
@@ -115,9 +147,12 @@ def hold(
 def _row(
     finalist: Finalist, runs: Runs, shared: Common | None, metric: str, ratios: bool, long_s: float
 ) -> Row:  # fmt: skip
-    measured = [value for trial in finalist.long if (value := trial.value(metric)) is not None]
+    short, measured = (
+        [value for trial in trials if (value := trial.value(metric)) is not None]
+        for trials in (finalist.short, finalist.long)
+    )
     found = trend(runs, shared) if shared is not None else None
     # A training ends a step after its budget: the measured runs say when.
     ends = [curve(trial, metric)[-1][0] for trial in finalist.long if trial.value(metric) is not None]
     told = found.at(mean(ends) or long_s, max(1, len(measured))) if found is not None else None
-    return Row(finalist, found, told, missing(runs, ratios), measured)
+    return Row(finalist, found, told, missing(runs, ratios), short, measured)

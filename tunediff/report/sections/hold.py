@@ -47,10 +47,9 @@ def hold_table(held: Held) -> list[list[str]]:
               f"{percent(LEVEL)} interval", "measured, mean ± sd", "inside"]  # fmt: skip
     lines = [header]
     for row in held.rows:
-        ends = [value for trial in row.finalist.short if (value := trial.value(held.metric)) is not None]
         told, inside = row.forecast, {None: "", True: "yes", False: "no"}[row.inside]
         said = [number(told.mean), f"{number(told.low)} … {number(told.high)}"] if told else ["none", row.why]
-        lines.append([row.finalist.name, with_sd(ends), *said, with_sd(row.measured), inside])
+        lines.append([row.finalist.name, with_sd(row.short), *said, with_sd(row.measured), inside])
     return lines
 
 
@@ -68,11 +67,18 @@ def sentences(held: Held) -> list[str]:
         known = sum(row.forecast is not None for row in held.rows)
         said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
     for ahead, later, at in held.crossings:
-        words = f"{later.finalist.name} is expected to pass {ahead.finalist.name} after {duration(at.budget_s)}"
+        words = f"{later.finalist.name} is expected to pass {ahead.finalist.name} with {duration(at.budget_s)}"
         sure = "; their intervals overlap throughout, so it may come otherwise." if at.overlap else "."
         said.append(words + sure)
     if not held.crossings and len(held.rows) > 1:
         said.append("No two forecasts cross: the order so far is expected to stay.")
+    for ahead, later, seconds in held.crossed:
+        said.append(
+            f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
+            f"{duration(seconds)}."
+        )
+    if len(told) > 1 and not held.crossed:
+        said.append("Measured, none has passed another.")
     return said
 
 
