@@ -1,15 +1,15 @@
 """How good a configuration will be with a longer budget: a forecast with an interval, made from its curves so far.
 
-A value that falls and is positive is taken by its logarithm, any other as it is. From its end it goes on along the
-logarithm of time with a constant slope (a power law, where logarithms are taken): γ·m + φ·(v − m), v its own slope so
-far, m the mean of all configurations that ran. What may be off: the noise of runs, the mean slope, and slopes that
-change, by `Law.spread` times m. The three numbers of `Law` are fitted on measured curves and checked on others by
-benchmarks/forecast.py, which also has the alternatives that did no better: a power law with an offset (Domhan et al.,
-IJCAI 2015), the damped trend of Gardner & McKenzie (Management Science 31, 1985), each curve's own slope.
+A value that falls and is positive is taken by its logarithm, any other as it is. From its end it goes on in a straight
+line along the logarithm of time (a power law, where logarithms are taken), with the mean slope m of all configurations
+that ran. Slopes to come are expected to scatter around m as those of the configurations do now; beside that a value may
+be off by the noise of runs and the error of m. No number in this was fitted, and more did no better: the slope of a
+curve's few points tells nothing of its own future, and a power law with an offset (Domhan et al., IJCAI 2015) is not
+held by so few. benchmarks/forecast.py has them side by side on measured curves, and what intervals held there.
 
 Schedules follow the fraction of the budget, so a longer run is another run, not the continuation. Warm-up and averaged
 weights scale with it: at the same samples both are as far. A learning rate that falls to zero is not: the slope of such
-a curve is that of the schedule, so its own and its part in the common one are left out.
+a curve is that of the schedule, and is left out of m.
 """
 
 from __future__ import annotations
@@ -36,19 +36,10 @@ FARTHEST = 16.0
 """Times the budget so far, up to which forecasts were checked."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Law:
-    """How slopes go on: numbers without units, for every metric."""
-
-    later: float = 0.8
-    """γ: the common slope with a longer budget, over the one so far."""
-    own: float = 0.0
-    """φ: how much of the difference between its own and the common slope stays with a configuration."""
-    spread: float = 0.3
-    """Standard deviation of slopes with a longer budget that this does not explain, over the common one."""
-
-
-LAW = Law()
+SPREAD = 1.0
+"""Standard deviation of slopes with a longer budget around the common one, over that of the slopes so far."""
+LEAST = 0.25
+"""Of the common slope: slopes so far count as scattering by as much at least, where they happen to be alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +115,15 @@ class Common:
 
     ratios: bool
     slope: float
-    slope_error: float
-    """Standard error of it."""
+    """Their mean, along the logarithm of time."""
+    scatter: float
+    """Standard deviation of the configurations' slopes; of a single one, its slope: it may as well end there."""
+    configurations: int
+    """How many have a slope that counts."""
     noise: float
     """Standard deviation of one run's value at its end."""
     freedom: int
-    """Degrees of freedom of the noise."""
+    """Degrees of freedom: of the scatter, or of the noise where there is one configuration."""
 
 
 def common(known: Sequence[Runs], ratios: bool) -> Common | None:
@@ -147,11 +141,9 @@ def common(known: Sequence[Runs], ratios: bool) -> Common | None:
     squares = sum(line.squares for line in every) + sum(_around([line.value for line in lines]) for _, lines in fitted)
     freedom = sum(line.freedom for line in every) + sum(len(lines) - 1 for _, lines in fitted)
     noise = math.sqrt(squares / freedom)
-    if len(slopes) > 1:
-        error = float(np.std(slopes, ddof=1)) / math.sqrt(len(slopes))
-    else:
-        error = noise / math.sqrt(sum(line.width for line in steady[0]))
-    return Common(ratios, float(np.mean(slopes)), error, noise, freedom)
+    slope, many = float(np.mean(slopes)), len(slopes)
+    scatter = max(float(np.std(slopes, ddof=1)), LEAST * abs(slope)) if many > 1 else abs(slope)
+    return Common(ratios, slope, scatter, many, noise, many - 1 if many > 1 else freedom)
 
 
 def _around(values: Sequence[float]) -> float:
@@ -168,41 +160,37 @@ class Trend:
     value: float
     """At its end; a logarithm where `shared.ratios`."""
     runs: int
-    slope: float
-    """Along the logarithm of time, from its end on."""
-    slope_error: float
+    spread: float
+    """`SPREAD`, or what is tried instead."""
 
     def middle(self, budget_s: float) -> float:
         """The forecast, a logarithm where `shared.ratios`."""
-        return self.value + self.slope * math.log(budget_s / self.end_s)
+        return self.value + self.shared.slope * math.log(budget_s / self.end_s)
 
     def at(self, budget_s: float, runs: int = 1) -> Forecast:
         """The forecast for the mean of so many runs with a budget in training seconds, not below the one so far."""
         x = math.log(budget_s / self.end_s)
         middle = self.middle(budget_s)
-        variance = self.shared.noise**2 * (1 / self.runs + 1 / runs) + (x * self.slope_error) ** 2
-        half = quantile(0.5 + LEVEL / 2, self.shared.freedom) * math.sqrt(variance)
+        shared = self.shared
+        slopes = (x * self.spread * shared.scatter) ** 2 * (1 + 1 / shared.configurations)
+        half = _quantile(shared) * math.sqrt(shared.noise**2 * (1 / self.runs + 1 / runs) + slopes)
         return Forecast(budget_s, *map(self._back, (middle, middle - half, middle + half)))
 
     def _back(self, value: float) -> float:
         return math.exp(value) if self.shared.ratios else value
 
 
-def trend(runs: Runs, shared: Common, law: Law = LAW) -> Trend | None:
+def _quantile(shared: Common) -> float:
+    """Half of an interval of probability `LEVEL`, in standard deviations."""
+    return quantile(0.5 + LEVEL / 2, shared.freedom)
+
+
+def trend(runs: Runs, shared: Common, spread: float = SPREAD) -> Trend | None:
     """How a configuration goes on; None without a usable curve (`missing` says why)."""
     if not (lines := _lines(runs, shared.ratios)):
         return None
-    own = shared.slope if runs.anneals else float(np.mean([line.slope for line in lines]))
-    own_error = 0.0 if runs.anneals else shared.noise / math.sqrt(sum(line.width for line in lines))
-    errors = (law.spread * shared.slope, law.later * shared.slope_error, law.own * own_error)
-    return Trend(
-        shared,
-        float(np.mean([line.end_s for line in lines])),
-        float(np.mean([line.value for line in lines])),
-        len(lines),
-        law.later * shared.slope + law.own * (own - shared.slope),
-        math.hypot(*errors),
-    )
+    end_s, value = (float(np.mean(side)) for side in zip(*((line.end_s, line.value) for line in lines), strict=True))
+    return Trend(shared, end_s, value, len(lines), spread)
 
 
 def missing(runs: Runs, ratios: bool) -> str:
@@ -231,22 +219,31 @@ def forecast(
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """Where one configuration is expected to pass another."""
+    """Where one configuration may pass another, in training seconds."""
 
-    budget_s: float
-    overlap: bool
-    """Whether the intervals of both overlap from the budget so far to the farthest: then which one is better with any
-    of these budgets is not known."""
+    budget_s: float | None
+    """Where their forecasts are equal; None: nowhere in the range, as where both have the common slope."""
+    open_s: float | None
+    """From where on it is open which is better: the `LEVEL` interval of their difference, by a run each, holds 0. None:
+    nowhere in the range."""
 
 
 def crossing(one: Trend, other: Trend, farthest: float = FARTHEST) -> Crossing | None:
-    """The budget at which two forecasts are equal; None where that is not between the budget so far and `farthest`
-    times it."""
+    """What may happen between the budget so far and `farthest` times it; None where the order stays throughout."""
     start_s = max(one.end_s, other.end_s)
-    bend = one.slope - other.slope
-    ahead = math.inf if not bend else (other.middle(start_s) - one.middle(start_s)) / bend
-    if not 0 < ahead <= math.log(farthest):
-        return None
-    pairs = [(one.at(s), other.at(s)) for s in start_s * np.geomspace(1, farthest, 33)]
-    overlap = all(a.low <= b.high and b.low <= a.high for a, b in pairs)
-    return Crossing(start_s * math.exp(ahead), overlap)
+    ahead = other.middle(start_s) - one.middle(start_s)
+    bend = one.shared.slope - other.shared.slope
+    x = ahead / bend if bend else math.inf
+    equal_s = start_s * math.exp(x) if 0 < x <= math.log(farthest) else None
+    for budget_s in start_s * np.geomspace(1, farthest, 129):
+        apart = abs(other.middle(budget_s) - one.middle(budget_s))
+        if apart <= math.hypot(*(_own_half(trend, budget_s) for trend in (one, other))):
+            return Crossing(equal_s, float(budget_s))
+    return Crossing(equal_s, None) if equal_s is not None else None
+
+
+def _own_half(trend: Trend, budget_s: float) -> float:
+    """Half of the interval of one run, but for the error of the common slope, which all share."""
+    shared, x = trend.shared, math.log(budget_s / trend.end_s)
+    noise = shared.noise**2 * (1 + 1 / trend.runs)
+    return _quantile(shared) * math.sqrt(noise + (x * trend.spread * shared.scatter) ** 2)

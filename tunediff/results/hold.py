@@ -67,13 +67,15 @@ class Held:
         return [row for row in self.rows if row.inside is not None]
 
     @property
-    def crossings(self) -> list[tuple[Row, Row, Crossing]]:
-        """Pairs whose forecasts cross, the soonest first: (ahead so far, ahead from then on, where)."""
-        found = []
-        for first, second in self._pairs():
-            if first.trend is not None and second.trend is not None and (at := crossing(first.trend, second.trend)):
-                found.append((first, second, at))
-        return sorted(found, key=lambda one: one[2].budget_s)
+    def crossings(self) -> list[tuple[Row, Row, Crossing | None]]:
+        """Who may pass the one that is ahead so far: (ahead, another, where); None: it will not."""
+        trends = [(first, second) for first, second in self._pairs() if first.trend is not None]
+        leader = trends[0][0] if trends else None
+        return [
+            (first, second, crossing(first.trend, second.trend))
+            for first, second in trends
+            if first is leader and first.trend is not None and second.trend is not None
+        ]
 
     @property
     def crossed(self) -> list[tuple[Row, Row, float]]:

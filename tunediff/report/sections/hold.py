@@ -13,7 +13,7 @@ from tunediff.report.style import objective_axis, sheet
 from tunediff.report.subject import lead, note
 from tunediff.report.words import cut, duration, percent, some, with_sd
 from tunediff.results import curve
-from tunediff.results.forecast import LEVEL
+from tunediff.results.forecast import FARTHEST, LEVEL, Crossing
 from tunediff.results.hold import Held, Row
 
 PANELS = 4
@@ -66,12 +66,9 @@ def sentences(held: Held) -> list[str]:
     else:
         known = sum(row.forecast is not None for row in held.rows)
         said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
-    for ahead, later, at in held.crossings:
-        words = f"{later.finalist.name} is expected to pass {ahead.finalist.name} with {duration(at.budget_s)}"
-        sure = "; their intervals overlap throughout, so it may come otherwise." if at.overlap else "."
-        said.append(words + sure)
-    if not held.crossings and len(held.rows) > 1:
-        said.append("No two forecasts cross: the order so far is expected to stay.")
+    for place, (ahead, other, at) in enumerate(held.crossings):
+        words = f"{ahead.finalist.name} is ahead with {short}. " if not place else ""
+        said.append(f"{words}That {other.finalist.name} is behind it {_stays(at, held.short_s)}.")
     for ahead, later, seconds in held.crossed:
         said.append(
             f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
@@ -80,6 +77,18 @@ def sentences(held: Held) -> list[str]:
     if len(told) > 1 and not held.crossed:
         said.append("Measured, none has passed another.")
     return said
+
+
+def _stays(at: Crossing | None, short_s: float) -> str:
+    """Until when an order is told, and where forecasts are equal."""
+    if at is None:
+        return f"is expected to stay so up to {FARTHEST:.0f} times that"
+    equal = "" if at.budget_s is None else f"; their forecasts cross at {duration(at.budget_s)}"
+    if at.open_s is None:
+        return f"is expected to stay so{equal}"
+    return (
+        "may be chance already" if at.open_s <= 1.01 * short_s else f"is open from {duration(at.open_s)} on"
+    ) + equal
 
 
 def of_held(held: Held) -> Figure | None:
