@@ -15,6 +15,7 @@ from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs
+from tunediff.training import judging
 from tunediff.tuning import experiment, resources
 
 TINY = {
@@ -128,6 +129,21 @@ def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
     assert "first 0: baseline\n  first 1: seed=1\n" in out
     assert search.main([file, "--dry-run", "--trials", "5"]) == 0
     assert "seed=" not in capsys.readouterr().out
+
+
+def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
+    """64 images × 5 steps and 256 × 10 bins at 10 ms each; 640 × 50 steps and the same bins in the end."""
+    monkeypatch.setattr(judging, "pass_s", lambda config, world: 0.01)
+    final = {"evaluation.images": 640, "evaluation.steps": 50}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE | {"confirm": {"of": 2, "seeds": 3, "final": final}}))
+    assert search.main([file, "--dry-run", "--trials", "100"]) == 0
+    out = capsys.readouterr().out
+    assert "\nevaluation_hours: 1.60 (200 × 29s: " in out
+    assert "\nfinal_evaluation: 5m46s per confirming run, 0.86 hours in all\n" in out
+    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
+    assert search.main([file, "--dry-run"]) == 0
+    assert "\nevaluation_hours: unknown (the workload has no " in (out := capsys.readouterr().out)
+    assert "\nfinal_evaluation: unknown\n" in out
 
 
 # ----------------------------------------------------------------------------------------------------- results, export

@@ -24,7 +24,7 @@ from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
 from tunediff.report.words import plain_table, some
-from tunediff.results import Results, comparison, confirmation
+from tunediff.results import Results, comparison, confirmation, evaluating
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
@@ -231,6 +231,7 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
         f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
         f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once{repeats}",
         f"training_hours: {train_h:.2f} (evaluation, start-up and compilation come on top)",
+        *(_evaluation(wanted) if wanted.evaluates else []),
         f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
         f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",
         f"machine: {machine}; world sizes {', '.join(map(str, resources.world_sizes(wanted)))} fit",
@@ -240,6 +241,25 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     lines += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
     lines += [f"  first {i}: {cli.knobs(wanted.changed(point))}" for i, point in enumerate(wanted.candidates)]
     return lines + skipped(wanted)
+
+
+def _evaluation(wanted: SearchSpace) -> list[str]:
+    """What judging takes, by the rate of the baseline's network on this machine."""
+    from tunediff.distributed import alone
+    from tunediff.training import judging
+
+    pass_s = judging.pass_s(wanted.baseline, alone())
+    cost = evaluating.cost(wanted, pass_s)
+    if cost.evaluation_s is None:
+        why = "the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device), or its data are not here"
+        return [f"evaluation_hours: unknown ({why})"] + ["final_evaluation: unknown"] * bool(cost.finals)
+    hours = cost.evaluations * cost.evaluation_s / 3600
+    measured = f"{cost.evaluations} × {cli.seconds(cost.evaluation_s)}: the baseline's network, timed on this machine"
+    said = [f"evaluation_hours: {hours:.2f} ({measured})"]
+    for of, runs, each_s in cost.finals:
+        assert each_s is not None
+        said.append(f"final_evaluation: {cli.seconds(each_s)} per {of}, {runs * each_s / 3600:.2f} hours in all")
+    return said
 
 
 def _parameters(wanted: SearchSpace) -> int:

@@ -18,7 +18,7 @@ FOLDER = "report"
 """Beside the page: its data."""
 NAMES = (
     *("curves", "trials", "won", "comparison", "study", "why", "why_curves", "step", "importance", "effects"),
-    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds"),
+    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds", "hold"),
 )
 """Of all tables and pictures that there may be."""
 

@@ -18,7 +18,7 @@ import pandas as pd
 from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.results import Results, failed, last, noise, without_seed
+from tunediff.results import Results, evaluating, failed, last, noise, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.sequential import Look, look
 from tunediff.results.statistics import BASELINE, BETTER, Difference, Estimate, estimate, mean, sd
@@ -46,7 +46,8 @@ def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) ->
     limits = {
         "per_trial": f"{budget.per_trial_s:.10g}s",
         "compile": "charged" if budget.compile_charged else "free",
-        "deadline": f"{budget.trial_deadline_s:.10g}s",
+        # A final evaluation may take longer than the training; the trials have shown how fast one is here.
+        "deadline": f"{budget.trial_deadline_s + evaluating.allowance_s(found.trials, final):.10g}s",
     }
     once = {"seeds": seeds, "alone": True, "final": final, "trials": tried}
     return {"objective": found.metric, "budget": limits, **once}

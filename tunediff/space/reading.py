@@ -110,6 +110,11 @@ def parse(
         ),
     )  # fmt: skip
     _check_final(space.final, f"{source}: final", space)
+    budgets = [int(times[:-1]) for times in space.confirm.budgets] if space.confirm is not None else [1]
+    rising = budgets[0] == 1 and budgets == sorted(set(budgets))
+    at = f"{source}: confirm: budgets"
+    refuse(not rising, f"{at}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
+    refuse(len(budgets) > 1 and not space.evaluates, f"{at}: {space.metric} has no curve that goes on; allowed: [1x]")
     _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)

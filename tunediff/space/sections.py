@@ -18,6 +18,7 @@ from tunediff.config import ConfigError, Knob, Lines, Values
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
 
 MAX_SEEDS = 100
+MAX_TIMES = 16
 COSTS = ("peak_memory_mib", "worker_s")
 """What a second objective may be, kept small: memory of the device, or training seconds times workers (GPU-seconds)."""
 T = TypeVar("T")
@@ -45,12 +46,24 @@ def duration_s(value: Any, where: str) -> float:
 Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
+def _times(value: Any) -> str:
+    match = re.fullmatch(r"([1-9]\d*)x", value) if isinstance(value, str) else None
+    if match is None or int(match[1]) > MAX_TIMES:
+        raise ValueError(f"is not allowed; allowed: 1x, 2x, … {MAX_TIMES}x, rising, the first 1x")
+    return str(value)
+
+
+Times = Annotated[str, BeforeValidator(_times)]
+"""So many times the budget of a trial."""
+
+
 @section
 class Confirm:
     """How the finalists of a search are run again: `confirm:` of a search file."""
 
     of: Annotated[Int, Ge(1), Le(20)] = 3  # the best so many
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
+    budgets: tuple[Times, ...] = ("1x",)  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
     final: Values = dataclasses.field(default_factory=dict)  # as in `Manner`, of every finished run
 
 

@@ -1,13 +1,15 @@
-"""Judging a finished model by its workload's own evaluation."""
+"""Judging a finished model by its workload's own evaluation, and how long that takes."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World
@@ -43,3 +45,29 @@ def judged(
     judge.weights = weights
     run(judge)
     return judge.found
+
+
+LONG_ENOUGH_S = 0.25
+"""Seconds of passes after which a rate is known."""
+
+
+def pass_s(config: Systems, world: World) -> float | None:
+    """Seconds that one sample takes through the network of an evaluation, here and now, in batches as there.
+
+    Batches grow to `evaluation.batch_size` or until one takes a quarter of a second: a second or two in all. None where
+    the workload has no `evaluation_pass`.
+    """
+    if (offered := cfg.of(config).offers("evaluation_pass")) is None:
+        return None
+    run, count, most = offered(config.knobs, world.device), 1, getattr(config.evaluation, "batch_size", 64)
+    while True:
+        taken: list[float] = []
+        while len(taken) < 3 or sum(taken) < LONG_ENOUGH_S:  # the first loads kernels, others may be disturbed
+            world.synchronize()
+            begin = time.perf_counter()
+            run(count)
+            world.synchronize()
+            taken.append(time.perf_counter() - begin)
+        if min(taken) >= LONG_ENOUGH_S or count >= most:
+            return min(taken) / count
+        count = min(4 * count, most)

@@ -16,6 +16,9 @@ from tunediff.tuning.dashboard import Listener
 if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
 
+LONGER_SEEDS = 3
+"""Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
+
 
 def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
     """The folder and the space of the runs that confirm `found`; None when the search has no finalist.
@@ -39,11 +42,34 @@ def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
     return folder, experiment.create(folder, space, content)
 
 
+def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
+    """The folders, within that of the confirming runs, and the spaces of the same with longer budgets."""
+    assert found.space.confirm is not None
+    prepared = []
+    for times in found.space.confirm.budgets[1:]:
+        if not (of := folder / times).exists():
+            content = cfg.read_yaml(folder / "search.yaml")
+            budget_s, limits = found.space.budget.per_trial_s * int(times[:-1]), content["budget"]
+            before = spaces.load(spaces.of_search(folder)).budget
+            deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
+            limits |= {"per_trial": f"{budget_s:.10g}s", "deadline": f"{deadline_s:.10g}s"}
+            content |= {
+                "seeds": LONGER_SEEDS,
+                "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
+            }
+            space = spaces.parse(content, f"{found.folder.name}: {folder.name}: {times}", folder)
+            experiment.create(of, space, content)
+        prepared.append((of, spaces.load(spaces.of_search(of))))
+    return prepared
+
+
 def pending(folder: Path, space: SearchSpace) -> bool:
-    """Whether the finalists of the search in `folder` are still to be told from its baseline."""
+    """Whether the finalists of the search in `folder` are still to be told from its baseline, or to run for longer."""
     found = results.read(folder)
     prepared = prepare(found) if space.confirm is not None else None
-    return prepared is not None and not over(found, prepared[0])
+    if prepared is None:
+        return False
+    return any(not over(found, of) for of, _ in [prepared, *longer(found, prepared[0])])
 
 
 def over(found: Results, folder: Path) -> bool:

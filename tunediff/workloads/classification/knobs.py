@@ -167,6 +167,13 @@ def check_files(knobs: Knobs, evaluates: bool) -> None:
     libraries.check(knobs.model, knobs.data, sets.classes(knobs.data))
 
 
+def evaluation_work(knobs: Knobs) -> float:
+    """Held-out images. Raises `ConfigError` where they are not at hand."""
+    from tunediff.workloads.classification import sets
+
+    return float(sets.held_out_count(knobs.data, knobs.evaluation.images))
+
+
 def ruler(config: Any) -> str:
     """What the objective is, in a sentence without its full stop."""
     from tunediff.workloads.classification import sets

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from tunediff.data.images import in_unit_range
 from tunediff.data.loader import Prepare, Uniform
 from tunediff.distributed import World
+from tunediff.evaluation.features import one_ruler
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, networks, optimizers, sets
 from tunediff.workloads.classification.judge import Judge
 from tunediff.workloads.classification.knobs import Knobs
 
-__all__ = ["network", "train"]
+__all__ = ["evaluation_pass", "network", "train"]
 
 
 def train(trial: Trial) -> None:
@@ -107,3 +108,14 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
 def judge_of(knobs: Knobs, world: World) -> Judge:
     """The judge of this data and protocol."""
     return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
+
+
+def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], object]:
+    """The network on so many held-out images."""
+    net, side = network(knobs).to(device).eval(), knobs.data.image_size
+
+    def run(count: int) -> object:
+        with torch.no_grad(), one_ruler(device):
+            return net(torch.zeros(count, knobs.data.channels, side, side, device=device))
+
+    return run

@@ -325,6 +325,10 @@ Weighting = Annotated[_Weighted, Field(discriminator="name")]
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it
+VALIDATION_BINS = 10
+"""Of log-SNR, in each of which every validation image is seen once."""
+
+
 @section
 class Evaluation(images.Evaluation):
     """How the averaged weights are judged."""
@@ -403,6 +407,13 @@ def ruler(config: Any) -> str:
     steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
     drawn = f"{protocol.images:,} generated images, {protocol.sampler.upper()}{steps}, averaged weights"
     return f"{drawn}, the same noise in all trials, against {data.name} at {data.image_size}×{data.image_size}"
+
+
+def evaluation_work(knobs: Knobs) -> float:
+    """Images times steps of the sampler, and the validation images in each of their bins."""
+    protocol = knobs.evaluation
+    steps = knobs.process.steps if protocol.sampler == "ddpm" else protocol.steps
+    return float(protocol.images * steps + protocol.validation_images * VALIDATION_BINS)
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:

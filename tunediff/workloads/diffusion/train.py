@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
+from tunediff.evaluation.features import one_ruler
 from tunediff.training import optimizer as adam
 from tunediff.training.ema import Ema
 from tunediff.training.trial import Trial
@@ -22,7 +24,7 @@ from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
 from tunediff.workloads.diffusion.unet import Block, flops_per_sample, network
 
-__all__ = ["initial_weights", "network", "train"]
+__all__ = ["evaluation_pass", "initial_weights", "network", "train"]
 
 
 def train(trial: Trial) -> None:
@@ -120,6 +122,18 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
         return torch.cat(found)
 
     return errors_at
+
+
+def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], object]:
+    """One step of the sampler for so many images, as far as the network goes: the rest of it is next to nothing."""
+    unet, side = network(knobs).to(device).eval(), knobs.data.image_size
+
+    def run(count: int) -> object:
+        with torch.no_grad(), one_ruler(device):
+            x, t = torch.zeros(count, knobs.data.channels, side, side), torch.zeros(count, dtype=torch.int64)
+            return unet(x.to(device), t.to(device))
+
+    return run
 
 
 @functools.lru_cache(maxsize=3)

@@ -20,13 +20,12 @@ from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.features import one_ruler
+from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
 from tunediff.workloads.diffusion.sampling import Noise, shares
 
 log = logging.getLogger(__name__)
-
-BINS = 10
 
 
 class Losses(TypedDict, total=False):

@@ -1,0 +1,129 @@
+"""Will it hold? The forecast for a longer budget beside what was measured with it."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tunediff.cli import number
+from tunediff.report import style
+from tunediff.report.files import Files
+from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
+from tunediff.report.style import objective_axis, sheet
+from tunediff.report.subject import lead, note
+from tunediff.report.words import cut, duration, percent, some, with_sd
+from tunediff.results import curve
+from tunediff.results.forecast import FARTHEST, LEVEL, Crossing
+from tunediff.results.hold import Held, Row
+
+PANELS = 4
+"""Configurations in the figure, the baseline among them; the table has all."""
+LINES = 3
+"""Of a panel's heading: a knob in each."""
+
+
+def hold(held: Held | None, files: Files) -> Html | None:
+    """Forecast and truth side by side, and where curves are expected to cross."""
+    if held is None:
+        return None
+    files.csv("hold", held.table())
+    header, *rows = hold_table(held)
+    figure = files.chart(
+        "hold",
+        lambda: of_held(held),
+        f"{held.metric} against training seconds, forecast and measured",
+        f"Lines: runs of {duration(held.short_s)}. Bands: the {percent(LEVEL)} interval of a run with a longer budget. "
+        f"Dots: runs of {duration(held.long_s)}, thin: their curves.",
+    )
+    first, *more = sentences(held)
+    return join(lead(first), figure, *(el("p", words) for words in more), table(header, rows, words=1),
+                note("A forecast goes on with the common slope of all curves against the logarithm of time; what its "
+                     "interval holds was measured on other trainings. ", files.links("hold")))  # fmt: skip
+
+
+def hold_table(held: Held) -> list[list[str]]:
+    """Headings and rows, for the terminal, Markdown and the page."""
+    header = ["configuration", f"after {duration(held.short_s)}", f"forecast for {duration(held.long_s)}",
+              f"{percent(LEVEL)} interval", "measured, mean ± sd", "inside"]  # fmt: skip
+    lines = [header]
+    for row in held.rows:
+        told, inside = row.forecast, {None: "", True: "yes", False: "no"}[row.inside]
+        said = [number(told.mean), f"{number(told.low)} … {number(told.high)}"] if told else ["none", row.why]
+        lines.append([row.finalist.name, with_sd(row.short), *said, with_sd(row.measured), inside])
+    return lines
+
+
+def sentences(held: Held) -> list[str]:
+    """In words: how many forecasts held, and which configurations are expected to change places."""
+    told, long, short = held.told, duration(held.long_s), duration(held.short_s)
+    if told:
+        inside = sum(row.inside is True for row in told)
+        lies = "lies" if inside == 1 else "lie"
+        said = [
+            f"{inside} of {some(len(told), 'measured mean')} after {long} {lies} within the "
+            f"{percent(LEVEL)} interval that was forecast from runs of {short}."
+        ]
+    else:
+        known = sum(row.forecast is not None for row in held.rows)
+        said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
+    for place, (ahead, other, at) in enumerate(held.crossings):
+        words = f"{ahead.finalist.name} is ahead with {short}. " if not place else ""
+        said.append(f"{words}That {other.finalist.name} is behind it {_stays(at, held.short_s)}.")
+    for ahead, later, seconds in held.crossed:
+        said.append(
+            f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
+            f"{duration(seconds)}."
+        )
+    if len(told) > 1 and not held.crossed:
+        said.append("Measured, none has passed another.")
+    return said
+
+
+def _stays(at: Crossing | None, short_s: float) -> str:
+    """Until when an order is told, and where forecasts are equal."""
+    if at is None:
+        return f"is expected to stay so up to {FARTHEST:.0f} times that"
+    equal = "" if at.budget_s is None else f"; their forecasts cross at {duration(at.budget_s)}"
+    if at.open_s is None:
+        return f"is expected to stay so{equal}"
+    return (
+        "may be chance already" if at.open_s <= 1.01 * short_s else f"is open from {duration(at.open_s)} on"
+    ) + equal
+
+
+def of_held(held: Held) -> Figure | None:
+    """A panel for each configuration: its runs, the band of its forecast, what was measured."""
+    rows = [row for row in held.rows if any(trial.points for trial in row.finalist.short)][:PANELS]
+    if not rows:
+        return None
+    figure, panels = sheet(len(rows), 3.4, sharey=True)
+    for place, (axes, row) in enumerate(zip(panels, rows, strict=True)):
+        color = BASELINE if row.finalist.name == "baseline" else WINNER if place < 2 else style.INK
+        _panel(axes, held, row, color)
+        names = row.finalist.name.split(" ")
+        shown = names if len(names) <= LINES else [*names[: LINES - 1], f"and {len(names) - LINES + 1} more"]
+        axes.set_title("\n".join(cut(name, 130 // len(rows)) for name in shown), color=color)
+    lines = [curve(trial, held.metric) for row in rows for trial in (*row.finalist.short, *row.finalist.long)]
+    for axes in panels:
+        objective_axis(axes, held.found, all(value > 0 for line in lines for _, value in line))
+        axes.set(xscale="log", xlabel="training seconds")
+        style.plain_logarithms(axes.xaxis)
+        axes.label_outer()
+    return figure
+
+
+def _panel(axes: Axes, held: Held, row: Row, color: str) -> None:
+    for trial in row.finalist.short:
+        axes.plot(*zip(*curve(trial, held.metric), strict=True), color=color, linewidth=1.6, marker="o", markersize=3)
+    if row.trend is not None:
+        start, end = row.trend.end_s, 1.15 * max(held.long_s, row.forecast.budget_s if row.forecast else 0.0)
+        told = [row.trend.at(start * (end / start) ** (i / 24)) for i in range(25)]
+        seconds = [one.budget_s for one in told]
+        axes.fill_between(seconds, [one.low for one in told], [one.high for one in told], color=color, alpha=0.15,
+                          linewidth=0)  # fmt: skip
+        axes.plot(seconds, [one.mean for one in told], color=color, linewidth=1.2, linestyle=style.DASHED)
+    for trial in row.finalist.long:
+        line = curve(trial, held.metric)
+        axes.plot(*zip(*line, strict=True), color=style.GREY, linewidth=0.8, zorder=1)
+        if trial.value(held.metric) is not None:
+            axes.plot(*([value] for value in line[-1]), color=style.INK, marker="o", markersize=5, zorder=5)
