@@ -162,6 +162,9 @@ def test_two_processors_of_one_name_differ_in_what_they_can_do(tmp_path, monkeyp
     assert environment.hardware(new) == f"{XEON} (avx512_bf16, amx_bf16)"
     assert environment.hardware({"device": "cpu", "cpu": XEON}) == XEON, "of an earlier version"
     assert environment.hardware({"cpu": XEON}) == "", "no worker has begun"
+    strange = {"device": 5, "cpu_features": 7, "gpus": [None], "versions": "none"}
+    assert environment.hardware(strange) == "5"
+    assert len(environment.differences(strange, "cpu")) == 6
 
 
 def test_a_gpu_is_named_with_its_power_limit(tmp_path, monkeypatch):

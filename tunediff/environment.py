@@ -98,7 +98,7 @@ def hardware(known: Mapping[str, Any]) -> str:
 
     The power limit of a GPU and the instruction sets of a CPU decide about its speed, and its name does not tell them.
     """
-    device, features, gpus = known.get("device"), known.get("cpu_features") or (), known.get("gpus") or ()
+    device, features, gpus = known.get("device"), _words(known, "cpu_features"), _words(known, "gpus")
     if device is None:
         return ""
     if device == "cpu":
@@ -124,10 +124,18 @@ def _decisive(known: Mapping[str, Any], device: str) -> dict[str, str]:
     """What two measurements must have in common to be comparable, by what it is called."""
     kind = {"cpu": "a CPU", None: "unknown"}.get(known.get("device"), "a GPU")
     facts = {"trained on": kind, "CPU": known.get("cpu"), "CPU cores": known.get("usable_cores")}
-    facts |= {"instruction sets": " ".join(known.get("cpu_features") or ())}
-    facts |= {"GPU": "; ".join(sorted(set(known.get("gpus") or ())))} if device != "cpu" else {}
-    facts |= {"torch": known.get("versions", {}).get("torch"), "tunediff's code": known.get("code")}
+    facts |= {"instruction sets": " ".join(_words(known, "cpu_features"))}
+    facts |= {"GPU": "; ".join(sorted(set(_words(known, "gpus"))))} if device != "cpu" else {}
+    versions = known.get("versions")
+    facts |= {"torch": versions.get("torch") if isinstance(versions, dict) else None}
+    facts |= {"tunediff's code": known.get("code")}
     return {what: str(value or "unknown") for what, value in facts.items()}
+
+
+def _words(known: Mapping[str, Any], name: str) -> list[str]:
+    """A list of a record, which may be of an earlier version, or a stranger's."""
+    value = known.get(name)
+    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _cpu_name() -> str:

@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -23,12 +23,16 @@ from tunediff.config import ConfigError, Lines
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts
 from tunediff.report.console import Console, Table, skipped
+from tunediff.report.sections import hold as section
 from tunediff.report.words import plain_table, some
-from tunediff.results import Results, comparison, confirmation, evaluating
+from tunediff.results import Results, comparison, confirmation, evaluating, hold
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources
+
+if TYPE_CHECKING:
+    from tunediff.tuning.slot import Slots
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -162,15 +166,34 @@ def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Confirm
         session.close()
         if not confirming.pending(folder, wanted):
             return _confirmed(folder, wanted)
-        prepared = confirming.prepare(found := results.read(folder))
-        assert prepared is not None
-        of, again = prepared
-        with kind(of, again, quiet, begun) as console:
-            many = len(again.candidates) // again.seeds - 1
-            said = f"{some(many, 'finalist')} and the baseline, up to {again.seeds} new seeds each"
-            console.say(f"confirming: {said}, fewer if it is decided before")
-            confirming.run(found, of, again, slots, console.listen)
+        _run_again(folder, slots, functools.partial(kind, quiet=quiet, started=begun))
     return _confirmed(folder, wanted)
+
+
+def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> None:
+    """The finalists and the baseline on new seeds, until it is decided; then with the longer budgets."""
+    prepared = confirming.prepare(found := results.read(folder))
+    assert prepared is not None
+    of, again = prepared
+    for place, wanted in [prepared, *confirming.longer(found, of)]:
+        if confirming.over(found, place):
+            continue
+        many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
+        with console(place, wanted) as listening:
+            seeds = f"up to {wanted.seeds} new seeds each, fewer if it is decided before"
+            if wanted is not again:
+                seeds = f"{cli.seconds(wanted.budget.per_trial_s)} of training, {wanted.seeds} seeds each"
+                for held in hold.read(found, results.read(of), results.read):
+                    for sentence in section.sentences(held) if held.long_s == wanted.budget.per_trial_s else ():
+                        listening.say(sentence)
+            listening.say(f"confirming: {many} and the baseline, {seeds}")
+            tell = functools.partial(_tell, listening)
+            confirming.run(found, place, wanted, slots, listening.listen, tell)
+
+
+def _tell(console: Console, told: Confirmation) -> None:
+    """How far the confirming runs are."""
+    console.say(f"after {some(told.look.rounds, 'seed')}: {'; '.join(verdicts.so_far(told)) or 'nothing to compare'}")
 
 
 def _confirmed(folder: Path, wanted: SearchSpace) -> Confirmation | None:
@@ -196,6 +219,8 @@ def _conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> 
             block |= {"configurations": _records(compared.table()), "conclusions": verdicts.conclusions(compared)}
         if studied is not None:
             block["study_rows"] = _records(studied.frame())
+        if confirmed is not None and (longer := hold.read(found, confirmed.compared.found, results.read)):
+            block["longer_budgets"] = [_records(held.table()) for held in longer]
         if front is not None:
             block["pareto_rows"] = _records(front)
         print(json.dumps(block, indent=2))
@@ -209,6 +234,8 @@ def _conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> 
         said.append(f"\nPareto front, from the best value to the lowest cost:\n{words}")
     if confirmed is not None:
         said += ["", plain_table(verdicts.confirmation_table(confirmed)), "", *verdicts.sentences(confirmed)]
+        for held in hold.read(found, confirmed.compared.found, results.read):
+            said += ["", plain_table(section.hold_table(held)), "", *section.sentences(held)]
     if studied is not None:
         said += ["", *filter(None, [studied.study.title]), studied.text()]
     print("\n".join(said))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.tuning.asked import EARLIER, FILE, end, study
+from tests.tuning.asked import BIG, EARLIER, FILE, end, study
 from tunediff import environment, search, space
 from tunediff.config import ConfigError
 from tunediff.tuning import experiment, resources, warm_start
@@ -124,3 +124,34 @@ def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.startswith("warning: earlier: 3 of its 3 trials were measured elsewhere (torch ")
     assert "1.0 here): what is measured from now on cannot be compared with them" in said
+
+
+def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
+    """What needs at least as much memory as a trial of the earlier search that ran out is not run."""
+    from tunediff.tuning.searcher import Searcher
+
+    folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
+    wanted = space.parse(content, "x.yaml")
+    experiment.create(folder, wanted, content)
+    searcher = Searcher(wanted, folder, 1)
+    for status in ("ok", "oom"):
+        end(searcher, searcher.suggest("a"), "a", status=status)
+    changes = {**BIG, "first": None, "warm_start": str(folder), "budget": {"per_trial": "3s", "trials": 50}}
+    make(**changes)
+    again = make(**changes)
+    run = []
+    while (suggestion := again.suggest("b")) != "FINISHED":
+        run.append((suggestion["loader.batch_size"], suggestion["precision.amp"]))
+        end(again, suggestion, "b")
+    assert run
+    assert (1024, "none") not in run
+
+
+def test_a_suggestion_that_turned_out_to_be_known_does_not_break_a_resume(make, earlier):
+    """Tried first, yet the file had listed it already."""
+    changes = EARLIER | {"warm_start": str(earlier), "budget": {"per_trial": "9s", "trials": 20}}
+    searcher = make(**changes)
+    for i in range(6):
+        end(searcher, searcher.suggest(f"a{i}"), f"a{i}")
+    assert [t for t in study(searcher) if "from" in t.user_attrs and "same_as" in t.user_attrs]
+    assert make(**changes).suggest("b")["trial"] == "t0006"

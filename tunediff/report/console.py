@@ -148,7 +148,7 @@ class Console:
         return cli.knobs(self.space.changed(drawn))
 
     def _best(self) -> str:
-        best = self.found.best
+        best = self.found.best if self.space.seeds == 1 else None  # over seeds a single run is no best
         return f"best {best.name} {cli.number(best.value(self.found.metric))}" if best is not None else ""
 
     def _done(self) -> int:

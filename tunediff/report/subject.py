@@ -12,10 +12,11 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.report.words import some
-from tunediff.results import Results, confirmation, effects, journals, noise
+from tunediff.results import Results, confirmation, effects, hold, journals, noise
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
+from tunediff.results.hold import Held
 from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
 from tunediff.results.noise import Noise
@@ -36,6 +37,8 @@ class Subject:
     """What its confirming runs say, if any of them ended."""
     confirming: str
     """About confirming runs that are not complete; '' otherwise."""
+    held: list[Held]
+    """Its finalists with longer budgets."""
     compared: Comparison | None
     """Of a search with several seeds."""
     noise: Noise | None
@@ -142,6 +145,7 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
         stars=Stars.of(found, best, "winner" if sure else "best"),
         told=told,
         confirming=confirming,
+        held=_held(found, told),
         compared=compared,
         noise=noise.measured(found, told.compared.found if told is not None else None) if compared is None else None,
         effects=effects.effects(found),
@@ -151,6 +155,13 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
         storage=storage,
         now=time.time() if now is None else now,
     )
+
+
+def _held(found: Results, told: Confirmation | None) -> list[Held]:
+    try:
+        return hold.read(found, told.compared.found, lambda place: journals.read(place)[0]) if told is not None else []
+    except ConfigError:  # a folder that is no search any more
+        return []
 
 
 def _confirmed(found: Results) -> tuple[Confirmation | None, str]:

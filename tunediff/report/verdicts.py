@@ -149,6 +149,15 @@ def _undecided(told: Confirmation) -> list[str]:
     return [f"{some(look.rounds, 'seed')} can tell differences of about {least}{why}."]
 
 
+def so_far(told: Confirmation) -> list[str]:
+    """Each finalist beside the baseline: `lr=0.003 0.62 (0.41 … 0.93) better`."""
+    ratios = told.compared.ratios
+    return [
+        f"{group.name} {interval(group.difference, ratios)} {'× baseline, ' * ratios}{verdict(group.difference)}"
+        for group in told.compared.others
+    ]
+
+
 def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[str]]:
     """Headings and rows; `compact`: for a terminal."""
     effect = f"{told.compared.effect} to the baseline"

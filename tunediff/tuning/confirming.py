@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from tunediff import config as cfg
 from tunediff import record, results
 from tunediff import space as spaces
 from tunediff.results import Results, confirmation
+from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Listener
@@ -78,8 +80,14 @@ def over(found: Results, folder: Path) -> bool:
     return bool(runs.trials) and confirmation.confirm(found, runs).over
 
 
-def run(found: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:
-    """Run seed after seed until it is decided. Raises `StoppedError` when the folder cannot be written."""
+def run(
+    found: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
+    tell: Callable[[Confirmation], None],
+) -> None:  # fmt: skip
+    """Run seed after seed until it is decided; `tell` hears after each what is known.
+
+    Raises `StoppedError` when the folder cannot be written.
+    """
     from tunediff.tuning import rounds  # imports Ray
     from tunediff.tuning.dashboard import Board
     from tunediff.tuning.messages import Plan
@@ -87,9 +95,18 @@ def run(found: Results, folder: Path, space: SearchSpace, slots: Slots, listener
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
     rivals = [rounds.Rival(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.names), Board(folder, space, slots.actors)
-    listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
+
+    def decided() -> bool:
+        runs = results.read(folder)
+        if not runs.trials:
+            return False
+        told = confirmation.confirm(found, runs)
+        tell(told)
+        return told.over
+
     with experiment.noted(folder):
-        rounds.run(folder, rivals, space.seeds, plan, listeners, lambda: over(found, folder))
+        listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
+        rounds.run(folder, rivals, space.seeds, plan, listeners, decided)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

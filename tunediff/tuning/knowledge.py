@@ -8,7 +8,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Values
-from tunediff.record import TrialRecord
+from tunediff.record import End, TrialRecord
 
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 """Of an activation, by `precision.amp`."""
@@ -83,6 +83,15 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
         return high * max(1.0, size / large)
     slope = max(0.0, (high - low) / (large - small))
     return high + slope * (size - large)
+
+
+def used(known: TrialRecord, cost: str) -> list[float]:
+    """What a trial is known to have used of a cost (`space.cost`), however it ended; empty: nothing is known."""
+    end = known.end or End("error")
+    seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
+    told = [point.get(cost) for point in known.points] + [end.peak.get(cost)]
+    told += [seconds * int(known.config["parallel.workers"])] if cost == "worker_s" else []
+    return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 
 def forerunner(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:

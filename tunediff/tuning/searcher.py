@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,15 +49,6 @@ def penalty(results: Sequence[float], mode: str) -> float:
     sign = 1.0 if mode == "min" else -1.0
     worst = max(sign * value for value in results) if results else UNKNOWN
     return sign * min(worst + (abs(worst) or 1.0), sys.float_info.max)
-
-
-def used(known: TrialRecord, cost: str) -> list[float]:
-    """What a trial is known to have used of a cost (`space.cost`), however it ended; empty: nothing is known."""
-    end = known.end or End("error")
-    seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
-    told = [point.get(cost) for point in known.points] + [end.peak.get(cost)]
-    told += [seconds * int(known.config["parallel.workers"])] if cost == "worker_s" else []
-    return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 
 class Drawn(NamedTuple):
@@ -209,7 +199,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             name = frozen.user_attrs.get("trial")
             if name is None:
                 if "from" in frozen.user_attrs and frozen.state.is_finished():
-                    self._know(self.space.config(self._draws(FixedTrial(frozen.params))), frozen.user_attrs["from"])
+                    config = self.space.config(self._draws(FixedTrial(frozen.params)))
+                    self._know(config, origin := frozen.user_attrs["from"])
+                    if status := frozen.user_attrs.get("status"):  # believed: a failure goes on teaching
+                        self._records.append(TrialRecord(origin, -1, cfg.flat(config), {}, "", end=End(status)))
                 elif frozen.state == TrialState.RUNNING:  # killed between ask and naming
                     self.study.tell(frozen.number, state=TrialState.FAIL)
                 continue
@@ -412,5 +405,5 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         done = [trial for trial in done if trial.user_attrs.get("status") == "ok" and "penalty" not in trial.user_attrs]
         told = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
         if self.space.cost is not None and known is not None:
-            told[1] += used(known, self.space.cost)
+            told[1] += knowledge.used(known, self.space.cost)
         return [penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]

@@ -10,7 +10,7 @@ from tunediff.report import style
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import objective_axis, sheet
-from tunediff.report.subject import lead, note
+from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import cut, duration, percent, some, with_sd
 from tunediff.results import curve
 from tunediff.results.forecast import FARTHEST, LEVEL, Crossing
@@ -22,14 +22,17 @@ LINES = 3
 """Of a panel's heading: a knob in each."""
 
 
-def hold(held: Held | None, files: Files) -> Html | None:
+def longer(subject: Subject, files: Files) -> Html | None:
+    """Every longer budget of the confirming runs; None without any."""
+    return join(*(hold(held, files, f"hold_{held.long_s:.10g}s") for held in subject.held)) if subject.held else None
+
+
+def hold(held: Held, files: Files, name: str = "hold") -> Html:
     """Forecast and truth side by side, and where curves are expected to cross."""
-    if held is None:
-        return None
-    files.csv("hold", held.table())
+    files.csv(name, held.table())
     header, *rows = hold_table(held)
     figure = files.chart(
-        "hold",
+        name,
         lambda: of_held(held),
         f"{held.metric} against training seconds, forecast and measured",
         f"Lines: runs of {duration(held.short_s)}. Bands: the {percent(LEVEL)} interval of a run with a longer budget. "
@@ -38,7 +41,7 @@ def hold(held: Held | None, files: Files) -> Html | None:
     first, *more = sentences(held)
     return join(lead(first), figure, *(el("p", words) for words in more), table(header, rows, words=1),
                 note("A forecast goes on with the common slope of all curves against the logarithm of time; what its "
-                     "interval holds was measured on other trainings. ", files.links("hold")))  # fmt: skip
+                     "interval holds was measured on other trainings. ", files.links(name)))  # fmt: skip
 
 
 def hold_table(held: Held) -> list[list[str]]:
