@@ -96,12 +96,17 @@ def run(
     rivals = [rounds.Rival(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.names), Board(folder, space, slots.actors)
 
+    heard = 0
+
     def decided() -> bool:
+        nonlocal heard
         runs = results.read(folder)
         if not runs.trials:
             return False
         told = confirmation.confirm(found, runs)
-        tell(told)
+        if told.look.rounds > heard:
+            heard = told.look.rounds
+            tell(told)
         return told.over
 
     with experiment.noted(folder):
