@@ -14,7 +14,7 @@ from tunediff.config import ConfigError
 from tunediff.report import outputs
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
-from tunediff.results import confirmation, statistics
+from tunediff.results import confirmation, hold, statistics
 from tunediff.tuning import confirming, experiment, resources
 
 FILE = {
@@ -204,6 +204,54 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     assert told.speedup(told.winner)[1] == 3  # by the curves
 
 
+def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):
+    """Both are better than the baseline: the first was chosen before these runs, the second would be by them."""
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.98}.get(size, 2.0) * noise(size, seed))
+    assert near.winner.changed == {"loader.batch_size": 64}
+    assert "picked" not in " ".join(sentences(near))
+
+
+def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))
+    assert told.winner.changed == {"loader.batch_size": 256}
+    assert (
+        "It was not the search's own best, loader.batch_size=64, but picked by these very seeds" in sentences(told)[1]
+    )
+
+
+def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0), confirm={"of": 1, "budgets": ["1x", "3x"]})
+    folder, wanted = confirming.prepare(found)
+    ((place, longer),) = confirming.longer(found, folder)
+    assert place == folder / "3x"
+    assert (longer.budget.per_trial_s, longer.seeds) == (60.0, 3)
+    assert longer.budget.trial_deadline_s == wanted.budget.trial_deadline_s + 4 * 40.0
+    assert longer.candidates == wanted.candidates[:6]
+    assert confirming.longer(found, folder)[0][1].candidates == longer.candidates  # as --resume finds it
+    assert confirming.pending(found.folder, found.space)
+    write_trials(folder, wanted, lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed))
+    assert confirming.pending(found.folder, found.space), "the longer ones are still to run"
+    before = hold.read(found, results.read(folder), results.read)
+    assert [row.forecast is not None for row in before[0].rows] == [True, True]
+    write_trials(place, longer, lambda size, seed: {64: 0.8}.get(size, 1.5) * noise(size, seed))
+    assert not confirming.pending(found.folder, found.space)
+    (held,) = hold.read(found, results.read(folder), results.read)
+    assert [len(row.measured) for row in held.rows] == [3, 3]
+
+
+def test_a_final_evaluation_has_its_time(tmp_path):
+    """4 s of evaluation for 64 images × 5 steps and 256 × 10 bins: 10 times the images take so much longer."""
+    final = {"evaluation.images": 640, "evaluation.steps": 50}
+    found = searched(tmp_path, lambda size, seed: 1.0 if size == 64 else 2.0, confirm={"of": 1, "final": final})
+    without = confirming.prepare(found)[1].budget.trial_deadline_s
+    for trial in found.trials:
+        trial.points[-1].seconds["evaluation"] = 40.0
+    content = confirmation.content(found, 1, 3, final)
+    assert float(content["budget"]["deadline"][:-1]) > without + 2 * 10.0
+
+
 # ------------------------------------------------------------------------------------------------------ files, command
 def test_tables_are_written(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
@@ -247,11 +295,15 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": 3}, "confirm: needs `key: value` lines"),
         ({"confirm": {"of": 0}}, "confirm: of: 0 is not allowed; allowed: a whole number of at least 1"),
         ({"confirm": {"seeds": 1}}, "confirm: seeds: 1 is not allowed; allowed: a whole number of at least 2"),
-        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, final"),
+        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, budgets, final"),
         ({"confirm": {"final": {"loader.workers": 2}}}, "final: loader.workers: is not allowed; allowed: evaluation"),
         ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
+        ({"confirm": {"budgets": ["1x", "17x"]}}, "budgets[1]: '17x' is not allowed; allowed: 1x, 2x, … 16x, rising"),
+        ({"confirm": {"budgets": ["2x"]}}, "confirm: budgets: [2] is not allowed; allowed: rising ones, the first 1x"),
+        ({"confirm": {"budgets": ["1x", "4x", "4x"]}}, "allowed: rising ones, the first 1x, e.g. [1x, 4x]"),
+        ({"confirm": {"budgets": ["1x", "4x"]}, "objective": "samples_per_s"}, "has no curve that goes on"),
         ({"alone": 1}, "alone: 1 is not allowed; allowed: true or false"),
         (
             {"confirm": {"final": {"evaluation.images": 100}}, "objective": "samples_per_s"},

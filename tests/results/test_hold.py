@@ -75,7 +75,6 @@ def test_the_section_has_a_figure_a_table_and_a_sentence(tmp_path, finalists):
     assert sorted(files.written) == ["hold.csv", "hold.png"]
     assert "loader.batch_size=64" in html
     assert "2 of 3 measured means" in html
-    assert section.hold(None, files) is None
 
 
 def test_configurations_that_change_places_do_so_at_a_budget(finalists):

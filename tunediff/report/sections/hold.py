@@ -71,7 +71,7 @@ def sentences(held: Held) -> list[str]:
         said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
     for place, (ahead, other, at) in enumerate(held.crossings):
         words = f"{ahead.finalist.name} is ahead with {short}. " if not place else ""
-        said.append(f"{words}That {other.finalist.name} is behind it {_stays(at, held.short_s)}.")
+        said.append(f"{words}That {_named(other)} is behind it {_stays(at, held.short_s)}.")
     for ahead, later, seconds in held.crossed:
         said.append(
             f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
@@ -80,6 +80,10 @@ def sentences(held: Held) -> list[str]:
     if len(told) > 1 and not held.crossed:
         said.append("Measured, none has passed another.")
     return said
+
+
+def _named(row: Row) -> str:
+    return "the baseline" if row.finalist.name == "baseline" else row.finalist.name
 
 
 def _stays(at: Crossing | None, short_s: float) -> str:
