@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunediff.results.forecast import Runs, common, crossing, forecast, trend
+from tunediff.results.forecast import LEAST, Runs, common, crossing, forecast, trend
 
 FRACTIONS = np.array([0.25, 0.5, 0.75, 1.0])
 KEPT = Path(__file__).parents[2] / "ray_results" / "reference" / "forecast-cpu"
@@ -23,17 +23,19 @@ def shared_by(*curves, **more):
 
 
 def test_a_power_law_goes_on_with_the_common_slope():
-    """Exponents 0.4 and 0.6: the common one is 0.5, whose standard deviation is that of two."""
-    low, high = power_law(3.0, 0.4), power_law(5.0, 0.6)
+    """Exponents 0.25 and 0.75: the common one is 0.5, whose standard deviation is that of two."""
+    low, high = power_law(3.0, 0.25), power_law(5.0, 0.75)
     shared = shared_by(low, high)
-    assert (shared.slope, shared.scatter) == pytest.approx((-0.5, math.sqrt(0.02)))
+    assert (shared.slope, shared.scatter) == pytest.approx((-0.5, math.sqrt(0.125)))
     assert shared.noise == pytest.approx(0.0, abs=1e-9)
     told = trend(Runs((low,)), shared).at(80.0)
     assert told.mean == pytest.approx(3.0 * 4**-0.5)
-    half = 3.0777 * math.log(4) * math.sqrt(0.02 * 1.5)  # Student's t with one degree of freedom: tan(0.4 π)
+    half = 3.0777 * math.log(4) * math.sqrt(0.125 * 1.5)  # Student's t with one degree of freedom: tan(0.4 π)
     assert math.log(told.high / told.mean) == pytest.approx(half, rel=1e-4)
     alone, _ = forecast([low], 80.0)
-    assert alone.mean == pytest.approx(3.0 * 4**-0.4)
+    assert alone.mean == pytest.approx(3.0 * 4**-0.25)
+    alike = shared_by(*[power_law(3.0, 0.5)] * 5)
+    assert alike.scatter == pytest.approx(LEAST * 0.5)  # common slopes change as well
 
 
 def test_intervals_hold_what_they_promise():
@@ -43,10 +45,10 @@ def test_intervals_hold_what_they_promise():
     for _ in range(600):
         seeds, runs = int(rng.integers(1, 4)), int(rng.integers(1, 4))
         known = []
-        for exponent in rng.normal(0.5, 0.2, size=6):
+        for exponent in rng.normal(0.6, 0.3, size=6):
             known.append(Runs(tuple(power_law(3.0, exponent, noise=0.05, rng=rng) for _ in range(seeds))))
         shared = common(known, ratios=True)
-        truth = 3.0 * 4 ** -rng.normal(0.5, 0.2) * math.exp(np.mean(0.05 * rng.normal(size=runs)))
+        truth = 3.0 * 4 ** -rng.normal(0.6, 0.3) * math.exp(np.mean(0.05 * rng.normal(size=runs)))
         inside.append(trend(known[0], shared).at(80.0, runs).holds(truth))
     assert 0.77 < np.mean(inside) < 0.87  # a little more than 0.8: slopes scatter by the noise of their points as well
 
@@ -65,7 +67,8 @@ def test_intervals_widen_with_the_budget_and_where_less_is_known():
     assert widths[-1] > 1.5 * widths[0] > 0
     assert width(curves[:1]) > width(curves)
     assert width(curves) > width(curves, runs=3)
-    assert width([curves[0][1:]]) > width([curves[0]])  # three points instead of four
+    dense = power_law(3.0, 0.5, fractions=np.arange(1, 17) / 16, noise=0.05, rng=rng)
+    assert width([dense[::-4][::-1]]) > width([dense])  # three points instead of nine
     others = [Runs((power_law(4.0, 0.5, noise=0.05, rng=rng),)) for _ in range(6)]
     assert width(curves[:1]) > width(curves[:1], others=others)
 
@@ -74,8 +77,8 @@ def test_intervals_widen_with_the_budget_and_where_less_is_known():
     ("curves", "why"),
     [
         ([], "none of its runs ended"),
-        ([[(10.0, 3.0), (20.0, 2.0)]], "its curve has 2 points after the first quarter, and needs 3"),
-        ([[(1.0, 9.0), (2.0, 8.0), (10.0, math.nan), (20.0, 2.0)]], "its curve has 1 points after the first quarter"),
+        ([[(10.0, 3.0), (20.0, 2.0)]], "its curve has 2 points in its second half, and needs 3"),
+        ([[(1.0, 9.0), (2.0, 8.0), (10.0, math.nan), (20.0, 2.0)]], "its curve has 1 points in its second half"),
         ([[(5.0, 3.0), (10.0, 0.0), (15.0, 2.0), (20.0, 1.0)]], "a value that is not positive has no logarithm"),
     ],
 )
