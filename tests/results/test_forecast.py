@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunediff.results.forecast import LEAST, Runs, common, crossing, forecast, trend
+from tunediff.results.forecast import LEAST, Runs, Scale, common, crossing, forecast, trend
 
+LOG = Scale("logarithm")
 FRACTIONS = np.array([0.25, 0.5, 0.75, 1.0])
 KEPT = Path(__file__).parents[2] / "ray_results" / "reference" / "forecast-cpu"
 
@@ -19,7 +20,7 @@ def power_law(end, exponent, budget_s=20.0, fractions=FRACTIONS, noise=0.0, rng=
 
 
 def shared_by(*curves, **more):
-    return common([Runs((curve,), **more) for curve in curves], ratios=True)
+    return common([Runs((curve,), **more) for curve in curves], LOG)
 
 
 def test_a_power_law_goes_on_with_the_common_slope():
@@ -47,7 +48,7 @@ def test_intervals_hold_what_they_promise():
         known = []
         for exponent in rng.normal(0.6, 0.3, size=6):
             known.append(Runs(tuple(power_law(3.0, exponent, noise=0.05, rng=rng) for _ in range(seeds))))
-        shared = common(known, ratios=True)
+        shared = common(known, LOG)
         truth = 3.0 * 4 ** -rng.normal(0.6, 0.3) * math.exp(np.mean(0.05 * rng.normal(size=runs)))
         inside.append(trend(known[0], shared).at(80.0, runs).holds(truth))
     assert 0.77 < np.mean(inside) < 0.87  # a little more than 0.8: slopes scatter by the noise of their points as well
@@ -95,22 +96,32 @@ def test_units_do_not_matter():
     told, _ = forecast([curve], 80.0)
     scaled, _ = forecast([[(1000 * t, 10 * y) for t, y in curve]], 80_000.0)
     assert (scaled.mean, scaled.low, scaled.high) == pytest.approx((10 * told.mean, 10 * told.low, 10 * told.high))
-    rising = [(t, 0.5 + 0.1 * math.log(t) + 0.01 * rng.normal()) for t in (5.0, 10.0, 15.0, 20.0)]
-    up, _ = forecast([rising], 80.0, ratios=False)
-    down, _ = forecast([[(t, 100 * (1 - y)) for t, y in rising]], 80.0, ratios=False)
+    rising = [(t, 7 + 2 * math.log(t) + 0.1 * rng.normal()) for t in (5.0, 10.0, 15.0, 20.0)]
+    up, _ = forecast([rising], 80.0, ratios=False, falls=False)
+    down, _ = forecast([[(t, -100 * y) for t, y in rising]], 80.0, ratios=False)
     assert up.mean > rising[-1][1]
-    assert (down.mean, down.low, down.high) == pytest.approx(tuple(100 * (1 - y) for y in (up.mean, up.high, up.low)))
+    assert (down.mean, down.low, down.high) == pytest.approx(tuple(-100 * y for y in (up.mean, up.high, up.low)))
+
+
+def test_an_accuracy_never_passes_one():
+    """Its errors fall as a distance does; a perfect score counts as half of the smallest error seen."""
+    errors = power_law(0.05, 0.5)
+    told, _ = forecast([[(t, 1 - y) for t, y in errors]], 80.0, ratios=False, falls=False)
+    same, _ = forecast([errors], 80.0)
+    assert (told.mean, told.low, told.high) == pytest.approx((1 - same.mean, 1 - same.high, 1 - same.low))
+    done, _ = forecast([[(5.0, 0.9), (10.0, 0.96), (15.0, 0.98), (20.0, 1.0)]], 320.0, ratios=False, falls=False)
+    assert 0 <= done.low < 0.98 < done.mean < done.high < 1
 
 
 def test_the_slope_of_a_falling_learning_rate_is_not_a_trend():
     """A curve that drops at its end because the learning rate does; the others fall evenly."""
     annealed = [(5.0, 6.0), (10.0, 5.0), (15.0, 3.0), (20.0, 2.0)]
     steady = [Runs((power_law(3.0, exponent),)) for exponent in (0.3, 0.4, 0.5)]
-    shared = common([Runs((annealed,), anneals=True), *steady], ratios=True)
+    shared = common([Runs((annealed,), anneals=True), *steady], LOG)
     assert shared.slope == pytest.approx(-0.4)
     assert shared.configurations == 3
     assert trend(Runs((annealed,), anneals=True), shared).at(80.0).mean == pytest.approx(2.0 * 4**-0.4)
-    alone = common([Runs((annealed,), anneals=True)], ratios=True)
+    alone = common([Runs((annealed,), anneals=True)], LOG)
     assert alone.slope < -0.5  # there is no other
 
 
@@ -134,7 +145,7 @@ def test_an_order_is_open_from_where_the_difference_may_be_nothing():
     """By its interval, drawn: 80 % of the differences of two runs at that budget lie on one side of 0 and beyond it."""
     rng = np.random.default_rng(3)
     runs = [Runs((power_law(3.0, by, noise=0.01, rng=rng),)) for by in np.linspace(0.3, 0.7, 40)]
-    shared = common(runs, ratios=True)
+    shared = common(runs, LOG)
     one = trend(Runs((power_law(2.0, 0.5),)), shared)
     other = trend(Runs((power_law(2.5, 0.5),)), shared)
     at = crossing(one, other).open_s
