@@ -1,6 +1,8 @@
 """Forecasts for longer budgets: laws that are known are found again, intervals hold what they say, noise is no trend."""
 
+import importlib.util
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from tunediff.results.forecast import LEAST, Runs, Scale, common, crossing, fore
 
 LOG = Scale("logarithm")
 FRACTIONS = np.array([0.25, 0.5, 0.75, 1.0])
-KEPT = Path(__file__).parents[2] / "ray_results" / "reference" / "forecast-cpu"
+ROOT = Path(__file__).parents[2]
 
 
 def power_law(end, exponent, budget_s=20.0, fractions=FRACTIONS, noise=0.0, rng=None):
@@ -154,3 +156,26 @@ def test_an_order_is_open_from_where_the_difference_may_be_nothing():
              (one, other)]  # fmt: skip
     assert np.mean(drawn[0] > drawn[1]) == pytest.approx(0.1, abs=0.015)
     assert crossing(one, trend(Runs((power_law(2.01, 0.5),)), shared)).open_s == pytest.approx(20.0)
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("forecasts", ROOT / "benchmarks" / "forecast.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["forecasts"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_forecasts_held_on_measured_trainings(benchmark):
+    """Three workloads, each with four times its budget: 80 % were promised; and no easier guess would have done."""
+    tables = benchmark.read(sorted((ROOT / "ray_results" / "reference" / "forecast-cpu").glob("*.csv")))
+    assert set(tables) == {"digits", "cifar10", "digits_classifier"}
+    for name, table in tables.items():
+        found = benchmark.cases(table, 1, 4)
+        assert len(found) >= 12
+        assert np.mean([case.holds() for case in found]) >= 0.75, name
+        ours = benchmark.error(found, lambda case: case.told()[0])
+        for other in (lambda case: case.so_far, benchmark.own_slope, benchmark.offset_power_law):
+            assert ours < 0.75 * benchmark.error(found, other), name
+    assert "| cifar10 " in benchmark.report(tables)

@@ -128,14 +128,14 @@ class Held:
 def hold(
     found: Results, finalists: Sequence[Finalist], long_s: float, others: Sequence[TrialRecord] = ()
 ) -> Held | None:
-    """Forecasts for runs of `long_s` training seconds; None where no finalist has a run that ended.
+    """Forecasts for runs of `long_s` training seconds; None where no run of theirs ended, and for speed alone.
 
     By the objective of `found`, since a final evaluation has no curve. `others`: runs of further configurations with
     the budget of `found`, such as all trials of the search: the more there are, the better the common slope is known.
     """
     metric = found.metric
     mine = [Runs.of(finalist.short, metric) for finalist in finalists]
-    if not any(runs.curves for runs in mine):
+    if found.by_rate or not any(runs.curves for runs in mine):
         return None
     known = [*mine, *(Runs.of([trial], metric) for trial in others)]
     scale = Scale.of((points for runs in known for points in runs.curves), found.ratios, found.falls)
