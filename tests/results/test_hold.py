@@ -44,6 +44,12 @@ def test_a_measured_mean_lies_within_its_forecast_or_not(finalists):
     assert header[0] == "configuration"
     assert [row[-1] for row in rows] == ["yes", "yes", "no"]
     words = section.sentences(told)[0].replace("\xa0", " ")
+    sentences = [words.replace("\xa0", " ") for words in section.sentences(told)]
+    assert sentences[1].startswith(
+        "loader.batch_size=32 is ahead with 20 s. Whether loader.batch_size=64 stays behind it"
+    )
+    assert sentences[2].startswith("Whether baseline stays behind it is open from ")
+    assert sentences[-1] == "Measured, none has passed another."
     assert words == (
         "2 of 3 measured means after 1 min 20 s lie within the 80 % interval that was forecast from runs of 20 s."
     )

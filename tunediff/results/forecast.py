@@ -1,11 +1,12 @@
 """How good a configuration will be with a longer budget: a forecast with an interval, made from its curves so far.
 
-A value that falls and is positive is taken by its logarithm, any other as it is. From its end it goes on in a straight
-line along the logarithm of time (a power law, where logarithms are taken), with the mean slope m of all configurations
+A value that falls and is positive is taken by its logarithm, one that rises within 0 and 1 by that of its distance to
+1, any other as it is. From its end it goes on in a straight line along the logarithm of time, a power law but for the
+last kind (of error rates: Hestness et al. 2017, arXiv 1712.00409), with the mean slope m of all configurations
 that ran. Slopes to come are expected to scatter around m as those of the configurations do now; beside that a value may
-be off by the noise of runs and the error of m. No number in this was fitted, and more did no better: the slope of a
-curve's few points tells nothing of its own future, and a power law with an offset (Domhan et al., IJCAI 2015) is not
-held by so few. benchmarks/forecast.py has them side by side on measured curves, and what intervals held there.
+be off by the noise of runs and the error of m. More did no better: the slope of a curve's few points tells nothing of
+its own future, and a power law with an offset (Domhan et al., IJCAI 2015) is not held by so few. benchmarks/forecast.py
+has them side by side on measured curves, and what the intervals held there.
 
 Schedules follow the fraction of the budget, so a longer run is another run, not the continuation. Warm-up and averaged
 weights scale with it: at the same samples both are as far. A learning rate that falls to zero is not: the slope of such
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -30,16 +32,50 @@ LEVEL = 0.8
 """Probability that a measured value lies within the interval of its forecast."""
 FEWEST = 3
 """Points of a curve without which there is no forecast."""
-WINDOW = 4.0
-"""A slope is that of the curve from a quarter of its seconds on: what comes before is the beginning."""
+WINDOW = 2.0
+"""A slope is that of the second half of a curve: what comes before is the beginning."""
 FARTHEST = 16.0
 """Times the budget so far, up to which forecasts were checked."""
 
 
 SPREAD = 1.0
 """Standard deviation of slopes with a longer budget around the common one, over that of the slopes so far."""
-LEAST = 0.25
-"""Of the common slope: slopes so far count as scattering by as much at least, where they happen to be alike."""
+LEAST = 0.4
+"""Of the common slope: slopes count as scattering by as much at least, for the common one changes as well. From one
+budget to the next it changed by 16, 38 and 48 % in the curves that were measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How forecasts see values."""
+
+    kind: Literal["logarithm", "error", "plain"]
+    """`error`: the logarithm of the distance to 1."""
+    least: float = 0.0
+    """Distances to 1 count as this at least: a perfect score has no logarithm."""
+
+    @classmethod
+    def of(cls, known: Iterable[Curve], ratios: bool = True, falls: bool = True) -> Scale:
+        """`ratios`: values fall and are positive throughout, as `Results.ratios` has it."""
+        if ratios:
+            return cls("logarithm")
+        values = [y for points in known for _, y in points if math.isfinite(y)]
+        errors = [1 - y for y in values if y < 1]
+        if falls or not errors or not all(0 <= y <= 1 for y in values):
+            return cls("plain")
+        return cls("error", min(errors) / 2)
+
+    def to(self, value: float) -> float:
+        """The value as forecasts see it."""
+        if self.kind == "plain":
+            return value
+        return math.log(value if self.kind == "logarithm" else max(1 - value, self.least))
+
+    def back(self, seen: float) -> float:
+        """In the units of the metric."""
+        if self.kind == "plain":
+            return seen
+        return math.exp(seen) if self.kind == "logarithm" else 1 - math.exp(min(seen, 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +84,7 @@ class Forecast:
 
     budget_s: float
     mean: float
-    """In the units of the metric; of what falls and is positive, the median."""
+    """In the units of the metric; where logarithms are taken, the median."""
     low: float
     high: float
     """Ends of the interval that holds what is measured with probability `LEVEL`."""
@@ -87,17 +123,17 @@ class _Line:
     """Σ(u − ū)²: the slope's variance is that of the noise over it."""
 
 
-def _line(points: Curve, ratios: bool) -> _Line | str:
+def _line(points: Curve, scale: Scale) -> _Line | str:
     """The line through the last points; in words, why there is none."""
     known = [(t, y) for t, y in points if t > 0 and math.isfinite(y)]
-    if ratios and any(y <= 0 for _, y in known):
+    if scale.kind == "logarithm" and any(y <= 0 for _, y in known):
         return "a value that is not positive has no logarithm"
     end_s = known[-1][0] if known else 0.0
     usable = [(t, y) for t, y in known if t >= 0.99 * end_s / WINDOW]
     if len(usable) < FEWEST:
-        return f"its curve has {len(usable)} points after the first quarter, and needs {FEWEST}"
+        return f"its curve has {len(usable)} points in its second half, and needs {FEWEST}"
     seconds, values = (np.asarray(side, dtype=float) for side in zip(*usable, strict=True))
-    u, z = np.log(seconds / end_s), np.log(values) if ratios else values
+    u, z = np.log(seconds / end_s), np.asarray([scale.to(float(value)) for value in values])
     around = u - u.mean()
     width = float(around @ around)
     slope = float(around @ z) / width
@@ -105,15 +141,15 @@ def _line(points: Curve, ratios: bool) -> _Line | str:
     return _Line(end_s, float(z[-1]), slope, float(rest @ rest), len(u) - 2, width)
 
 
-def _lines(runs: Runs, ratios: bool) -> list[_Line]:
-    return [line for points in runs.curves if isinstance(line := _line(points, ratios), _Line)]
+def _lines(runs: Runs, scale: Scale) -> list[_Line]:
+    return [line for points in runs.curves if isinstance(line := _line(points, scale), _Line)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Common:
     """What the configurations of a search share: the slope of their curves, and the noise of their runs."""
 
-    ratios: bool
+    scale: Scale
     slope: float
     """Their mean, along the logarithm of time."""
     scatter: float
@@ -126,13 +162,13 @@ class Common:
     """Degrees of freedom: of the scatter, or of the noise where there is one configuration."""
 
 
-def common(known: Sequence[Runs], ratios: bool) -> Common | None:
+def common(known: Sequence[Runs], scale: Scale) -> Common | None:
     """From the runs of as many configurations as there are, at one budget; None without one usable curve.
 
     Its slope is the mean over those whose learning rate stays, or over all where every one falls. Noise is what is left
     of the curves beside their lines, and of the ends of runs beside the mean of their configuration.
     """
-    fitted = [(runs.anneals, found) for runs in known if (found := _lines(runs, ratios))]
+    fitted = [(runs.anneals, found) for runs in known if (found := _lines(runs, scale))]
     if not fitted:
         return None
     steady = [lines for anneals, lines in fitted if not anneals] or [lines for _, lines in fitted]
@@ -143,7 +179,7 @@ def common(known: Sequence[Runs], ratios: bool) -> Common | None:
     noise = math.sqrt(squares / freedom)
     slope, many = float(np.mean(slopes)), len(slopes)
     scatter = max(float(np.std(slopes, ddof=1)), LEAST * abs(slope)) if many > 1 else abs(slope)
-    return Common(ratios, slope, scatter, many, noise, many - 1 if many > 1 else freedom)
+    return Common(scale, slope, scatter, many, noise, many - 1 if many > 1 else freedom)
 
 
 def _around(values: Sequence[float]) -> float:
@@ -158,26 +194,26 @@ class Trend:
     shared: Common
     end_s: float
     value: float
-    """At its end; a logarithm where `shared.ratios`."""
+    """At its end; as `shared.scale` has it."""
     runs: int
     spread: float
     """`SPREAD`, or what is tried instead."""
 
     def middle(self, budget_s: float) -> float:
-        """The forecast, a logarithm where `shared.ratios`."""
+        """The forecast, as `shared.scale` has it."""
         return self.value + self.shared.slope * math.log(budget_s / self.end_s)
 
     def at(self, budget_s: float, runs: int = 1) -> Forecast:
         """The forecast for the mean of so many runs with a budget in training seconds, not below the one so far."""
-        x = math.log(budget_s / self.end_s)
-        middle = self.middle(budget_s)
-        shared = self.shared
-        slopes = (x * self.spread * shared.scatter) ** 2 * (1 + 1 / shared.configurations)
-        half = _quantile(shared) * math.sqrt(shared.noise**2 * (1 / self.runs + 1 / runs) + slopes)
-        return Forecast(budget_s, *map(self._back, (middle, middle - half, middle + half)))
+        middle, half, back = self.middle(budget_s), self.half(budget_s, runs), self.shared.scale.back
+        low, high = sorted((back(middle - half), back(middle + half)))
+        return Forecast(budget_s, back(middle), low, high)
 
-    def _back(self, value: float) -> float:
-        return math.exp(value) if self.shared.ratios else value
+    def half(self, budget_s: float, runs: int = 1) -> float:
+        """Half of its interval, as `shared.scale` has it."""
+        shared, x = self.shared, math.log(budget_s / self.end_s)
+        slopes = (x * self.spread * shared.scatter) ** 2 * (1 + 1 / shared.configurations)
+        return _quantile(shared) * math.sqrt(shared.noise**2 * (1 / self.runs + 1 / runs) + slopes)
 
 
 def _quantile(shared: Common) -> float:
@@ -187,15 +223,15 @@ def _quantile(shared: Common) -> float:
 
 def trend(runs: Runs, shared: Common, spread: float = SPREAD) -> Trend | None:
     """How a configuration goes on; None without a usable curve (`missing` says why)."""
-    if not (lines := _lines(runs, shared.ratios)):
+    if not (lines := _lines(runs, shared.scale)):
         return None
     end_s, value = (float(np.mean(side)) for side in zip(*((line.end_s, line.value) for line in lines), strict=True))
     return Trend(shared, end_s, value, len(lines), spread)
 
 
-def missing(runs: Runs, ratios: bool) -> str:
+def missing(runs: Runs, scale: Scale) -> str:
     """Why there is no forecast from these runs; '' where there is one."""
-    lines = [_line(points, ratios) for points in runs.curves]
+    lines = [_line(points, scale) for points in runs.curves]
     if any(isinstance(line, _Line) for line in lines):
         return ""
     return next((line for line in lines if isinstance(line, str)), "none of its runs ended")
@@ -203,18 +239,19 @@ def missing(runs: Runs, ratios: bool) -> str:
 
 def forecast(
     curves: Sequence[Curve], budget_s: float, *, others: Sequence[Runs] = (), ratios: bool = True,
-    anneals: bool = False, runs: int = 1,
+    falls: bool = True, anneals: bool = False, runs: int = 1,
 ) -> tuple[Forecast | None, str]:  # fmt: skip
     """What the mean of so many `runs` with `budget_s` will be, from the `curves` of one configuration, one per seed.
 
-    `others`: runs of other configurations at the same budget; without any, its own slope is the common one. `ratios`:
-    values fall and are positive throughout (`Results.ratios`). Returns (None, why) where fewer than three points of a
+    `others`: runs of other configurations at the same budget; without any, its own slope is the common one. `ratios`
+    and `falls`: as `Results` has them. Returns (None, why) where fewer than three points of a
     curve can be used.
     """
     mine = Runs(tuple(curves), anneals)
-    shared = common([mine, *others], ratios)
+    scale = Scale.of((points for one in (mine, *others) for points in one.curves), ratios, falls)
+    shared = common([mine, *others], scale)
     found = trend(mine, shared) if shared is not None else None
-    return (None, missing(mine, ratios)) if found is None else (found.at(budget_s, runs), "")
+    return (None, missing(mine, scale)) if found is None else (found.at(budget_s, runs), "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pandas as pd
 from tunediff.record import TrialRecord
 from tunediff.results import Results, curve
 from tunediff.results.comparison import compare
-from tunediff.results.forecast import Common, Crossing, Forecast, Runs, Trend, common, crossing, missing, trend
+from tunediff.results.forecast import Common, Crossing, Forecast, Runs, Scale, Trend, common, crossing, missing, trend
 from tunediff.results.statistics import mean, sd
 
 
@@ -106,9 +106,7 @@ class Held:
         mine, theirs = (mean(one.measured if long else one.short) for one in (row, other))
         if mine is None or theirs is None:
             return None
-        if self.found.ratios:
-            return math.log(theirs / mine)
-        return self.found.loss(theirs) - self.found.loss(mine)
+        return math.log(theirs / mine) if self.found.ratios else self.found.loss(theirs) - self.found.loss(mine)
 
     def table(self) -> pd.DataFrame:
         """One row per configuration: forecast with its interval, measured mean and sd, and whether it was inside."""
@@ -132,24 +130,24 @@ class Held:
 def hold(
     found: Results, finalists: Sequence[Finalist], long_s: float, others: Sequence[TrialRecord] = ()
 ) -> Held | None:
-    """Forecasts for runs of `long_s` training seconds; None where no finalist has a run that ended.
+    """Forecasts for runs of `long_s` training seconds; None where no run of theirs ended, and for speed alone.
 
     By the objective of `found`, since a final evaluation has no curve. `others`: runs of further configurations with
     the budget of `found`, such as all trials of the search: the more there are, the better the common slope is known.
     """
-    metric, ratios = found.metric, found.ratios
+    metric = found.metric
     mine = [Runs.of(finalist.short, metric) for finalist in finalists]
-    if not any(runs.curves for runs in mine):
+    if found.by_rate or not any(runs.curves for runs in mine):
         return None
-    shared = common([*mine, *(Runs.of([trial], metric) for trial in others)], ratios)
-    rows = [
-        _row(finalist, runs, shared, metric, ratios, long_s) for finalist, runs in zip(finalists, mine, strict=True)
-    ]
+    known = [*mine, *(Runs.of([trial], metric) for trial in others)]
+    scale = Scale.of((points for runs in known for points in runs.curves), found.ratios, found.falls)
+    shared = common(known, scale)
+    rows = [_row(finalist, runs, shared, metric, scale, long_s) for finalist, runs in zip(finalists, mine, strict=True)]
     return Held(found, metric, found.space.budget.per_trial_s, long_s, rows)
 
 
 def _row(
-    finalist: Finalist, runs: Runs, shared: Common | None, metric: str, ratios: bool, long_s: float
+    finalist: Finalist, runs: Runs, shared: Common | None, metric: str, scale: Scale, long_s: float
 ) -> Row:  # fmt: skip
     short, measured = (
         [value for trial in trials if (value := trial.value(metric)) is not None]
@@ -159,7 +157,7 @@ def _row(
     # A training ends a step after its budget: the measured runs say when.
     ends = [curve(trial, metric)[-1][0] for trial in finalist.long if trial.value(metric) is not None]
     told = found.at(mean(ends) or long_s, max(1, len(measured))) if found is not None else None
-    return Row(finalist, found, told, missing(runs, ratios), short, measured)
+    return Row(finalist, found, told, missing(runs, scale), short, measured)
 
 
 def read(found: Results, runs: Results, folder_of: Callable[[Path], Results]) -> list[Held]:

@@ -71,7 +71,7 @@ def sentences(held: Held) -> list[str]:
         said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
     for place, (ahead, other, at) in enumerate(held.crossings):
         words = f"{ahead.finalist.name} is ahead with {short}. " if not place else ""
-        said.append(f"{words}That {_named(other)} is behind it {_stays(at, held.short_s)}.")
+        said.append(f"{words}{_stays(ahead, other, at)}.")
     for ahead, later, seconds in held.crossed:
         said.append(
             f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
@@ -82,20 +82,17 @@ def sentences(held: Held) -> list[str]:
     return said
 
 
-def _named(row: Row) -> str:
-    return "the baseline" if row.finalist.name == "baseline" else row.finalist.name
-
-
-def _stays(at: Crossing | None, short_s: float) -> str:
-    """Until when an order is told, and where forecasts are equal."""
-    if at is None:
-        return f"is expected to stay so up to {FARTHEST:.0f} times that"
-    equal = "" if at.budget_s is None else f"; their forecasts cross at {duration(at.budget_s)}"
-    if at.open_s is None:
-        return f"is expected to stay so{equal}"
-    return (
-        "may be chance already" if at.open_s <= 1.01 * short_s else f"is open from {duration(at.open_s)} on"
-    ) + equal
+def _stays(ahead: Row, other: Row, at: Crossing | None) -> str:
+    """Until when a configuration is known to be behind, and where forecasts are equal."""
+    name = "the baseline" if other.finalist.name == "baseline" else other.finalist.name
+    so_far = max(row.trend.end_s for row in (ahead, other) if row.trend is not None)
+    if at is None or at.open_s is None:
+        said = f"{name} is expected to stay behind it, with up to {FARTHEST:.0f} times that"
+    elif at.open_s <= so_far:
+        said = f"Whether {name} is behind it is open already"
+    else:
+        said = f"Whether {name} stays behind it is open from {duration(at.open_s)} on"
+    return said if at is None or at.budget_s is None else f"{said}; their forecasts cross at {duration(at.budget_s)}"
 
 
 def of_held(held: Held) -> Figure | None:
