@@ -20,8 +20,8 @@ from tunediff.config.knobs import ConfigError, refuse
 FOLDER = "workload"
 """Where a copy lies in the folder of a search, of a training, and beside an exported configuration."""
 _PACKAGE = Path(__file__).resolve().parents[1]
-_imported: dict[str, ModuleType] = {}
-"""What was imported from users' files, by version: a copy is not imported beside its original."""
+_imported: dict[str, dict[str, ModuleType]] = {}
+"""What was imported from users' files, by version and name: a copy is not imported beside its original."""
 _roots: list[Path] = []
 """Where these files lie."""
 _names: set[str] = set()
@@ -124,10 +124,26 @@ def _imports(tree: ast.AST, relative: Path) -> Iterator[str]:
 
 
 def load(code: Code) -> ModuleType:
-    """The module, imported once for equal contents. Raises `ConfigError` with the user's own line."""
-    if code.version in _imported:
-        return _imported[code.version]
-    _check_name(code)
+    """The module, imported once for equal contents. Raises `ConfigError` with the user's own line.
+
+    From now on its names mean its own modules: another version of it may have been imported meanwhile, and functions
+    import later, as loader processes do.
+    """
+    known = _imported.get(code.version)
+    if known is None:
+        _check_name(code)
+        _put_first(code)
+        module = _import(code)
+        names = [name for name in map(_name, code.contents) if name in sys.modules]
+        known = _imported[code.version] = {name: sys.modules[name] for name in names} | {code.module: module}
+    elif sys.modules.get(code.module) is not known[code.module]:
+        _put_first(code)
+        sys.modules.update(known)
+    return known[code.module]
+
+
+def _put_first(code: Code) -> None:
+    """Nothing of another workload is imported in the place of its modules."""
     for name in map(_name, code.contents):
         if name in _names:  # of another workload, or of what this one was before
             sys.modules.pop(name, None)
@@ -137,16 +153,17 @@ def load(code: Code) -> ModuleType:
     _roots.append(code.root)
     sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes get it from here
     importlib.invalidate_caches()
+
+
+def _import(code: Code) -> ModuleType:
     try:
-        module = importlib.import_module(code.module)
+        return importlib.import_module(code.module)
     except ConfigError:
         raise
     except BaseException as error:  # a script that ends with sys.exit() too
         if isinstance(error, KeyboardInterrupt):
             raise
         raise ConfigError(f"{shown(code.file)}: does not import: {described(error, code.root)}") from error
-    _imported[code.version] = module
-    return module
 
 
 def _check_name(code: Code) -> None:

@@ -141,7 +141,10 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
         return _shipped(name)
     refuse(not is_users(name), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}")
     file = users.locate(name, where, folder)
-    return _users(str(file), users.read(file).version)
+    found = _users(str(file), users.read(file).version)
+    assert found.file is not None
+    users.load(found.file)
+    return found
 
 
 FILES = "a file such as mine.py, or package.module"
