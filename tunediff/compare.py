@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     args = arguments(argv)
+    args.address = args.address or os.environ.get("RAY_ADDRESS")
     begun = time.monotonic()
 
     def say(text: str) -> None:
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     folder = _resumed(args) if args.resume is not None else _new(args, say)
     try:
-        _run(pairs.read(folder), args.address or os.environ.get("RAY_ADDRESS"), say)
+        _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         resume = f"python -m tunediff.compare --resume {folder.name}"
         resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
@@ -94,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 # ------------------------------------------------------------------------------------------------------- what is asked
 def _resumed(args: argparse.Namespace) -> Path:
-    if args.words or args.name or args.budget or args.pairs or args.resolution or args.compile:
+    given = (args.name, args.budget, args.pairs, args.resolution, args.compile)
+    if args.words or any(option is not None for option in given):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
     folder: Path = args.storage.resolve() / args.resume
@@ -104,10 +107,10 @@ def _resumed(args: argparse.Namespace) -> Path:
 
 def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
     """The folder of a new comparison, with both sides and what was asked. Raises `ConfigError`."""
-    budget_s = duration_s(args.budget or "60s", "--budget")
+    budget_s = duration_s("60s" if args.budget is None else args.budget, "--budget")
     most = MOST if args.pairs is None else args.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
-    name = args.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
     cli.allow(bool(name) and not set(name) & set("/\\") and name[0] not in ".-", "--name", name, "a plain folder name")
     folder: Path = args.storage.resolve() / name
     if folder.exists():
@@ -116,12 +119,15 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
         sides = [_side(words, Path(elsewhere) / side) for words, side in zip(asked, pairs.SIDES, strict=True)]
         within = _resolution(args.resolution, sides[0])
-        _refuse_pointless(asked, sides, most)
+        # What a cluster elsewhere has is not known before it is asked.
+        device = resources.local().device if args.address is None else None
+        _refuse_pointless(asked, sides, most, device)
         checked: set[str] = set()
         for config in sides:
             if (check_files := cfg.of(config).offers("check_files")) is not None:
                 check_files(config.knobs, evaluates=True)
-            resources.divided(resources.local(), *_needs([config]))
+            if args.address is None:
+                resources.divided(resources.local(), *_needs([config]))
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:
                 checked.add(cfg.fingerprint(config))
                 _check(config, say)
@@ -130,10 +136,13 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
             "compile": args.compile or "charged",
         }  # fmt: skip
         with cli.writing("--storage", folder):
+            new = folder.with_name(f".{name}-{os.getpid()}")
             for config, side in zip(sides, pairs.SIDES, strict=True):
-                own = cfg.take_along(config, folder / side)
-                write_text(folder / side / "config.yaml", cfg.dump(own, folder=folder / side))
-            write_text(folder / pairs.FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+                (new / side).mkdir(parents=True)
+                own = cfg.take_along(config, new / side)
+                write_text(new / side / "config.yaml", cfg.dump(own, folder=new / side))
+            write_text(new / pairs.FILE, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+            new.rename(folder)  # a folder of that name is complete, whenever this process is killed
     return folder
 
 
@@ -168,54 +177,75 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
 
 
 def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
-    """The file as it was, with its whole folder, which it may import from. Raises `ConfigError`."""
+    """The file as it was, with its whole folder, or that above its package, which it may import from.
+
+    Raises `ConfigError`.
+    """
+    root = file.absolute().parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    there = elsewhere / file.absolute().relative_to(root)
 
     def git(*words: str) -> bytes:
         try:
-            done = subprocess.run(["git", *words], cwd=file.absolute().parent, capture_output=True, check=True)
+            done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
             raise ConfigError(f"{file}@{revision}: {said.splitlines()[-1]}") from None
         return done.stdout
 
+    def inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+        try:
+            return tarfile.data_filter(member, folder)
+        except tarfile.FilterError:  # a link out of the repository, such as one to data
+            return None
+
     archive = git("archive", "--format=tar", revision, ".")
     with tarfile.open(fileobj=io.BytesIO(archive)) as content:
-        content.extractall(elsewhere, filter="data")
-    if not (elsewhere / file.name).is_file():
+        content.extractall(elsewhere, filter=inside)
+    if not there.is_file():
         raise ConfigError(f"{file}@{revision}: no such file in that revision")
-    return elsewhere / file.name
+    return there
 
 
 def _resolution(given: str | None, config: Systems) -> float | None:
-    """A share of A's value where values are compared by ratios, else in units of the metric. Raises `ConfigError`."""
+    """A share of A's value where the metric falls, else in its units, as values are compared. Raises `ConfigError`."""
     if given is None:
         return None
-    share, metric = given.endswith("%"), cfg.of(config).objective
-    allowed = "a number above 0, or a share of A's value such as 2%"
-    if share and metric.mode == "max":
-        raise ConfigError(
-            f"--resolution: {given!r} is not allowed: {metric.name} is compared by differences, give units"
-        )
+    metric = cfg.of(config).objective
+    share = metric.mode == "min"
+    allowed = f"a share of A's {metric.name} such as 2%" if share else f"a number above 0, in units of {metric.name}"
     try:
-        value = float(given.rstrip("%")) / (100 if share else 1)
+        value = float(given.removesuffix("%") if share else given) / (100 if share else 1)
     except ValueError:
         value = 0.0
-    cli.allow(value > 0, "--resolution", given, allowed)
+    cli.allow(0 < value < math.inf and given.endswith("%") == share, "--resolution", given, allowed)
     return value
 
 
-def _refuse_pointless(asked: Sequence[Sequence[str]], sides: Sequence[Systems], most: int) -> None:
-    """One configuration on the same seeds, runs that would count twice, results that cannot be compared."""
+def _refuse_pointless(
+    asked: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
+) -> None:  # fmt: skip
+    """One configuration on the same seeds, runs that would count twice, results that cannot be compared.
+
+    `device`: None where it is not known.
+    """
     one, two = (cfg.of(config).objective for config in sides)
     if one != two:
         raise ConfigError(
             f"{asked[1][0]}: is judged by {two.name} ({two.mode}), {asked[0][0]} by {one.name} ({one.mode})"
         )
+    ours, theirs = map(cfg.flat, sides)
+    for knob in sorted(name for name in ours.keys() | theirs.keys() if name.startswith("evaluation.")):
+        value, allowed = (values.get(knob) for values in (theirs, ours))
+        cli.allow(value == allowed, knob, value, f"{allowed!r}, as A has it: both are judged alike")
     apart = sides[1].seed - sides[0].seed
-    device = resources.local().device
-    alike = [cfg.override(cfg.effective(config, device), {"seed": 0}, check=False) for config in sides]
+    here = [cfg.effective(config, device) if device is not None else config for config in sides]
+    alike = [cfg.override(config, {"seed": 0}, check=False) for config in here]
     if len(set(map(cfg.fingerprint, alike))) == 1 and not apart:
-        idle = "".join(f" ({knob}: {why})" for knob, why in cfg.not_effective(sides[1], device).items())
+        why = cfg.not_effective(sides[1], device) if device is not None else {}
+        changes = cfg.differences(sides[1], sides[0])
+        idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
         hint = f"change a knob, or its seed by at least {most} to see the noise"
         raise ConfigError(f"{' '.join(asked[1])}: is what A is here, on the same seeds{idle}; {hint}")
     if 0 < abs(apart) < most:
@@ -257,10 +287,13 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     def shared(machine: resources.Machine) -> resources.Share:
         return resources.divided(machine, *needs)
 
+    said = [""]
+
     def over() -> bool:
         now = pairs.read(folder)
-        if now.runs:
-            say(so_far(now))
+        if now.runs and (words := so_far(now)) != said[-1]:  # a resumed one passes over the pairs that it has
+            said.append(words)
+            say(words)
         return now.over
 
     def greet(context: Any) -> None:

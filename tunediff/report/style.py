@@ -134,11 +134,11 @@ def objective_axis(axes: Axes, found: Results, positive: bool, axis: Literal["x"
     axes.set(**{f"{axis}label": f"{name}, {better} is better"})
     if positive and found.falls:
         axes.set(**{f"{axis}scale": "log"})
-        _plain_logarithms(axes.yaxis if axis == "y" else axes.xaxis)
+        plain_logarithms(axes.yaxis if axis == "y" else axes.xaxis)
     axes.grid(True, axis="y")
 
 
-def _plain_logarithms(side: Axis) -> None:
+def plain_logarithms(side: Axis) -> None:
     """0.6 and 10, not 6×10⁻¹ and 10¹; as many ticks as there is room for."""
     low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0

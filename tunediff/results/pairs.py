@@ -33,7 +33,7 @@ class Pairs:
     most: int
     """Pairs at most."""
     within: float | None
-    """A difference that does not matter; None: none was named."""
+    """A difference that does not matter, a share of A's value where values fall; None: none was named."""
     compile_charged: bool
     runs: list[tuple[TrialRecord | None, TrialRecord | None]]
     """(A, B) of every pair that has begun."""
@@ -69,8 +69,10 @@ class Pairs:
     @property
     def look(self) -> Look:
         """What the pairs so far tell."""
-        falls = self.metric.mode == "min"
-        return look(self.values, self.most, falls, falls, self.within)
+        values, within, falls = self.values, self.within, self.metric.mode == "min"
+        if within is not None and falls and bool((values <= 0).any()):  # compared by differences: see `look`
+            within *= abs(float(np.nanmean(values[0])))
+        return look(values, self.most, falls, falls, within)
 
     @property
     def failure(self) -> TrialRecord | None:
@@ -126,6 +128,8 @@ def read(folder: Path) -> Pairs:
         raise ConfigError(f"{folder.name}: no such comparison in {folder.parent}; there are: {there}")
     asked, runs = cfg.read_yaml(folder / FILE), {run.number: run for run in record.read_trials(folder)}
     first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
+    if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - asked.keys():
+        raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
     return Pairs(
         folder, (asked["a"], asked["b"]), tuple(cfg.load(folder / side / "config.yaml") for side in SIDES),
         asked["budget_s"], asked["pairs"], asked["within"], asked["compile"] == "charged",
