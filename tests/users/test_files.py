@@ -178,6 +178,21 @@ def test_a_copy_is_the_same_module(mine, tmp_path):
     assert cfg.baseline("mine.py").depth == 1
 
 
+def test_two_versions_take_turns_each_with_its_own_modules(tmp_path):
+    """As in one worker that trains both sides of a comparison: functions import later, loader processes pickle."""
+    for side in "ab":
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "mine.py").write_text(
+            f"import helper\n{PLAIN}\n\nclass Numbers: ...\n\n\ndef late():\n    import helper\n    return helper.SIDE\n"
+        )
+        (tmp_path / side / "helper.py").write_text(f"SIDE = {side!r}\n")
+    configs = {side: cfg.baseline(str(tmp_path / side / "mine.py")) for side in "ab"}
+    for side in "abba":
+        module = cfg.of(configs[side]).code
+        assert module.late() == side
+        assert type(pickle.loads(pickle.dumps(module.Numbers()))) is module.Numbers
+
+
 def test_shown_paths_are_those_one_would_type(mine, tmp_path):
     assert code.shown(mine) == "mine.py"
     assert code.shown(Path("/elsewhere/x.py")) == "/elsewhere/x.py"

@@ -15,7 +15,7 @@ from tunediff.cli import number
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import BASELINE, WINNER, Html, el, folded, join, page, table
 from tunediff.report.page import PAGE
-from tunediff.report.style import plain_numbers, sheet
+from tunediff.report.style import plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
 from tunediff.report.words import interval, percent, rounded, some, with_sd
 from tunediff.results import curve, shown
@@ -103,8 +103,9 @@ def write_all(told: Pairs) -> Path:
 
 def _about(told: Pairs) -> str:
     run = next((run for pair in told.runs for run in pair if run is not None), None)
-    where = f"; {environment.hardware(run.environment)}" if run is not None else ""
-    return f"{cli.seconds(told.budget_s)} of training per run, judged by {told.label}{where}"
+    where = environment.hardware(run.environment) if run is not None else ""
+    about = f"{cli.seconds(told.budget_s)} of training per run, judged by {told.label}"
+    return f"{about}; {where}" if where else about
 
 
 def _pairs(told: Pairs, files: Files) -> Html:
@@ -123,7 +124,9 @@ def _pairs(told: Pairs, files: Files) -> Html:
         values, rates = ([row[f"{side}_{of}"] for side in "ab"] for of in (told.metric.name, f"{told.unit}_per_s"))
         falls = told.metric.mode == "min"
         ahead = "" if None in values else "B" if (values[1] < values[0]) == falls else "A"
-        lines.append([str(place + 1), *map(rounded, values), ahead, *map(rounded, rates)])
+        ended = [row[f"{side}_status"] or "" for side in "ab"]
+        shown_ = [word if value is None else rounded(value) for value, word in zip(values, ended, strict=True)]
+        lines.append([str(place + 1), *shown_, ahead, *map(rounded, rates)])
     files.csv("pairs", pd.DataFrame(rows))
     header = ["pair", f"A: {told.label}", f"B: {told.label}", "ahead", f"A: {told.unit}/s", f"B: {told.unit}/s"]
     how = (
@@ -136,10 +139,12 @@ def _pairs(told: Pairs, files: Files) -> Html:
 def figure(told: Pairs) -> Figure:
     """Every run's curve, A and B in their colours."""
     drawn, (axes,) = sheet(1, 3.2)
+    positive = True
     for pair in told.runs:
         for run, color in zip(pair, (BASELINE, WINNER), strict=True):
             if run is not None and (line := curve(run, told.metric.name)):
                 seconds, values = zip(*line, strict=True)
+                positive = positive and min(values) > 0
                 axes.plot(seconds, values, color=color, linewidth=1.1, alpha=0.7)
                 axes.plot(seconds[-1:], values[-1:], color=color, marker="o", markersize=4)
     for name, color in (("A", BASELINE), ("B", WINNER)):
@@ -147,18 +152,20 @@ def figure(told: Pairs) -> Figure:
     axes.legend()
     better = "lower" if told.metric.mode == "min" else "higher"
     axes.set(xlabel="training seconds", ylabel=f"{told.label}, {better} is better")
-    if told.look.ratios:
+    if told.look.ratios and positive:
         axes.set_yscale("log")
+        plain_logarithms(axes.yaxis)
     plain_numbers(axes)
     return drawn
 
 
 def _changes(told: Pairs) -> Html:
     """Knobs, and lines of a user's file."""
-    ours = cfg.flat(told.configs[0])
+    titles = [cfg.of(config).title for config in told.configs]
+    ours, changed = cfg.flat(told.configs[0]) | {"workload": titles[0]}, told.changed
+    changed |= {"workload": titles[1]} if "workload" in changed else {}
     rows: list[list[object]] = [
-        [el("code", name), shown(ours[name]) if name in ours else "–", shown(value)]
-        for name, value in told.changed.items()
+        [el("code", name), shown(ours[name]) if name in ours else "–", shown(value)] for name, value in changed.items()
     ]
     files = [cfg.of(config).file for config in told.configs]
     parts: list[object] = [table(["knob", "A", "B"], rows, words=3)] if rows else []

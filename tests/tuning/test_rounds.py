@@ -1,0 +1,97 @@
+"""Rounds of configurations without a cluster: who runs when, and when it ends."""
+
+import types
+
+import pytest
+
+from tests.helpers import point
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.record import End
+from tunediff.tuning import rounds
+from tunediff.tuning.experiment import StoppedError
+
+PLAN = types.SimpleNamespace(slots=("slot",))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
+
+    def run(rivals=2, most=3, ends=None, over=lambda: False):
+        ran, heard = [], []
+
+        def follow(name, config, values, slot, plan):
+            assert (slot, plan) == ("slot", PLAN)
+            ran.append((name, config.seed, values["side"]))
+            journal = record.Journal(tmp_path / "trials" / name)
+            journal.start(config, values, 20.0, int(name[1:]))
+            if (end := (ends or {}).get(name, End("ok"))) is OSError:
+                raise OSError("no space left")
+            journal.point(point(1, frechet=2.0))
+            yield {"objective": 2.0}
+            journal.end(end)
+
+        monkeypatch.setattr(rounds.trial, "follow", follow)
+        config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
+        configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
+        asked = [rounds.Rival(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
+        listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
+        rounds.run(tmp_path, asked, most, PLAN, [listener], over)
+        return ran, heard
+
+    return run
+
+
+def test_every_other_round_runs_backwards_and_each_has_its_seed(run):
+    ran, heard = run(rivals=3, most=2)
+    assert ran == [
+        ("t0000", 1000, "A"), ("t0001", 1000, "B"), ("t0002", 1000, "C"),
+        ("t0005", 1001, "C"), ("t0004", 1001, "B"), ("t0003", 1001, "A"),
+    ]  # fmt: skip
+    assert heard[:3] == [("start", "t0000", 1000), ("point", "t0000", 0), ("end", "t0000", 1000)]
+    assert [rounds.name_of(place, 1, 3) for place in range(3)] == ["t0003", "t0004", "t0005"]
+
+
+def test_journals_say_what_ran(run, tmp_path):
+    run(most=2)
+    known = {one.name: one for one in record.read_trials(tmp_path)}
+    assert [known[name].number for name in sorted(known)] == [0, 1, 2, 3]
+    assert (known["t0003"].drawn, known["t0003"].config["seed"]) == ({"side": "B", "seed": 1001}, 1001)
+
+
+def test_what_is_finished_does_not_run_again(run):
+    run(most=1)
+    ran, heard = run(most=2)
+    assert [name for name, *_ in ran] == ["t0003", "t0002"]
+    assert not any(name in ("t0000", "t0001") for _, name, _ in heard)
+
+
+def test_a_rival_that_fails_is_out_and_stays_out(run):
+    ran, _ = run(rivals=3, most=3, ends={"t0001": End("oom", "too large")})
+    assert [name for name, *_ in ran] == ["t0000", "t0001", "t0002", "t0005", "t0003", "t0006", "t0008"]
+    assert run(rivals=3, most=4)[0] == [("t0011", 1003, "C"), ("t0009", 1003, "A")]  # it failed before the kill
+
+
+@pytest.mark.parametrize(
+    ("rivals", "failing", "names"),
+    [
+        (3, "t0000", ["t0000", "t0001", "t0002"]),  # nothing to compare with
+        (2, "t0001", ["t0000", "t0001"]),  # nobody to compare
+        (2, "t0002", ["t0000", "t0001", "t0003", "t0002"]),
+    ],
+)
+def test_it_ends_with_the_baseline_and_with_the_last_rival(run, rivals, failing, names):
+    assert [name for name, *_ in run(rivals=rivals, ends={failing: End("nan")})[0]] == names
+
+
+def test_it_is_asked_before_every_round(run):
+    answers = [False, False, True]
+    assert len(run(most=9, over=lambda: answers.pop(0))[0]) == 4
+    assert answers == []
+    assert run(most=9, over=lambda: True)[0] == []
+
+
+def test_a_full_disk_stops_it(run):
+    with pytest.raises(StoppedError, match="cannot be written: no space left"):
+        run(ends={"t0003": OSError})
