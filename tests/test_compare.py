@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import subprocess
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import scipy.stats
 import yaml
 
 from tests import searches
+from tests.helpers import point
 from tests.report.pages import Elements, rows, words
 from tunediff import compare, record
 from tunediff import config as cfg
+from tunediff.record import End
 from tunediff.report import pairs as report
 from tunediff.results import pairs
 from tunediff.tuning import experiment, resources
@@ -446,3 +449,95 @@ def test_searches_and_comparisons_share_a_folder(capsys):
     assert compare.main(["--resume", "night"]) == 2
     assert "night: no such comparison in" in (error := capsys.readouterr().err)
     assert error.endswith("there are: x\n")
+
+
+# ------------------------------------------------------------------------------------------------------ from end to end
+class Slot:
+    """Takes notes, and that is all."""
+
+    def __init__(self):
+        self.notes = []
+        self.note = self
+
+    def options(self, name):
+        return self
+
+    def remote(self, words):
+        self.notes.append(words)
+
+
+@pytest.fixture
+def slot(monkeypatch):
+    """Runs end at once: A at about 2, B at about 1, or as `ends` says by trial."""
+    from tunediff.tuning import rounds
+
+    slot, noise = Slot(), np.random.default_rng(0)
+    slot.ends = {}
+
+    @contextlib.contextmanager
+    def workers(folder, share, address, warm, greet):
+        share(resources.local())
+        greet(None)
+        yield types.SimpleNamespace(names=("slot",), actors=[slot])
+
+    def follow(name, config, drawn, _, plan):
+        journal = record.Journal(plan.experiment / "trials" / name)
+        journal.start(config, drawn, plan.budget.seconds, int(name[1:]))
+        value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
+        journal.point(point(4, plan.budget.seconds, frechet=value, label="FD (classifier)"))
+        yield {}
+        if (status := slot.ends.get(name, "ok")) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        journal.end(End(status, "" if status == "ok" else "needs 9 GiB"))
+
+    monkeypatch.setattr(experiment, "workers", workers)
+    monkeypatch.setattr(rounds.trial, "follow", follow)
+    return slot
+
+
+def test_pairs_run_until_it_is_decided(slot, capsys):
+    assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
+    out = capsys.readouterr().out
+    assert "at most 12 pairs × 2 × 20s training" in out
+    assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
+    assert "verdict: better\n" in out
+    assert slot.notes[:2] == [
+        "A seed 1000",
+        f"A seed 1000  FD (classifier) {slot.notes[1].split()[5]} at 20.0 s  3 images/s",
+    ]
+    assert [words for words in slot.notes if len(words.split()) == 3][:4] == [
+        "A seed 1000", "B seed 1000", "B seed 1001", "A seed 1001",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
+    slot.ends = {"t0002": KeyboardInterrupt}
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 130
+    error = capsys.readouterr().err
+    assert error.endswith("resume: python -m tunediff.compare --resume x\n")
+    before = [
+        (folder.name, (folder / "journal.jsonl").read_bytes()) for folder in Path("ray_results/x/trials").iterdir()
+    ]
+    slot.ends = {}
+    assert compare.main(["--resume", "x"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("after 1 pair: ") == 1
+    assert "A seed 1000" not in out
+    for name, content in before:
+        if name != "t0002":
+            assert (Path("ray_results/x/trials") / name / "journal.jsonl").read_bytes() == content
+
+
+def test_quiet_says_the_result_and_json_nothing_else(slot, capsys):
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "x", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("comparison: x\n")
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "y", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"] == "y"
+
+
+def test_a_run_that_fails_ends_it(slot, capsys):
+    slot.ends = {"t0003": "oom"}
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
+    out = capsys.readouterr().out
+    assert "B seed 1001  oom  needs 9 GiB" in out
+    assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"

@@ -1,0 +1,413 @@
+"""What may be believed of `tunediff.compare` and of a confirmed search: `python benchmarks/believe.py [--out DIR]`.
+
+Differences of known size are planted and looked for, thousands of times, in noise that was measured: what the runs kept
+in ray_results/reference differ by within a configuration, on the scale on which they are compared (logarithms of
+distances, accuracies as they are), over the standard deviation of a single run.
+
+Rules:
+
+- A round draws a whole seed: a configuration's values come from runs that shared their seed, so what a seed does to all
+  of them stays in. With three seeds of each configuration kept, which configurations stand in a round is drawn anew.
+  `normal` and `heavy` (Student's t with 4 degrees of freedom) are drawn, without anything in common, for comparison.
+- Gains are in standard deviations of a single run.
+- Compare: every rule sees the same pairs. One anytime-valid test is the Bayes factor of the t statistic with a Cauchy
+  prior of scale √½ on the effect (J. N. Rouder et al., Psychon. Bull. Rev. 16 (2009), 225–237) against 20; as it is the
+  density ratio of a maximal invariant it may be looked at any time (A. Hendriksen, R. de Heide, P. Grünwald, Bayesian
+  Anal. 16 (2021), 961–989). The prior is 200 normal ones, so that each factor is a closed form and the mixture exact.
+- Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.candidates` chooses, until
+  `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
+  `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
+
+Writes believe.csv. About three minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import special
+
+from tunediff import cli, environment, space
+from tunediff import config as cfg
+from tunediff.record import End, Point, TrialRecord
+from tunediff.results import Results, noise, statistics
+from tunediff.results.comparison import Comparison, Group
+from tunediff.results.confirmation import Confirmation
+from tunediff.results.sequential import Look, look
+from tunediff.results.statistics import BETTER, WORSE, Difference
+
+Numbers = NDArray[np.float64]
+REFERENCE = Path(__file__).parent.parent / "ray_results" / "reference"
+MOST = 12
+FIRST = 3
+"""Pairs before a rule without one of its own first looks."""
+SD = 0.1
+"""Of the logarithm of a single run; t statistics do not depend on it."""
+GAINS = (0.0, 0.5, 1.0, 2.0)
+CONFIGURATIONS = 16
+
+
+# ---------------------------------------------------------------------------------------------------------------- noise
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What single runs differ by from the mean of their configuration, in standard deviations: [seeds, configurations].
+
+    NaN: the search of that seed had no more configurations.
+    """
+
+    blocks: Numbers
+    sds: dict[str, float]
+    """Standard deviation of a single run, by folder."""
+
+    def draw(self, rng: np.random.Generator, size: tuple[int, ...], configurations: int) -> Numbers:
+        """[*size, configurations]: each of `size` is a seed that was run, and configurations that were run with it."""
+        blocks = self.blocks[rng.integers(len(self.blocks), size=math.prod(size))]
+        order = np.argsort(np.where(np.isnan(blocks), np.inf, rng.random(blocks.shape)), axis=1)[:, :configurations]
+        return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
+
+    @property
+    def common(self) -> float:
+        """Share of the variance that configurations on one seed have in common: the mean product of two of them."""
+        many = np.isfinite(self.blocks).sum(axis=1)
+        sums, squares = np.nansum(self.blocks, axis=1), np.nansum(self.blocks**2, axis=1)
+        return float((sums**2 - squares).sum() / (many * (many - 1)).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Independent noise of standard deviation 1."""
+
+    freedom: float = math.inf
+
+    def draw(self, rng: np.random.Generator, size: tuple[int, ...], configurations: int) -> Numbers:
+        """[*size, configurations]."""
+        shape = (*size, configurations)
+        if math.isinf(self.freedom):
+            return rng.standard_normal(shape)
+        return np.asarray(rng.standard_t(self.freedom, shape) / math.sqrt(self.freedom / (self.freedom - 2)))
+
+
+def measured(files: Sequence[Path]) -> Measured:
+    """The noise in tables of runs: each has the metric in its third column and the knobs behind `reason`."""
+    blocks: list[Numbers] = []
+    sds = {}
+    for file in files:
+        frame = pd.read_csv(file)
+        names = list(frame.columns)
+        metric, knobs = names[2], [name for name in names[names.index("reason") + 1 :] if name != "seed"]
+        alike = frame.groupby(knobs, dropna=False, sort=False).ngroup()
+        values = frame.assign(alike=alike).pivot(index="alike", columns="seed", values=metric).to_numpy(float)
+        y = np.log(values) if metric == "frechet" else values
+        seeds = y.shape[1]
+        off = (y - y.mean(axis=1, keepdims=True)) * math.sqrt(seeds / (seeds - 1))
+        sds[file.parent.name] = math.sqrt(float((off**2).mean()))
+        blocks += [*(off / sds[file.parent.name]).T]
+    widest = max(map(len, blocks))
+    padded = [np.pad(block, (0, widest - len(block)), constant_values=np.nan) for block in blocks]
+    return Measured(np.array(padded), sds)
+
+
+def sources() -> dict[str, Measured | Drawn]:
+    """All noise that is drawn from, by name."""
+    return {
+        "digits": measured([REFERENCE / "digits-methods" / "trials.csv"]),
+        "cifar10": measured([REFERENCE / "cifar10-methods" / "trials.csv"]),
+        "confirmed": measured(sorted(REFERENCE.glob("*/confirm-trials.csv"))),
+        "normal": Drawn(),
+        "heavy": Drawn(4.0),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+Told = tuple[NDArray[np.int_], NDArray[np.int_]]
+"""Of every comparison: 1 better, −1 worse, 0 not told apart; and the pairs it took."""
+
+
+def looks(gains: Numbers, patient: bool = False) -> Told:
+    """`tunediff.compare` on log gains of B [comparisons, pairs]; `patient`: does not stop for having no hope."""
+    verdicts, pairs = np.zeros(len(gains), int), np.zeros(len(gains), int)
+    for row, gain in enumerate(gains):
+        values = np.exp(np.stack([np.zeros(len(gain)), -gain]))
+        for many in range(1, len(gain) + 1):
+            told = look(values[:, :many], len(gain))
+            if told.over and not (patient and told.state == "hopeless"):
+                break
+        verdicts[row] = {BETTER: 1, WORSE: -1}.get(told.differences[0].verdict, 0)
+        pairs[row] = many
+    return verdicts, pairs
+
+
+def t_statistics(gains: Numbers) -> Numbers:
+    """Of the paired t-test after every pair."""
+    many = np.arange(1, gains.shape[1] + 1)
+    means = gains.cumsum(axis=1) / many
+    squares = np.maximum((gains**2).cumsum(axis=1) - many * means**2, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.clip(np.nan_to_num(means / np.sqrt(squares / (many - 1) / many)), -1e6, 1e6))
+
+
+def until(told: NDArray[np.bool_], gains: Numbers, first: int) -> Told:
+    """A rule that stops where `told` first holds, from pair `first` on, else at the end."""
+    told = told & (np.arange(1, gains.shape[1] + 1) >= first)
+    pairs = np.where(told.any(axis=1), told.argmax(axis=1) + 1, gains.shape[1])
+    ahead = np.sign(np.take_along_axis(gains.cumsum(axis=1), pairs[:, None] - 1, 1)[:, 0]).astype(int)
+    return np.where(told.any(axis=1), ahead, 0), pairs
+
+
+def p_values(gains: Numbers) -> Numbers:
+    """Two-sided, of the paired t-test after every pair; 1 after the first."""
+    freedom = np.arange(gains.shape[1])
+    found = 2 * special.stdtr(np.maximum(freedom, 1), -np.abs(t_statistics(gains)))
+    return np.where(freedom > 0, found, 1.0)
+
+
+def bayes_factors(t: Numbers, pairs: NDArray[np.int_], scale: float = math.sqrt(0.5)) -> Numbers:
+    """For an effect, against none: Rouder et al., equation 1, the prior's variance g being scale²/χ² with one degree
+    of freedom. 1 after the first pair."""
+    g = (scale / special.ndtri(0.5 + (np.arange(200) + 0.5) / 400)) ** 2
+    freedom, t2 = np.maximum(pairs - 1, 1)[..., None], (t**2)[..., None]
+    wide = 1 + pairs[..., None] * g
+    logs = -0.5 * np.log(wide) + (freedom + 1) / 2 * (np.log1p(t2 / freedom) - np.log1p(t2 / freedom / wide))
+    return np.where(pairs > 1, np.exp(logs).mean(axis=-1), 1.0)
+
+
+def fixed(gains: Numbers, pairs: int) -> Told:
+    """The paired t-test after so many pairs, once."""
+    return until(p_values(gains[:, :pairs]) < statistics.LEVEL, gains[:, :pairs], pairs)
+
+
+def naive(gains: Numbers) -> Told:
+    """Stops as soon as p is below 5 %."""
+    return until(p_values(gains) < statistics.LEVEL, gains, FIRST)
+
+
+def anytime(gains: Numbers) -> Told:
+    """Stops as soon as the Bayes factor is 20: by Ville's inequality false in at most 5 % of comparisons, for ever."""
+    pairs = np.broadcast_to(np.arange(1, gains.shape[1] + 1), gains.shape)
+    return until(bayes_factors(t_statistics(gains), pairs) >= 1 / statistics.LEVEL, gains, 2)
+
+
+def single(gains: Numbers) -> Told:
+    """Keeps whichever was better in one run each."""
+    return np.sign(gains[:, 0]).astype(int), np.ones(len(gains), int)
+
+
+RULES: dict[str, Callable[[Numbers], Told]] = {
+    "compare": looks,
+    "compare, without giving up": functools.partial(looks, patient=True),
+    "anytime-valid": anytime,
+    **{f"t-test after {pairs}": functools.partial(fixed, pairs=pairs) for pairs in (3, 5, 8, 12)},
+    "p < 0.05 after every pair": naive,
+    "one run each": single,
+}
+
+
+def compared(source: Measured | Drawn, comparisons: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """What every rule says of every gain."""
+    rows = []
+    for gain in GAINS:
+        drawn = source.draw(rng, (comparisons, MOST), 2)
+        gains = SD * (gain + drawn[..., 0] - drawn[..., 1])
+        for rule, tell in RULES.items():
+            verdicts, pairs = tell(gains)
+            shares = {"better": (verdicts > 0).mean(), "worse": (verdicts < 0).mean(), "not": (verdicts == 0).mean()}
+            rows.append(
+                {"part": "compare", "gain": gain, "rule": rule, "times": comparisons}
+                | {name: float(share) for name, share in shares.items()}
+                | {"rounds": float(pairs.mean()), "rounds_90": float(np.quantile(pairs, 0.9))}
+            )
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- search
+class Trial(TrialRecord):
+    """A trial whose configuration is looked at many times."""
+
+    @functools.cached_property
+    def effective(self) -> dict[str, Any]:
+        """As it is."""
+        return dict(self.config)
+
+    def reach(self, value: float) -> Trial:
+        """Ends with that value."""
+        self.points, self.end = [Point(1, 1.0, 1, 1, found={"frechet": value})], End("ok")
+        return self
+
+
+@functools.cache
+def planned() -> tuple[space.SearchSpace, list[Trial]]:
+    """A search of sixteen learning rates, and its trials: the baseline on two seeds, then each once."""
+    rates = [1e-3 * (place + 1) for place in range(CONFIGURATIONS + 1)]
+    content = {"workload": "digits", "budget": {"per_trial": "20s", "trials": 18}, "search": {"optimizer.lr": rates}}
+    wanted = space.parse(content, "believe.yaml")
+    baseline = {"optimizer.lr": wanted.baseline.optimizer.lr}
+    others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][:CONFIGURATIONS]
+    trials = []
+    for number, drawn in enumerate([baseline, {**baseline, "seed": wanted.baseline.seed + 1}, *others]):
+        config = cfg.override(wanted.baseline, drawn)
+        trials.append(Trial(f"t{number:04d}", number, cfg.flat(config), drawn, cfg.fingerprint(config)))
+    return wanted, trials
+
+
+PLANTED = 2
+"""The trial of the configuration that is better."""
+
+
+def finalists(source: Measured | Drawn, gain: float, of: int, rng: np.random.Generator) -> tuple[Results, list[Trial]]:
+    """A search, and its trials that run again."""
+    wanted, trials = planned()
+    first = source.draw(rng, (1,), 1 + CONFIGURATIONS)[0]
+    again = source.draw(rng, (1,), 1)[0]
+    off = np.array([first[0], again[0], *first[1:]])
+    off[PLANTED] -= gain
+    for trial, one in zip(trials, off, strict=True):
+        trial.reach(math.exp(SD * one))
+    found = Results(Path("believe"), wanted, list(trials))
+    return found, [trials[trial.number] for trial in noise.candidates(found, of)]
+
+
+def confirm(values: Numbers) -> tuple[Look, Numbers]:
+    """Rounds of [configurations, MOST] until it is over: the last look, and the rounds that were run."""
+    for many in range(1, values.shape[1] + 1):
+        if (told := look(values[:, :many], values.shape[1])).over:
+            break
+    return told, values[:, :many]
+
+
+def named(found: Results, ran: Sequence[Trial], told: Look, values: Numbers) -> int | None:
+    """The place of the winner among the finalists, as a search names it; None: none is."""
+    groups = []
+    for row, (trial, one) in enumerate(zip([None, *ran], [Difference(), *told.differences], strict=True)):
+        runs = [Trial(f"c{seed}", seed, {}, {}, "").reach(float(value)) for seed, value in enumerate(values[row])]
+        changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
+        groups.append(Group(dict(changed), dict(changed), [*runs], [*runs], one))
+    compared_ = Comparison(found, found.metric, groups, told.ratios, told.resolution)
+    winner = Confirmation(found, compared_, told).winner
+    return None if winner is None else next(place for place, one in enumerate(groups[1:]) if one is winner)
+
+
+def three_seeds(values: Numbers) -> int | None:
+    """The rule before: three seeds each, Holm's correction, the best of those that are better."""
+    against, _, _ = statistics.differences(values[:, :3])
+    better = [place for place, one in enumerate(against) if one.verdict == BETTER]
+    return min(better, key=lambda place: float(values[1 + place, :3].mean()), default=None)
+
+
+def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """What searches with a planted winner, and without one, say."""
+    rows = []
+    for gain in (0.0, 1.0, 2.0):
+        for of in (2, 3):
+            tells: dict[str, list[tuple[int | None, int]]] = {"confirm": [], "three seeds, Holm": []}
+            places = []
+            for _ in range(searches):
+                found, ran = finalists(source, gain, of, rng)
+                places.append(next((n for n, trial in enumerate(ran) if gain and trial.number == PLANTED), None))
+                off = source.draw(rng, (MOST,), 1 + len(ran)).T
+                if places[-1] is not None:
+                    off[1 + places[-1]] -= gain
+                values = np.exp(SD * off)
+                told, run = confirm(values)
+                tells["confirm"].append((named(found, ran, told, run), run.shape[1]))
+                tells["three seeds, Holm"].append((three_seeds(values), 3))
+            among = np.array([place is not None for place in places])
+            for rule, tell in tells.items():
+                right = np.array([place is not None and place == p for p, (place, _) in zip(places, tell, strict=True)])
+                none = np.array([place is None for place, _ in tell])
+                seeds = np.array([many for _, many in tell])
+                rows.append(
+                    {"part": "search", "gain": gain, "rule": rule, "times": searches, "of": of}
+                    | {
+                        "among": among.mean() if gain else None,
+                        "named": right.mean() if gain else None,
+                        "refused": none.mean(),
+                    }
+                    | {"named_among": right[among].mean() if among.any() else None, "other": (~right & ~none).mean()}
+                    | {"rounds": seeds.mean(), "rounds_90": float(np.quantile(seeds, 0.9))}
+                )
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+def percent(share: float | None) -> str:
+    """`2.4`, of a hundred."""
+    return "" if share is None or math.isnan(share) else f"{100 * share:.1f}"
+
+
+def tables(frame: pd.DataFrame, known: dict[str, Measured | Drawn]) -> list[str]:
+    """What is printed: the three measured sources together, then the drawn ones; the CSV has each alone."""
+    lines = []
+    for name, source in known.items():
+        if isinstance(source, Measured):
+            said = ", ".join(f"{folder} {cli.number(sd)}" for folder, sd in source.sds.items())
+            lines.append(f"noise {name}: {np.isfinite(source.blocks).sum()} runs; sd of one: {said}; "
+                         f"in common on one seed {percent(source.common)} % of the variance")  # fmt: skip
+    kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
+    for name, part in frame.groupby(kind, sort=False):
+        for what, columns in (("compare", ["better", "worse", "not"]), ("search", SEARCHED)):
+            own = part[part["part"] == what]
+            lines += ["", f"{what}, {name} noise; shares in %"]
+            keys = ["gain", "rule"] if what == "compare" else ["gain", "of", "rule"]
+            rows = [[*keys, "times", *columns, "rounds", "90 %"]]
+            for key, one in own.groupby(keys, sort=False):
+                means = one[[*columns, "rounds", "rounds_90"]].astype(float).mean()
+                label = [str(word) if isinstance(word, str) else f"{word:g}" for word in key]
+                shares = [percent(means[column]) for column in columns]
+                rows.append(
+                    [*label, str(one["times"].sum()), *shares, f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
+                )
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return lines
+
+
+SEARCHED = ["among", "named_among", "named", "other", "refused"]
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comparisons", type=int, default=2000, help="per noise and gain (default: %(default)s)")
+    parser.add_argument(
+        "--searches", type=int, default=1000, help="per noise, gain and finalists (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=REFERENCE / "believe", help="where believe.csv goes")
+    return parser.parse_args(argv)
+
+
+@cli.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate; see `--help`."""
+    args = arguments(argv)
+    cli.allow(args.comparisons >= 1, "--comparisons", args.comparisons, "a whole number of at least 1")
+    cli.allow(args.searches >= 1, "--searches", args.searches, "a whole number of at least 1")
+    rng, known, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
+    for name, source in known.items():
+        rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
+        if name != "confirmed":  # its seeds have three configurations at most
+            rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
+        print(f"{name}: {cli.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
+    frame = pd.DataFrame(rows)
+    with cli.writing("--out", args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+        frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
+    versions = environment.describe()["versions"]
+    print(f"seed {args.seed}; numpy {versions.get('numpy', np.__version__)}; at most {MOST} rounds")
+    print("\n".join(tables(frame, known)))
+    return cli.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
