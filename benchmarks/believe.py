@@ -38,7 +38,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
-from tunediff import cli, environment, space
+from tunediff import cli, space
 from tunediff import config as cfg
 from tunediff.record import End, Point, TrialRecord
 from tunediff.results import Results, noise, statistics
@@ -340,9 +340,9 @@ def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) 
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-def percent(share: float | None) -> str:
+def percent(share: float) -> str:
     """`2.4`, of a hundred."""
-    return "" if share is None or math.isnan(share) else f"{100 * share:.1f}"
+    return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def tables(frame: pd.DataFrame, known: dict[str, Measured | Drawn]) -> list[str]:
@@ -364,9 +364,8 @@ def tables(frame: pd.DataFrame, known: dict[str, Measured | Drawn]) -> list[str]
                 means = one[[*columns, "rounds", "rounds_90"]].astype(float).mean()
                 label = [str(word) if isinstance(word, str) else f"{word:g}" for word in key]
                 shares = [percent(means[column]) for column in columns]
-                rows.append(
-                    [*label, str(one["times"].sum()), *shares, f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
-                )
+                taken = [f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
+                rows.append([*label, str(one["times"].sum()), *shares, *taken])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return lines
@@ -379,9 +378,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=2000, help="per noise and gain (default: %(default)s)")
-    parser.add_argument(
-        "--searches", type=int, default=1000, help="per noise, gain and finalists (default: %(default)s)"
-    )
+    parser.add_argument("--searches", type=int, default=1000, help="per noise, gain, finalists (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=REFERENCE / "believe", help="where believe.csv goes")
     return parser.parse_args(argv)
@@ -403,8 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with cli.writing("--out", args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
-    versions = environment.describe()["versions"]
-    print(f"seed {args.seed}; numpy {versions.get('numpy', np.__version__)}; at most {MOST} rounds")
+    print(f"seed {args.seed}; numpy {np.__version__}; at most {MOST} rounds")
     print("\n".join(tables(frame, known)))
     return cli.OK
 

@@ -1,6 +1,5 @@
-"""Comparing two configurations, without a cluster: what is asked, what is refused, what pairs of runs say."""
+"""Comparing two configurations, without a cluster: what is asked, what is refused, when it ends."""
 
-import base64
 import contextlib
 import json
 import math
@@ -10,22 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
-import yaml
 
-from tests import searches
+from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
-from tests.report.pages import Elements, rows, words
 from tunediff import compare, record
 from tunediff import config as cfg
 from tunediff.record import End
 from tunediff.report import pairs as report
 from tunediff.results import pairs
 from tunediff.tuning import experiment, resources
-
-PLAIN = (Path(__file__).parent / "users" / "plain.py").read_text()
-CLOSE = {"A": [2.0, 2.2, 1.9, 2.1], "B": [2.05, 2.1, 1.95, 2.12]}
-BETTER = {"A": [2.0, 2.2, 1.9], "B": [1.0, 1.08, 0.96]}
 
 
 @pytest.fixture(autouse=True)
@@ -56,41 +48,6 @@ def refused(capsys, *given):
     assert (out, error.count("\n")) == ("", 1)
     assert not Path("ray_results").exists(), "a refused comparison leaves nothing behind"
     return error
-
-
-def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), folder=Path("ray_results/x"), **more):
-    """A comparison whose runs are made up: `values` by side; `statuses` by (side, pair)."""
-    folder = folder.absolute()
-    a, b = ([side] if isinstance(side, str) else list(side) for side in (a, b))
-    for place, (side, given) in enumerate(zip("AB", (a, b), strict=True)):
-        config = cfg.take_along(compare._side(given, folder), folder / side)
-        (folder / side).mkdir(parents=True, exist_ok=True)
-        (folder / side / "config.yaml").write_text(cfg.dump(config, folder=folder / side))
-        metric = cfg.of(config).objective.name
-        for number, value in enumerate(values[side]):
-            journal = record.Journal(folder / "trials" / f"t{2 * number + place:04d}")
-            seeded = cfg.override(config, {"seed": config.seed + number})
-            journal.write(
-                "start", name=journal.folder.name, number=2 * number + place, config=cfg.flat(seeded), budget_s=20.0,
-                drawn={"side": side, "seed": seeded.seed}, fingerprint=cfg.fingerprint(seeded),
-                environment={"device": "cpu", "cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}},
-            )  # fmt: skip
-            status = dict(statuses).get((side, number + 1), "ok")
-            label = {"label": "FD (classifier)"} if metric == "frechet" else {}
-            for index in range(1, 5 if status == "ok" else 2):
-                on_the_way = value + (4 - index) * abs(value) / 2 * (1 if metric == "frechet" else -0.2)
-                journal.write("point", index=index, train_s=5.0 * index, samples=1000 * index, steps=10 * index,
-                              samples_per_s=200.0, seconds={"train": 5.0 * index}, **{metric: on_the_way}, **label)  # fmt: skip
-            journal.write("end", status=status, reason="" if status == "ok" else "needs 9 GiB", seconds={"train": 20.0})
-    content = {"a": " ".join(a), "b": " ".join(b), "budget_s": 20.0, "pairs": 12, "within": None, "compile": "charged"}
-    (folder / pairs.FILE).write_text(yaml.safe_dump(content | more))
-    return folder
-
-
-def told(capsys, *options):
-    """Exit code and output of the command on a comparison that needs no further run."""
-    code = compare.main(["--resume", "x", *options])
-    return code, capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------- parsing
@@ -297,158 +254,6 @@ def test_what_was_interrupted_can_be_resumed(capsys):
     assert "error: nothing runs in this test; everything measured is in" in error
     assert error.endswith("resume: python -m tunediff.compare --resume x --storage kept\n")
     assert not [path for path in Path("kept").iterdir() if path.name != "x"]
-
-
-# ------------------------------------------------------------------------------------------------------------- verdict
-UP = {"a": "digits_classifier", "b": ("digits_classifier", "loader.batch_size=64")}
-CASES = {
-    "falls, better": (BETTER, {}, "better", 0, "decided"),
-    "falls, worse": ({"A": BETTER["B"], "B": BETTER["A"]}, {}, "worse", 11, "decided"),
-    "falls, not": (CLOSE, {}, "not told apart", 10, "hopeless"),
-    "falls below 0": ({"A": [0.1, -0.1, 0.0], "B": [-9.0, -9.1, -9.05]}, {}, "better", 0, "decided"),
-    "rises, better": ({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, UP, "better", 0, "decided"),
-    "rises, worse": ({"A": [0.9, 0.915, 0.888], "B": [0.8, 0.81, 0.79]}, UP, "worse", 11, "decided"),
-    "equal": ({"A": [2.0, 2.2, 1.9], "B": [2.001, 2.202, 1.9015]}, {"within": 0.02}, "not told apart", 10, "equal"),
-    "spent": (
-        {"A": [2.0, 2.0, 2.0, 2.0], "B": [1.7, 2.0, 1.6, 1.9]}, {"pairs": 4}, "not told apart", 10, "spent",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("values", "options", "verdict", "code", "state"), CASES.values(), ids=CASES)
-def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, state):
-    made(values, **options)
-    assert told(capsys, "--json")[0] == code
-    found = pairs.read(Path("ray_results/x").absolute())
-    assert (found.verdict, found.look.state) == (verdict, state)
-    assert found.over
-
-
-@pytest.mark.parametrize(("side", "name"), [("A", "A (digits)"), ("B", "B (digits loader.batch_size=64)")])
-def test_a_run_that_failed(capsys, side, name):
-    made({"A": [2.0, 2.1], "B": [1.0, 1.1]}, statuses={(side, 2): "oom"})
-    code, out = told(capsys)
-    assert code == 12
-    assert "verdict: failed" in out
-    assert f"{name} failed: oom: needs 9 GiB" in out
-    page = words(Path("ray_results/x/report.html").read_text())
-    assert f"{name} failed: oom: needs 9 GiB" in page
-    assert "oom" in page[page.index("ahead") :]  # in the place of its value
-
-
-def test_a_share_of_what_falls_below_0(capsys):
-    """2 % of about 5 is 0.1 there, in units."""
-    values = {"A": [-5.0, -5.2, -4.9], "B": [-5.001, -5.199, -4.9005]}
-    assert pairs.read(made(values, within=0.02)).look.state == "equal"
-    assert pairs.read(made(values, within=2e-4)).look.state != "equal"
-
-
-# -------------------------------------------------------------------------------------------------------------- output
-def test_the_result_as_json(capsys):
-    made(BETTER)
-    code, out = told(capsys, "--json")
-    said = json.loads(out)
-    ratio = scipy.stats.gmean(np.array(BETTER["B"]) / np.array(BETTER["A"]))
-    assert (code, said["verdict"], said["pairs"], said["runs"]) == (0, "better", 3, 6)
-    assert said["ratio"] == pytest.approx(ratio)
-    assert said["ratio_low"] < ratio < said["ratio_high"]
-    assert (said["a"], said["b"]) == ("digits", "digits loader.batch_size=64")
-    assert said["a_FD (classifier)"] == "2.03 ± 0.15"
-    assert said["training_s"] == 120
-    assert said["stopped"] == "decided"
-    assert Path(said["report"]).is_file()
-    # What one run each tells: Student's t with the deviation of a single pair.
-    sd = np.log(np.array(BETTER["B"]) / np.array(BETTER["A"])).std(ddof=1)
-    assert said["one_run_each_tells"] == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, 2) * sd))
-
-
-def test_the_result_in_words(capsys):
-    made(BETTER)
-    out = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ")
-    assert "verdict: better" in out
-    said = out.splitlines()[-2:]
-    assert said[0].startswith(
-        "B (digits loader.batch_size=64) is better than A (digits) by more than the noise of 3 pairs of runs: "
-        "FD (classifier) 0.499 ("
-    )
-    assert said[1].startswith("One run each tells only differences above ")
-    assert said[1].endswith("; B was ahead in 3 of 3 pairs.")
-
-
-def test_the_words_of_a_difference_that_is_not_told(capsys):
-    made(CLOSE)
-    said = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ").splitlines()[-3:]
-    assert said[0].startswith("B (digits loader.batch_size=64) is not told apart from A (digits) by 4 pairs of runs: ")
-    assert said[1].endswith("; more pairs, up to 12, would most likely not tell them apart either.")
-    assert said[2].endswith("B was ahead in 1 of 4 pairs.")
-
-
-def test_differences_of_an_accuracy_are_in_its_units(capsys):
-    made(CASES["rises, better"][0], **UP)
-    out = told(capsys)[1]
-    assert "difference: 0.101" in out
-    assert "accuracy +0.101 (" in out
-    assert "beside A's" in out
-
-
-def test_one_pair_tells_nothing():
-    found = pairs.read(made({"A": [2.0], "B": [1.0]}))
-    assert report.sentences(found) == ["1 pair so far: too few to tell anything."]
-    assert report.so_far(found) == "after 1 pair: FD (classifier) 0.500 times A's: too few to tell"
-    assert (found.over, found.one_run_tells) == (False, None)
-
-
-def test_the_page(capsys):
-    folder = made(BETTER)
-    told(capsys)
-    text = (folder / "report.html").read_text()
-    page = words(text)
-    assert "B (digits loader.batch_size=64) is better than A (digits)" in page
-    assert "loader.batch_size 128 64" in page
-    assert "20s of training per run, judged by FD (classifier); slow one" in page
-    for tag, given in Elements(text).found:
-        if tag == "a" and not given["href"].startswith("#"):
-            assert (folder / given["href"]).is_file(), given["href"]
-    table = rows(folder / "report" / "pairs.csv")
-    assert [(row["pair"], row["a_seed"], row["b_seed"], float(row["b_frechet"])) for row in table] == [
-        ("1", "1000", "1000", 1.0), ("2", "1001", "1001", 1.08), ("3", "1002", "1002", 0.96),
-    ]  # fmt: skip
-
-
-def test_the_figure_has_plain_numbers(capsys):
-    folder = made(BETTER)
-    told(capsys)
-    image = next(given["src"] for tag, given in Elements((folder / "report.html").read_text()).found if tag == "img")
-    drawn = base64.b64decode(image.partition(",")[2]).decode()
-    assert "FD (classifier), lower is better" in drawn
-    assert "mathdefault" not in drawn
-
-
-def test_two_files_are_named_as_one_names_them(capsys):
-    Path("mine.py").write_text(PLAIN)
-    Path("new.py").write_text(PLAIN.replace("AdamW", "SGD"))
-    folder = made({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, a="mine.py", b=("new.py", "lr=0.05"))
-    told(capsys)
-    assert "workload mine.py new.py lr 0.01 0.05" in words((folder / "report.html").read_text())
-
-
-def test_the_page_shows_changed_lines_and_nothing_that_is_markup(capsys, repository):
-    Path("mine.py").write_text((repository / "mine.py").read_text().replace("AdamW", "SGD") + "# <b>bold</b>\n")
-    folder = made({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, a="mine.py@HEAD", b=("mine.py", "lr=0.05"))
-    told(capsys)
-    page = (folder / "report.html").read_text()
-    assert "<b>bold" not in page
-    said = words(page)
-    assert "+ optimizer = torch.optim.SGD(" in said
-    assert "lr 0.01 0.05" in said
-
-
-def test_searches_and_comparisons_share_a_folder(capsys):
-    searches.night(Path("ray_results/night").absolute())
-    made(BETTER)
-    assert compare.main(["--resume", "night"]) == 2
-    assert "night: no such comparison in" in (error := capsys.readouterr().err)
-    assert error.endswith("there are: x\n")
 
 
 # ------------------------------------------------------------------------------------------------------ from end to end

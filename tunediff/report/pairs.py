@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.cli import number
+from tunediff.record import TrialRecord
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import BASELINE, WINNER, Html, el, folded, join, page, table
 from tunediff.report.page import PAGE
@@ -19,7 +20,7 @@ from tunediff.report.style import plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
 from tunediff.report.words import interval, percent, rounded, some, with_sd
 from tunediff.results import curve, shown
-from tunediff.results.pairs import Pairs
+from tunediff.results.pairs import SIDES, Pairs
 
 _WHY = {
     "hopeless": "more pairs, up to {most}, would most likely not tell them apart either",
@@ -34,6 +35,8 @@ def block(told: Pairs) -> dict[str, Any]:
     look, values = told.look, told.values
     said: dict[str, Any] = {"comparison": told.folder.name, "a": told.asked[0], "b": told.asked[1]}
     said["verdict"] = told.verdict
+    if (run := told.failure) is not None:
+        said["failure"] = _failure(told, run)
     for place, side in enumerate("ab"):
         known = [float(value) for value in values[place] if value == value]
         said[f"{side}_{told.label}"] = with_sd(known) or None
@@ -48,8 +51,7 @@ def sentences(told: Pairs) -> list[str]:
     """The result in words, the plain answer first."""
     look, asked = told.look, f"B ({told.asked[1]})"
     if (run := told.failure) is not None:
-        who = asked if run.drawn.get("side") == "B" else f"A ({told.asked[0]})"
-        return [f"{who} failed: {run.status}: {run.reason}"]
+        return [_failure(told, run)]
     if look.resolution is None:
         return [f"{some(look.rounds, 'pair')} so far: too few to tell anything."]
     known = _difference(told)
@@ -64,6 +66,11 @@ def sentences(told: Pairs) -> list[str]:
         lucky = f"B was ahead in {told.ahead} of {look.rounds} pairs"
         said.append(f"One run each tells only differences above {_size(told, least)}; {lucky}.")
     return said
+
+
+def _failure(told: Pairs, run: TrialRecord) -> str:
+    side = run.drawn["side"]
+    return f"{side} ({told.asked[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
 
 
 def so_far(told: Pairs) -> str:
