@@ -61,8 +61,9 @@ from tunediff.config import ConfigError, Systems
 from tunediff.record import End, Point, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
+from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn
-from tunediff.tuning.searcher import GRACE, Searcher, default_sampler, penalty
+from tunediff.tuning.searcher import GRACE, Searcher, default_sampler
 
 TABLE, BASELINE = "table.csv", "baseline.yaml"
 TARGET = 0.02

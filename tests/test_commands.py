@@ -140,6 +140,8 @@ def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "\nevaluation_hours: 1.60 (200 × 29s: " in out
     assert "\nfinal_evaluation: 5m46s per confirming run, 0.86 hours in all\n" in out
+    each = FILE["budget"]["per_trial"]
+    assert f"\nconfirming: at most 9 × {each} training; it ends when it is decided\n" in out
     monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
     assert search.main([file, "--dry-run"]) == 0
     assert "\nevaluation_hours: unknown (the workload has no " in (out := capsys.readouterr().out)

@@ -254,10 +254,12 @@ def _plan(wanted: SearchSpace, folder: Path) -> list[str]:
     repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
     repeats += f", {wanted.noise} of them the baseline, for the noise" if wanted.noise > 1 else ""
     points = "unlimited" if (n := space.size(wanted)) == float("inf") else f"{n:.0f}"
+    again = " and ".join(f"{runs} × {cli.seconds(each_s)}" for runs, each_s in wanted.again)
     lines = [
         f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
         f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once{repeats}",
         f"training_hours: {train_h:.2f} (evaluation, start-up and compilation come on top)",
+        *([f"confirming: at most {again} training; it ends when it is decided"] if again else []),
         *(_evaluation(wanted) if wanted.evaluates else []),
         f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
         f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",

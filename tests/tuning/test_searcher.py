@@ -415,7 +415,7 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
      ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300)],
 )  # fmt: skip
 def test_a_failure_is_worse_than_every_result(results, mode, told):
-    from tunediff.tuning.searcher import penalty
+    from tunediff.tuning.knowledge import penalty
 
     assert penalty(results, mode) == told
     assert all(told > one if mode == "min" else told < one for one in results)
@@ -423,7 +423,7 @@ def test_a_failure_is_worse_than_every_result(results, mode, told):
 
 @pytest.mark.parametrize(("mode", "worst"), [("min", 1.7e308), ("max", -1.7e308)])
 def test_a_failure_is_told_as_a_finite_number_whatever_the_results(mode, worst):
-    from tunediff.tuning.searcher import penalty
+    from tunediff.tuning.knowledge import penalty
 
     assert math.isfinite(penalty([worst, 1.0], mode))
     assert penalty([worst], mode) > worst if mode == "min" else penalty([worst], mode) < worst

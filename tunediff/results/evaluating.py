@@ -85,5 +85,5 @@ def cost(space: SearchSpace, pass_s: float | None) -> Cost:
 
     finals, again = [("trial", space.budget.trials, seconds(space.final))] if space.final else [], space.confirm
     if again is not None and again.final:
-        finals.append(("confirming run", (again.of + 1) * again.seeds, seconds(again.final)))
+        finals.append(("confirming run", sum(runs for runs, _ in space.again), seconds(again.final)))
     return Cost(seconds({}), space.budget.trials * space.baseline.evaluation.points, tuple(finals))

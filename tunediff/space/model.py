@@ -14,6 +14,8 @@ from tunediff.config.knobs import refuse
 from tunediff.space.sections import Confirm, Manner
 from tunediff.space.study import Study
 
+LONGER_SEEDS = 3
+"""Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
 
@@ -174,6 +176,16 @@ class SearchSpace(Manner):
     def workload(self) -> Workload:
         """What is trained."""
         return cfg.of(self.baseline)
+
+    @property
+    def again(self) -> list[tuple[int, float]]:
+        """The most confirming runs there may be, and training seconds of each: of the search's budget, then longer."""
+        if (confirm := self.confirm) is None:
+            return []
+        runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]
+        times = [int(budget.removesuffix("x")) for budget in confirm.budgets]
+        each_s = self.budget.per_trial_s
+        return [((confirm.of + 1) * seeds, each_s * more) for seeds, more in zip(runs, times, strict=True)]
 
     @property
     def evaluates(self) -> bool:

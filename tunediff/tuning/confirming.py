@@ -12,14 +12,12 @@ from tunediff import space as spaces
 from tunediff.results import Results, confirmation
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
+from tunediff.space.model import LONGER_SEEDS
 from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
-
-LONGER_SEEDS = 3
-"""Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
 
 
 def prepare(found: Results) -> tuple[Path, SearchSpace] | None:

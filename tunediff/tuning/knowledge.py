@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Values
 from tunediff.record import End, TrialRecord
 
+UNKNOWN = 1e9
+"""Worse than any objective is likely to be: of a perplexity, thousands are a result."""
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 """Of an activation, by `precision.amp`."""
 _MEMORY_FREE = (
@@ -110,3 +113,10 @@ def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
         f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision need at "
         f"least as much memory{words} as {before.name}, which ran out of it"
     )
+
+
+def penalty(results: Sequence[float], mode: str) -> float:
+    """What a failure is told as: as bad as the worst result and then some, and finite; without any, `UNKNOWN`."""
+    sign = 1.0 if mode == "min" else -1.0
+    worst = max(sign * value for value in results) if results else UNKNOWN
+    return sign * min(worst + (abs(worst) or 1.0), sys.float_info.max)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,20 +34,10 @@ RANDOM_REDRAWS = 500
 LISTED = 500
 """Points of a space that are looked at one by one to know when it is used up: a second."""
 
-UNKNOWN = 1e9
-"""Worse than any objective is likely to be: of a perplexity, thousands are a result."""
-
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
     """What draws new points unless told otherwise."""
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
-
-
-def penalty(results: Sequence[float], mode: str) -> float:
-    """What a failure is told as: as bad as the worst result and then some, and finite; without any, `UNKNOWN`."""
-    sign = 1.0 if mode == "min" else -1.0
-    worst = max(sign * value for value in results) if results else UNKNOWN
-    return sign * min(worst + (abs(worst) or 1.0), sys.float_info.max)
 
 
 class Drawn(NamedTuple):
@@ -406,4 +395,4 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         told = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
         if self.space.cost is not None and known is not None:
             told[1] += knowledge.used(known, self.space.cost)
-        return [penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]
+        return [knowledge.penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]
