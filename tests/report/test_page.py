@@ -36,7 +36,7 @@ def test_the_page_says_what_won_by_how_much_and_why(night):
     assert "precision.amp none bf16" in text
     assert "python -m tunediff.search digits --name night" in text
     assert "python -m tunediff.export night --trial t0001" in text
-    assert "slow one" in text
+    assert "Measured on slow one." in text
     assert "No trial failed." in text
     assert "finished" not in text, "3 of 8 trials"
     assert "interrupted · 3 of 8 trials ended" in text

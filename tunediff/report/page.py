@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tunediff.environment import hardware
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, hold, knobs, reproduce, speed, trials, why, won
@@ -55,9 +56,12 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
 def _head(subject: Subject) -> Html:
     space, said = subject.found.space, ruler(subject.found)
     about = f"{space.workload.title}, {duration(subject.budget_s)} of training per trial, judged by {subject.label}"
+    # What two machines differ in counts for every figure below, and a processor's name does not tell it.
+    where = " and ".join(dict.fromkeys(filter(None, (hardware(trial.environment) for trial in subject.found.trials))))
     return join(
         el("h1", subject.found.folder.name),
         el("p", f"{about}: {said}" if said else about, class_="soft"),
+        el("p", f"Measured on {where}.", class_="soft") if where else None,
         el("p", _state(subject), class_="state"),
     )
 
