@@ -48,7 +48,7 @@ def test_a_measured_mean_lies_within_its_forecast_or_not(finalists):
     assert sentences[1].startswith(
         "loader.batch_size=32 is ahead with 20 s. Whether loader.batch_size=64 stays behind it"
     )
-    assert sentences[2].startswith("Whether baseline stays behind it is open from ")
+    assert sentences[2].startswith("Whether the baseline stays behind it is open from ")
     assert sentences[-1] == "Measured, none has passed another."
     assert words == (
         "2 of 3 measured means after 1 min 20 s lie within the 80 % interval that was forecast from runs of 20 s."
