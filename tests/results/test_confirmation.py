@@ -1,5 +1,6 @@
 """The best of a search is run again: planted winners are named, planted noise is not."""
 
+import dataclasses
 import json
 import math
 import re
@@ -207,9 +208,18 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
 def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):
     """Both are better than the baseline: the first was chosen before these runs, the second would be by them."""
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.98}.get(size, 2.0) * noise(size, seed))
+    near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.9}.get(size, 2.0) * noise(size, seed))
+    assert np.mean(near.values(near.compared.others[1])) < np.mean(near.values(near.winner))
     assert near.winner.changed == {"loader.batch_size": 64}
     assert "picked" not in " ".join(sentences(near))
+
+
+def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
+    """Killed after the first run of the first round, the others are still to come."""
+    found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), lambda size, seed: 2.0)
+    assert not confirmation.confirm(found, results.read(folder)).over
 
 
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):

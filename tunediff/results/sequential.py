@@ -113,7 +113,8 @@ def look(
         off[inside] = z.mean(axis=1) - z[0].mean()
     differences = [Difference(back(one) if math.isfinite(one) else None) for one in off[1:]]
     if len(z) < 2 or rounds < first_look(most):
-        return Look(differences, rounds, most, "open" if len(z) > 1 else "decided", ratios)
+        out = len(values) > len(z) == 1  # every rival, not merely none that has begun
+        return Look(differences, rounds, most, "decided" if out else "open", ratios)
 
     residuals = z - z.mean(axis=0) - z.mean(axis=1, keepdims=True) + z.mean()
     sd = math.sqrt(2 * float((residuals**2).sum()) / ((len(z) - 1) * (rounds - 1)))
