@@ -18,7 +18,7 @@ PLAN = types.SimpleNamespace(slots=("slot",))
 def run(tmp_path, monkeypatch):
     """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
 
-    def run(rivals=2, most=3, ends=None, over=lambda: False):
+    def run(rivals=2, most=3, ends=None, over=lambda: False, others=()):
         ran, heard = [], []
 
         def follow(name, config, values, slot, plan):
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
         asked = [rounds.Rival(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
         listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
-        rounds.run(tmp_path, asked, most, PLAN, [listener], over)
+        rounds.run(tmp_path, asked, most, PLAN, [*others, listener], over)
         return ran, heard
 
     return run
@@ -95,3 +95,14 @@ def test_it_is_asked_before_every_round(run):
 def test_a_full_disk_stops_it(run):
     with pytest.raises(StoppedError, match="cannot be written: no space left"):
         run(ends={"t0003": OSError})
+
+
+def test_what_is_only_shown_ends_nothing(run):
+    """A terminal that went away, or a page of Ray's: the runs go on, and the others hear of them."""
+
+    def broken(event, name, content):
+        raise OSError("no terminal")
+
+    ran, heard = run(most=1, others=[broken])
+    assert len(ran) == 2
+    assert [event for event, *_ in heard] == ["start", "point", "end"] * 2

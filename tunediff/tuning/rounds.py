@@ -17,7 +17,7 @@ from tunediff.environment import unwritable
 from tunediff.record import TrialRecord
 from tunediff.results import failed
 from tunediff.tuning import trial
-from tunediff.tuning.dashboard import Listener
+from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.experiment import StoppedError
 from tunediff.tuning.messages import Plan
 
@@ -68,17 +68,13 @@ def _run(
         return known
     config, values = cfg.override(rival.config, {"seed": seed}), {**rival.drawn, "seed": seed}
 
-    def tell(event: str, content: Values) -> None:
-        for listener in listeners:
-            listener(event, name, content)
-
-    tell("start", values)
+    tell_all(listeners, "start", name, values)
     try:
         for point in trial.follow(name, config, values, plan.slots[0], plan):
-            tell("point", {**point, "slot": 0})
+            tell_all(listeners, "point", name, {**point, "slot": 0})
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
-    tell("end", values)
+    tell_all(listeners, "end", name, values)
     known = record.read_trial(folder / "trials" / name)
     assert known is not None
     return known

@@ -17,14 +17,12 @@ from tunediff.environment import unwritable
 from tunediff.record import TrialRecord, read_trials
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment
-from tunediff.tuning.dashboard import Board, Listener
+from tunediff.tuning.dashboard import Board, Listener, tell_all
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
 from tunediff.tuning.slot import Slots
 from tunediff.tuning.stopping import Fair
 from tunediff.tuning.trial import Driver
-
-log = logging.getLogger(__name__)
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener) -> str | None:
@@ -91,11 +89,7 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
         return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
 
     def _tell(self, event: str, trial: Any, content: Mapping[str, Any]) -> None:
-        for listener in self._listeners:
-            try:
-                listener(event, trial.config["trial"], content)
-            except Exception:  # what is only shown must not end a night of trials
-                log.exception("could not show %s of %s", event, trial.config["trial"])
+        tell_all(self._listeners, event, trial.config["trial"], content)
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self._tell("start", trial, trial.config)
