@@ -14,7 +14,7 @@ import yaml
 from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
-from tunediff.report import outputs
+from tunediff.report import outputs, summary
 from tunediff.training import judging
 from tunediff.tuning import experiment, resources
 
@@ -191,7 +191,7 @@ def test_results(found):
 
 
 def test_summary_is_key_value(found):
-    block = search.summary(found, 100.0)
+    block = summary.values(found, 100.0)
     assert block["best_FD (classifier)"] == 3.0
     assert block["baseline_FD (classifier)"] == 6.0
     assert block["speedup"] == 2.0
@@ -213,7 +213,7 @@ def test_a_search_without_a_trial_has_results(tmp_path):
     nothing = results.read(tmp_path / "empty")
     assert (nothing.best, nothing.baseline) == (None, None)
     outputs.write_all(nothing)
-    assert search.summary(nothing, 0.0)["trials"] == 0
+    assert summary.values(nothing, 0.0)["trials"] == 0
 
 
 def test_the_folder_keeps_the_space(found):

@@ -10,9 +10,9 @@ from PIL import Image
 from tests.report.pages import rows, words, written
 from tests.report.test_console import shown
 from tests.searches import FILE, make, write
-from tunediff import record, results, search
+from tunediff import record, results
 from tunediff.config import workload
-from tunediff.report import console, outputs, study_table, verdicts
+from tunediff.report import console, outputs, study_table, summary, verdicts
 from tunediff.results import confirmation
 from tunediff.results.comparison import compare
 from tunediff.results.statistics import BETTER, WORSE
@@ -103,7 +103,7 @@ def test_a_picture_is_shown_where_there_is_one(tmp_path, plain):
 def test_a_search_that_showed_nothing_names_no_picture(tmp_path):
     ranked(tmp_path / "night")
     found = results.read(tmp_path / "night")
-    told = search.summary(found, 100.0)
+    told = summary.values(found, 100.0)
     assert "samples" not in told
     assert (told["best_accuracy"], told["baseline_accuracy"], told["speedup"]) == (0.9, 0.8, 2.0)
     assert not OURS.search(str(told))

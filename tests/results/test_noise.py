@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from tests.searches import FILE, make, noisy, write
-from tunediff import results, search, space
-from tunediff.report import outputs
+from tunediff import results, space
+from tunediff.report import outputs, summary
 from tunediff.results import effects, importance, noise
 from tunediff.results.noise import Noise
 from tunediff.tuning import experiment
@@ -134,7 +134,7 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
     assert best.name == "t0003"
     assert found.no_baseline(best) == clause
     assert (found.speedup(best) is None) == (found.seconds_to_baseline(best) is None) == bool(clause)
-    block = search.summary(found, 100.0)
+    block = summary.values(found, 100.0)
     assert block["speedup"] == (f"not determined: {clause}" if clause else 2.0)
     assert ("seconds_to_baseline" in block) == ("noise" in block) == (not clause)
 
@@ -149,7 +149,7 @@ def test_a_search_for_speed_has_no_ratio_to_a_baseline_that_failed(tmp_path):
     wanted = make(tmp_path / "night", FILE | {"objective": "samples_per_s"})
     write(tmp_path / "night", wanted, 0, status="timeout")
     write(tmp_path / "night", wanted, 1, {"loader.batch_size": 256}, rate=300.0)
-    block = search.summary(results.read(tmp_path / "night"), 100.0)
+    block = summary.values(results.read(tmp_path / "night"), 100.0)
     assert block["speedup"] == "not determined: the baseline t0000 ended as timeout"
 
 
@@ -170,7 +170,7 @@ def test_rates_have_a_noise_as_well(tmp_path):
 def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
     """sd 8 %: up to e^(4.35·0.08) = 1.42 times the best, 1.2 and 1.3, not 1.9 and not the baseline."""
     found = read(tmp_path / "night")
-    block = search.summary(found, 100.0)
+    block = summary.values(found, 100.0)
     assert block["noise"] == "8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate)"
     assert block["within_noise_of_best"] == "t0002, t0004"
     assert block["versus_noise"].startswith(
@@ -188,7 +188,7 @@ def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
 
 def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
     found = read(tmp_path / "night", repeats=(3.0,))
-    block = search.summary(found, 100.0)
+    block = summary.values(found, 100.0)
     assert block["versus_noise"] == "not told apart from the baseline by one run each"
     assert "t0000" in block["within_noise_of_best"]
     assert noise.told_apart(found, noise.measured(found)) is False
@@ -197,7 +197,7 @@ def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
 def test_the_baseline_as_the_best_is_compared_with_nothing(tmp_path):
     found = read(tmp_path / "night", others=(2.5, 9.0))
     assert found.best is found.baseline
-    block = search.summary(found, 100.0)
+    block = summary.values(found, 100.0)
     assert "versus_noise" not in block
     assert block["within_noise_of_best"] == "t0002"
 
