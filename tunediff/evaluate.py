@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, default=1, metavar="K", help=seeds)
     add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
     add("--metrics", default=",".join(KINDS), help="of %(default)s, separated by commas (default: all)")
-    add("--extractor", help="inception or classifier (default: as in the model's evaluations)")
+    add("--extractor", help="inception, classifier or random (default: as in the model's evaluations)")
     add("--weights-path", metavar="FILE", help="Inception weights (default: as for a training)")
     add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
     add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = dataclasses.replace(config, data=real)
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
-    if config.evaluation.extractor == "classifier":  # it is trained on what is learned, whatever is compared with
+    if config.evaluation.extractor != "inception":  # they are made from what is learned, whatever is compared with
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
@@ -172,7 +172,7 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
     if args.data_path is not None:
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
     if args.weights_path is not None and config.evaluation.extractor != "inception":
-        raise ConfigError("--weights-path: belongs to --extractor inception; the classifier is trained on the images")
+        raise ConfigError("--weights-path: belongs to --extractor inception")
     return cfg.with_absolute_paths(config)
 
 
@@ -196,7 +196,7 @@ def _evaluate(task: _Task) -> int:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         network, diffusion = task.model.network(world.device), Diffusion(config.process, world.device)
         images = data.load(task.real)
-        learned = data.load(config.data) if evaluation.extractor == "classifier" else images
+        learned = data.load(config.data) if evaluation.extractor != "inception" else images
         extractor = features.build(evaluation, learned, world.device)
         real = Real.of(images, extractor, world.device, evaluation.batch_size, task.kinds)
 

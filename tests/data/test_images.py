@@ -118,6 +118,12 @@ def test_splits_below_a_top_folder(tmp_path: Path) -> None:
     assert len(both.skipped) == 2
 
 
+def test_all_images_are_trained_on_where_there_are_no_splits(tmp_path: Path) -> None:
+    flat = folder(tmp_path / "photos", {"a.png": colour(1), "b.png": colour(2), "notes.txt": b""})
+    assert len(images.load(Data(name="images", path=flat, image_size=8))) == 2
+    assert len(images.load(data(folder(tmp_path / "classes", CLASSES), split="train"))) == 6
+
+
 def test_only_train_is_a_split_too(tmp_path: Path) -> None:
     path = folder(tmp_path / "set", {f"train/{name}": content for name, content in CLASSES.items()})
     assert len(images.load(data(path, split="train"))) == 6
@@ -360,8 +366,7 @@ def test_refused_paths(tmp_path: Path) -> None:
 
 def test_refused_splits(tmp_path: Path) -> None:
     path = folder(tmp_path / "set", CLASSES)
-    refused(data(path, split="train"), "data.split", "'train'", "allowed: all")
-    refused(data(path, split="test"), "data.split", "'test'", "allowed: all")
+    refused(data(path, split="test"), "data.split", "'test'", "allowed: train, all")
     refused(Data(name="digits", split="train", image_size=8, channels=1), "data.split", "allowed: all")
 
 

@@ -50,6 +50,48 @@ def test_features_do_not_depend_on_the_batch_or_the_trial(digits: Images, classi
         torch.set_float32_matmul_precision("highest")
 
 
+def test_random_network_judges_without_labels(digits: Images) -> None:
+    unlabelled = dataclasses.replace(digits, labels=None, class_names=())
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    network = features.Random(unlabelled, "cpu")
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (network.name, network.label, network.classes) == ("random", "FD (random network)", 0)
+    found, logits = network.with_logits(digits.pixels[:40])
+    assert (found.shape, logits.shape) == ((40, network.dim), (40, 0))
+    assert torch.allclose(found[7:9], network(digits.pixels[7:9]), atol=1e-5)
+    assert features.Random(unlabelled, "cpu").digest == network.digest
+    fewer = dataclasses.replace(unlabelled, pixels=digits.pixels[:500])
+    assert features.Random(fewer, "cpu").digest != network.digest
+
+
+def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> None:
+    """Each step away from the real images is farther than the one before, as it is with Inception (Heusel et al. 2017,
+    fig. 3)."""
+    network, half = features.Random(digits, "cpu"), len(digits) // 2
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
+    real, other = digits.pixels[order[:half]], digits.pixels[order[half:]]
+    classes = digits.labels[order[half:]]
+    noise = torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
+    blurred = torch.nn.functional.avg_pool2d(other.float(), 3, 1, 1)
+
+    def distance(images: Tensor) -> float:
+        sides = []
+        for pixels in (real, images):
+            sides.append(FeatureStatistics(network.dim, "cpu"))
+            sides[-1].update(network(pixels.round().clamp(0, 255).to(torch.uint8)))
+        return frechet(sides[1], Reference.of(sides[0], torch.zeros(0, network.dim)))
+
+    for steps in (
+        [other, other + 8 * noise, other + 24 * noise, other + 72 * noise],
+        [other, 0.8 * other + 0.2 * blurred, 0.5 * other + 0.5 * blurred, blurred],
+        [other, other[classes < 8], other[classes < 5], other[classes < 2]],
+    ):
+        distances = [distance(images) for images in steps]
+        assert distances == sorted(distances)
+        assert distances[-1] > 5 * distances[0]
+
+
 def test_one_ruler_is_without_tf32_and_leaves_the_formats_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     with features.one_ruler(torch.device("cpu")):
@@ -155,7 +197,7 @@ def test_distance_tells_digits_from_noise(digits: Images, classifier: features.C
 
 
 def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'.*allowed: inception"):
+    with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'.*allowed: random.*inception"):
         features.Classifier(dataclasses.replace(digits, labels=None), "cpu")
     for index in range(2):
         (tmp_path / f"{index}.png").write_bytes(b"")

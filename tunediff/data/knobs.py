@@ -19,7 +19,7 @@ class Data:
     path: Annotated[Str | None, Fixed(), File()] = None
     """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 lies or shall be put (`cifar10`)."""
     split: Annotated[Literal["train", "test", "all"], Fixed()] = "train"
-    """Which part is learned. A folder without `train/` and `test/` inside has only `all`."""
+    """Which part is learned. Where there is neither `train/` nor `test/`, every image is of `train`."""
     image_size: Annotated[Int, Ge(4), Le(1024), Fixed()] = 32
     """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre crop)."""
     channels: Annotated[Literal[1, 3], Fixed()] = 3

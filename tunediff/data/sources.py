@@ -114,7 +114,10 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
 
 # -------------------------------------------------------------------------------------------------------- image files
 def listing(data: Data) -> Listing:
-    """The image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split."""
+    """The image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split.
+
+    Images that do not lie in train/ and test/ are all of `train`.
+    """
     if data.path is None:
         refuse("path", None, f"data.name = {data.name} needs a folder or .zip of images")
     path = Path(data.path).expanduser().absolute()
@@ -145,8 +148,8 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: 
         skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - wanted]
         names = [name for name in names if _part(name, depth) in wanted]
         depth += 1
-    elif names and data.split != "all":
-        refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: all")
+    elif names and data.split == "test":
+        refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: train, all")
     if len(names) < 2:
         kinds = " ".join(SUFFIXES)
         missing = f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)} others"

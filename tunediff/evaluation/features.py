@@ -33,7 +33,7 @@ class Extractor(Protocol):
     """What an evaluation needs of a feature network."""
 
     name: str
-    """Short name for files: "inception-v3-compat", "classifier"."""
+    """Short name for files: "inception-v3-compat", "classifier", "random"."""
     label: str
     """What the Fréchet distance of these features may be called; "FID" only with FID's own network and weights."""
     digest: str
@@ -41,7 +41,7 @@ class Extractor(Protocol):
     dim: int
     """d, length of a feature vector."""
     classes: int
-    """K, classes the network tells apart."""
+    """K, classes the network tells apart; 0 where it tells none."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
@@ -56,7 +56,7 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
     """The extractor of `evaluation.extractor` on `device`. Raises `ConfigError` if weights or labels are missing."""
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device)
-    return Classifier(images, device)
+    return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
 
 
 @contextlib.contextmanager
@@ -140,16 +140,66 @@ class Classifier(Extractor):
         self.classes = len(images.class_names)
         self.accuracy = trained.accuracy
         """Share of a held-out tenth of the images whose class is found."""
-        content_of = hashlib.sha256()
-        for name, tensor in sorted(trained.tensors.items()):
-            content_of.update(name.encode() + tensor.numpy().tobytes())
-        self.digest = content_of.hexdigest()
+        self.digest = _digest(trained.tensors)
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), one_ruler(self._device):
             features: Tensor = self._network.features(images.to(self._device))
             logits: Tensor = self._network.head(features)
         return features, logits
+
+
+# -------------------------------------------------------------------------------------------------------------- random
+class Random(Extractor):
+    """The classifier's network without its training: every activation's mean over the picture, of all layers.
+
+    It needs no labels, no download and no time. Networks with random weights compare sets of images that are far from
+    ImageNet better than trained ones do (Naeem et al. 2020, arXiv 2002.09797, §4.1). Only the scale of the layers comes
+    from the images: a first part of them gives the means and variances of their normalization.
+    """
+
+    name = "random"
+    label = "FD (random network)"
+    classes = 0
+
+    def __init__(self, images: Images, device: torch.device | str) -> None:
+        self._device, self._layers = torch.device(device), _network(images).body.requires_grad_(False)
+        for layer in self._layers:
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = 1.0  # what it is shown once is what it keeps
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED))  # files lie class by class
+        self._most = max(8, _PIXELS // images.pixels[0, 0].numel())
+        with torch.no_grad(), one_ruler(torch.device("cpu")), _one_thread():
+            self.dim = self._features(images.pixels[order[: min(self._most, 1000)]]).shape[1]
+        self._layers.eval()
+        self.digest = _digest(self._layers.state_dict())
+        self._layers.to(self._device)
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), one_ruler(self._device):
+            found = torch.cat([self._features(part.to(self._device)) for part in torch.split(images, self._most)])
+        return found, found[:, :0]
+
+    def _features(self, images: Tensor) -> Tensor:
+        values, found = images.float() / 127.5 - 1, []
+        for layer in self._layers:
+            values = layer(values)
+            if isinstance(layer, nn.SiLU):
+                found.append(values.mean((2, 3)))
+        return torch.cat(found, 1)
+
+
+_PIXELS = 2**21  # at once: about 1 GiB of activations
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    content = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        content.update(name.encode() + tensor.numpy().tobytes())
+    return content.hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------- their network
 
 
 _VERSION = 1  # raise it when network or training change
@@ -192,7 +242,18 @@ def _network(images: Images) -> _Network:
     """The untrained network for these images; torch's generators stay as they are."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
-        return _Network(images.pixels.shape[1], images.pixels.shape[2], len(images.class_names))
+        return _Network(images.pixels.shape[1], images.pixels.shape[2], max(1, len(images.class_names)))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """More would add up in another order, and on busy cores wait for each other for minutes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _read(path: Path, images: Images) -> _Trained:
@@ -210,29 +271,24 @@ def _write(file: BinaryIO, trained: _Trained) -> None:
 def _train(images: Images) -> _Trained:
     """AdamW with a linearly falling learning rate for a fixed number of steps."""
     assert images.labels is not None
-    started, threads = time.perf_counter(), torch.get_num_threads()
+    started = time.perf_counter()
     generator = torch.Generator().manual_seed(_SEED)
     order = torch.randperm(len(images), generator=generator)
     held_out, learned = order.tensor_split([max(1, len(images) // 10)])
     network = _network(images)
     optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=1e-2)
-    # One thread: more would add up gradients in another order, and on busy cores they wait for each other for minutes.
-    torch.set_num_threads(1)
-    try:
-        with torch.enable_grad(), one_ruler(torch.device("cpu")):
-            for step in range(_STEPS):
-                for group in optimizer.param_groups:
-                    group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
-                batch = learned[torch.randint(len(learned), (_BATCH,), generator=generator)]
-                loss = F.cross_entropy(network(images.pixels[batch]), images.labels[batch], label_smoothing=0.1)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+    with torch.enable_grad(), one_ruler(torch.device("cpu")), _one_thread():
+        for step in range(_STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
+            batch = learned[torch.randint(len(learned), (_BATCH,), generator=generator)]
+            loss = F.cross_entropy(network(images.pixels[batch]), images.labels[batch], label_smoothing=0.1)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
         network.eval()
-        with torch.no_grad(), one_ruler(torch.device("cpu")):
+        with torch.no_grad():
             found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
-    finally:
-        torch.set_num_threads(threads)
     accuracy = (found == images.labels[held_out]).double().mean().item()
     seconds = time.perf_counter() - started
     log.info("classifier for %s: %.1f %% of held-out images right, %.1f s", images.name, 100 * accuracy, seconds)

@@ -14,10 +14,10 @@ from tunediff.config.knobs import File, Int, Refusal, Ruler, Str, section
 class Evaluation(systems.Evaluation):
     """How a generator of images is judged."""
 
-    extractor: Annotated[Literal["inception", "classifier"], Ruler()] = "inception"
+    extractor: Annotated[Literal["inception", "classifier", "random"], Ruler()] = "inception"
     """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
-    `evaluation.weights_path`). `classifier`: a small network trained on the labelled data itself, offline; the number
-    is then an FD, never an FID."""
+    `evaluation.weights_path`). `classifier`: a small network trained on the labelled data itself, offline. `random`:
+    that network as its weights were drawn, for images without labels or network. Only the first makes an FID."""
     weights_path: Annotated[Str | None, File(), Ruler()] = None
     """File with the Inception weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048
@@ -30,5 +30,5 @@ class Evaluation(systems.Evaluation):
     def check(self, config: Any) -> None:
         data = getattr(config, "data", None)  # a user's own workload may have no such section
         if self.extractor == "inception" and getattr(data, "image_size", 16) < 16:
-            why = "Inception says nothing about images under 16 pixels; use classifier"
+            why = "Inception says nothing about images under 16 pixels; use classifier or random"
             raise Refusal("evaluation.extractor", why)

@@ -157,8 +157,8 @@ class InceptionScore:
         world.sum(self._sums)
 
     def value(self) -> tuple[float, float] | None:
-        """(mean, standard deviation) over the splits; None if one would be empty."""
-        if self._n < SPLITS:
+        """(mean, standard deviation) over the splits; None if one would be empty, or without classes."""
+        if self._n < SPLITS or self._sums.shape[1] == 2:
             return None
         count = self._sums[:, -1]
         marginal = self._sums[:, :-2] / count[:, None]

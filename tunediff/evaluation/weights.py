@@ -51,7 +51,7 @@ def check(data: Data, evaluation: Evaluation) -> None:
     """
     if evaluation.extractor == "inception":
         find(evaluation)
-    elif not has_labels(data):
+    elif evaluation.extractor == "classifier" and not has_labels(data):
         refuse_unlabelled()
 
 
@@ -59,7 +59,7 @@ def refuse_unlabelled() -> None:
     """Raise the `ConfigError` for a classifier without classes."""
     raise ConfigError(
         "evaluation.extractor: 'classifier' is not allowed: it is trained on the classes of the images, and these have "
-        "none; allowed: inception, or images in at least two class folders"
+        "none; allowed: random, which needs neither labels nor network, inception, or images in class folders"
     )
 
 
@@ -102,7 +102,7 @@ def _download(path: Path) -> None:
         raise ConfigError(
             f"evaluation.weights_path: None is not allowed: the Inception weights are not at {path} and cannot be "
             f"downloaded from {URL} ({error}); allowed: run once with a network, or set evaluation.weights_path to a "
-            f"copy of {FILE_NAME}; labelled images can also be judged offline with evaluation.extractor = classifier"
+            f"copy of {FILE_NAME}; offline evaluation.extractor = random judges any images, classifier labelled ones"
         ) from None
 
 
