@@ -15,6 +15,7 @@ from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs, summary
+from tunediff.results import evidence
 from tunediff.training import judging
 from tunediff.tuning import experiment, resources
 
@@ -179,10 +180,10 @@ def found(tmp_path):
 
 
 def test_results(found):
-    assert (found.best.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
+    assert (found.leader.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
     assert [trial.name for trial in found.ranked] == ["t0001", "t0000"]
-    assert found.versus_baseline(found.best) == 0.5
-    assert found.speedup(found.best) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
+    assert found.versus_baseline(found.leader) == 0.5
+    assert found.sooner(found.leader) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
     assert found.seconds()["train"] == 50.0
     table = found.table().set_index("trial")
     assert list(table["status"]) == ["ok", "ok", "oom", "running"]
@@ -191,10 +192,10 @@ def test_results(found):
 
 
 def test_summary_is_key_value(found):
-    block = summary.values(found, 100.0)
+    block = summary.values(evidence.read(found), 100.0)
     assert block["best_FD (classifier)"] == 3.0
     assert block["baseline_FD (classifier)"] == 6.0
-    assert block["speedup"] == 2.0
+    assert block["speedup"] == "not determined: one run each, and their noise is not known"
     assert (block["training_s"], block["evaluation_s"], block["overhead_s"]) == (50.0, 5.0, 45.0)
     assert (block["ok"], block["oom"], block["unfinished"]) == (2, 1, 1)
     assert "loader.batch_size=64" in block["best_configuration"]
@@ -211,9 +212,9 @@ def test_a_search_without_a_trial_has_results(tmp_path):
     loaded = space.parse(FILE, "space.yaml")
     experiment.create(tmp_path / "empty", loaded, FILE)
     nothing = results.read(tmp_path / "empty")
-    assert (nothing.best, nothing.baseline) == (None, None)
+    assert (nothing.leader, nothing.baseline) == (None, None)
     outputs.write_all(nothing)
-    assert summary.values(nothing, 0.0)["trials"] == 0
+    assert summary.values(evidence.read(nothing), 0.0)["trials"] == 0
 
 
 def test_the_folder_keeps_the_space(found):
@@ -253,7 +254,7 @@ def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
 def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):
     assert export.main(["night", "--storage", str(found.folder.parent)]) == 0
     best = found.folder / "best.yaml"
-    assert cfg.load(best) == cfg.from_dict(cfg.nest(found.best.config), "x")
+    assert cfg.load(best) == cfg.from_dict(cfg.nest(found.leader.config), "x")
     assert best.with_suffix(".safetensors").read_bytes() == b"weights of 1"
     text = best.read_text()
     assert "# trial t0001 of search night" in text

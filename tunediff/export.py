@@ -17,9 +17,10 @@ from tunediff import cli, models, results
 from tunediff import config as cfg
 from tunediff.environment import hardware
 from tunediff.record import TrialRecord
+from tunediff.report import words
 from tunediff.report.verdicts import sentences
-from tunediff.results import Results, confirmation
-from tunediff.results.confirmation import choose
+from tunediff.results import Results, evidence
+from tunediff.results.evidence import choose
 from tunediff.workloads.diffusion import handoff
 
 
@@ -87,8 +88,11 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
         beside = f"; baseline {cli.number(of_base)}" if of_base is not None else ""
         seconds = trial.points[-1]["train_s"]
         lines.append(f"{found.label} {cli.number(value)} after {seconds:.1f} training seconds{beside}")
-    if (told := confirmation.read(found)) is not None:
-        lines += sentences(told)
+    known = evidence.read(found)
+    if known.told is not None and (known.is_baseline(trial) or known.told.of(trial) is known.told.leader):
+        lines += sentences(known.told)
+    elif not known.is_baseline(trial) and not known.better(trial):
+        lines.append(f"speed-up {words.speedup(known.speedup(trial))}")
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
     where = hardware(environment) or environment.get("cpu", "?")
     lines.append(f"measured on {where}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")

@@ -83,9 +83,9 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
             return _of_file(path)
         if (path / "search.yaml").is_file():
             from tunediff import results
-            from tunediff.results import confirmation
+            from tunediff.results import evidence
 
-            best = confirmation.choose(results.read(path.absolute()), None)
+            best = evidence.choose(results.read(path.absolute()), None)
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = results.read(folder)
     outputs.write_all(found)
     summary.conclude(found, confirmed, args.json)
-    return cli.OK if found.best is not None else cli.NO_SUCCESS
+    return cli.OK if found.leader is not None else cli.NO_SUCCESS
 
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:

@@ -62,7 +62,7 @@ def shown(folder, loaded, height=30, events=(), width=140):
 def test_the_table_ranks_trials_and_says_what_runs(night):
     lines = [line for line in shown(*night) if line]
     assert lines[0].startswith("night · 3/8 trials · ")
-    assert lines[0].endswith("best t0001 5 · 2× as fast as the baseline")  # at 4 s where the baseline is at 8 s
+    assert lines[0].endswith("best t0001 5"), "how many times as fast is not said before the noise is known"
     rows = [line.split() for line in lines[2:]]
     assert [row[0] for row in rows] == ["t0003", "1", "2", "t0002"]  # running, ranked, failed
     assert rows[0][1:] == [
@@ -104,7 +104,7 @@ def test_what_lies_within_the_noise_of_the_best_is_marked(tmp_path):
 def test_a_best_within_the_noise_of_the_baseline_is_no_victory(tmp_path):
     folder = noisy(tmp_path / "night", repeats=(3.0,))
     head = "".join(shown(folder, space.load(folder / "search.yaml"), width=300)[:2])
-    assert "2× as fast as the baseline, not told apart from the baseline by one run each · ≈ within" in head
+    assert "best t0003 1 · not told apart from the baseline by one run each · ≈ within" in head
 
 
 @pytest.mark.parametrize("status", ["oom", "pruned"])

@@ -12,6 +12,7 @@ from tunediff import config as cfg
 from tunediff import record, results, search, space
 from tunediff.config import ConfigError
 from tunediff.report import outputs, study_figure, study_table, summary
+from tunediff.results import evidence
 from tunediff.tuning import experiment
 
 GRID = """
@@ -459,7 +460,7 @@ def test_a_study_needs_no_figure(tmp_path):
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert set(outputs.write_all(found)) >= {"study.csv", "study.md"}
     assert not (found.folder / "study.png").exists()
-    assert "study_figure" not in summary.values(found, 1.0)
+    assert "study_figure" not in summary.values(evidence.read(found), 1.0)
 
 
 def test_a_search_without_a_study_has_no_table(tmp_path):

@@ -9,7 +9,7 @@ from scipy import stats
 from tests.searches import FILE, make, noisy, write
 from tunediff import results, space
 from tunediff.report import outputs, summary
-from tunediff.results import effects, importance, noise
+from tunediff.results import effects, evidence, importance, noise
 from tunediff.results.noise import Noise
 from tunediff.tuning import experiment
 
@@ -90,8 +90,8 @@ def test_values_that_repeat_exactly_have_no_noise(ratios, falls):
 def test_one_run_tells_of_no_noise(tmp_path, more):
     found = read(tmp_path / "night", **more)
     assert noise.measured(found) is None
-    assert (noise.within_best(found, None), noise.told_apart(found, None)) == ([], None)
-    assert noise.table(found, None)[noise.COLUMN].isna().all()
+    assert (noise.within_best(found, None, found.leader), evidence.read(found).better(found.leader)) == ([], None)
+    assert evidence.read(found).table()[evidence.NEAR].isna().all()
 
 
 # --------------------------------------------------------------------------------------------------------- what is best
@@ -101,20 +101,20 @@ def test_a_lucky_seed_of_the_baseline_is_not_the_best(tmp_path):
     assert named(found.ranked) == ["t0002", "t0000", "t0003"]
     assert [value for _, value in found.standings] == pytest.approx([1.2, 1.55, 1.7])
     again = found.trials[1]
-    assert (found.best.name, found.baseline_of(again).name, found.repeats(again)) == ("t0002", "t0000", True)
+    assert (found.leader.name, found.baseline_of(again).name, found.repeats(again)) == ("t0002", "t0000", True)
     assert found.versus_baseline(again) == pytest.approx(1.1 / 2.0)
     assert len(found.singles) == 3
 
 
 def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its_mean_only(tmp_path):
     found = read(tmp_path / "night", repeats=(2.2,), others=(2.15,))
-    assert found.best is found.baseline, "2.15 beats one run of the two and not their mean"
+    assert found.leader is found.baseline, "2.15 beats one run of the two and not their mean"
 
 
 def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path):
     found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
     assert named(found.ranked) == ["t0001", "t0002"]
-    assert found.speedup(found.trials[2]) is None
+    assert found.sooner(found.trials[2]) is None
     assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
 
 
@@ -130,11 +130,11 @@ def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path)
 )
 def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tmp_path, more, clause):
     found = read(tmp_path / "night", **more)
-    best = found.best
+    best = found.leader
     assert best.name == "t0003"
     assert found.no_baseline(best) == clause
-    assert (found.speedup(best) is None) == (found.seconds_to_baseline(best) is None) == bool(clause)
-    block = summary.values(found, 100.0)
+    assert (found.sooner(best) is None) == (evidence.read(found).seconds_to_baseline(best) is None) == bool(clause)
+    block = summary.values(evidence.read(found), 100.0)
     assert block["speedup"] == (f"not determined: {clause}" if clause else 2.0)
     assert ("seconds_to_baseline" in block) == ("noise" in block) == (not clause)
 
@@ -142,14 +142,14 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
 def test_a_baseline_that_never_began(tmp_path):
     found = read(tmp_path / "night")
     found.trials = found.trials[2:]
-    assert found.no_baseline(found.best) == "the baseline has not begun"
+    assert found.no_baseline(found.leader) == "the baseline has not begun"
 
 
 def test_a_search_for_speed_has_no_ratio_to_a_baseline_that_failed(tmp_path):
     wanted = make(tmp_path / "night", FILE | {"objective": "samples_per_s"})
     write(tmp_path / "night", wanted, 0, status="timeout")
     write(tmp_path / "night", wanted, 1, {"loader.batch_size": 256}, rate=300.0)
-    block = summary.values(results.read(tmp_path / "night"), 100.0)
+    block = summary.values(evidence.read(results.read(tmp_path / "night")), 100.0)
     assert block["speedup"] == "not determined: the baseline t0000 ended as timeout"
 
 
@@ -163,21 +163,24 @@ def test_rates_have_a_noise_as_well(tmp_path):
     found = results.read(tmp_path / "night")
     told = noise.measured(found)
     assert told.sd == pytest.approx(math.log(204 / 200) / math.sqrt(2))
-    assert (named(noise.within_best(found, told)), noise.told_apart(found, told)) == (["t0003"], True)
+    assert (named(noise.within_best(found, told, found.leader)), evidence.read(found).better(found.leader)) == (
+        ["t0003"],
+        True,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ the marks
 def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
     """sd 8 %: up to e^(4.35·0.08) = 1.42 times the best, 1.2 and 1.3, not 1.9 and not the baseline."""
     found = read(tmp_path / "night")
-    block = summary.values(found, 100.0)
+    block = summary.values(evidence.read(found), 100.0)
     assert block["noise"] == "8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate)"
     assert block["within_noise_of_best"] == "t0002, t0004"
     assert block["versus_noise"].startswith(
         "farther from the baseline than the noise of one run; how much of it is luck"
     )
     outputs.write_all(found)
-    lines = noise.table(found, noise.measured(found)).set_index("trial")[noise.COLUMN]
+    lines = evidence.read(found).table().set_index("trial")[evidence.NEAR]
     assert lines.to_dict() == {
         "t0000": False, "t0001": None, "t0002": True, "t0003": True, "t0004": True, "t0005": False, "t0006": False,
     }  # fmt: skip
@@ -188,16 +191,16 @@ def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
 
 def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
     found = read(tmp_path / "night", repeats=(3.0,))
-    block = summary.values(found, 100.0)
+    block = summary.values(evidence.read(found), 100.0)
     assert block["versus_noise"] == "not told apart from the baseline by one run each"
     assert "t0000" in block["within_noise_of_best"]
-    assert noise.told_apart(found, noise.measured(found)) is False
+    assert evidence.read(found).better(found.leader) is False
 
 
 def test_the_baseline_as_the_best_is_compared_with_nothing(tmp_path):
     found = read(tmp_path / "night", others=(2.5, 9.0))
-    assert found.best is found.baseline
-    block = summary.values(found, 100.0)
+    assert found.leader is found.baseline
+    block = summary.values(evidence.read(found), 100.0)
     assert "versus_noise" not in block
     assert block["within_noise_of_best"] == "t0002"
 
@@ -209,8 +212,8 @@ def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):
         write(tmp_path / "night", wanted, number, point, ((20.0, 4000, 2.0 + 0.1 * number),))
     found = results.read(tmp_path / "night")
     told = noise.measured(found)
-    assert (noise.within_best(found, told), noise.told_apart(found, told)) == ([], None)
-    assert noise.COLUMN not in noise.table(found, told)
+    assert (noise.within_best(found, told, found.leader), evidence.read(found).better(found.leader)) == ([], None)
+    assert evidence.NEAR not in evidence.read(found).table()
     assert not any(map(found.repeats, found.trials))
     assert [found.baseline_of(trial).config["seed"] for trial in found.trials] == [0, 0, 1, 1]
 
@@ -235,7 +238,7 @@ def test_one_configuration_is_one_finalist_and_the_baseline_is_none(tmp_path):
     write(found.folder, found.space, 7, {"loader.batch_size": 64}, ((20.0, 4000, 1.1),))  # what t0003 ran
     assert named(noise.candidates(results.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
     behind = read(tmp_path / "other", others=(2.4, 9.0))
-    assert behind.best is behind.baseline
+    assert behind.leader is behind.baseline
     assert named(noise.candidates(behind, 3)) == ["t0002"], "the leader of those that differ from the baseline"
 
 

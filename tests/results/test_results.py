@@ -21,30 +21,18 @@ def upwards(found):
     return dataclasses.replace(found, space=dataclasses.replace(found.space, mode="max"))
 
 
-@pytest.mark.parametrize(
-    ("target", "seconds"),
-    [(3.0, 15.0), (4.0, 10.0), (8.0, 5.0), (9.0, 5.0), (2.0, 20.0), (1.0, None)],
-)
-def test_a_curve_is_as_good_when_it_crosses_the_target(found, target, seconds):
-    curve = [(5.0, 8.0), (10.0, 4.0), (20.0, 2.0)]
-    assert found.seconds_to(curve, target) == seconds, "straight between evaluations, no claim before the first"
-    rising = [(at, 10.0 - value) for at, value in curve]
-    assert upwards(found).seconds_to(rising, 10.0 - target) == seconds
-
-
 def test_a_finished_baseline_is_what_a_speedup_is_measured_by(found):
-    best = found.best
-    assert (
-        found.speedup(best) == pytest.approx(20 / found.seconds_to_baseline(best)) == pytest.approx(20 / (5 + 5 / 1.2))
-    )
+    best = found.leader
+    assert found.sooner(best) == pytest.approx(20 / (5 + 5 / 1.2))
+    assert found.sooner(found.baseline) == 1.0
     found.baseline.end = End("nan")
-    assert (found.speedup(best), found.versus_baseline(best)) == (None, None)
+    assert (found.sooner(best), found.versus_baseline(best)) == (None, None)
 
 
 def test_best_and_front_follow_the_direction(found):
     assert [trial.name for trial in found.ranked] == ["t0001", "t0000", "t0002"]
     assert [trial.name for trial in upwards(found).ranked] == ["t0002", "t0000", "t0001"]
-    assert (found.best.name, upwards(found).best.name) == ("t0001", "t0002")
+    assert (found.leader.name, upwards(found).leader.name) == ("t0001", "t0002")
     for trial, cost in zip(found.trials, (500.0, 600.0, 500.0), strict=True):
         trial.points[-1] = dataclasses.replace(trial.points[-1], peak_memory_mib=cost)
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))

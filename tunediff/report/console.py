@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
 from tunediff.record import TrialRecord
-from tunediff.report.verdicts import NEAR, NOT_APART, noise_words
+from tunediff.report.verdicts import NEAR, noise_words
 from tunediff.report.words import beside
-from tunediff.results import Results, curve, failed, last, noise
+from tunediff.results import Results, confirmation, curve, failed, last
+from tunediff.results.comparison import ITSELF
+from tunediff.results.evidence import UNTOLD, Evidence
+from tunediff.results.statistics import Estimate
 from tunediff.space import SearchSpace
 from tunediff.tuning import warm_start
 from tunediff.tuning.resources import local
@@ -37,13 +40,15 @@ class Console:
         self.folder, self.space, self.quiet = folder, wanted, quiet
         self.begun = time.monotonic()
         self.started = self.begun if started is None else started
-        self.found = self._read()
+        self.confirming = confirmation.folder_within(folder)
+        self._read()
         self._before = self._done()
         self._printed: set[tuple[str, int]] = set()
         self._told_skipped = False
 
-    def _read(self) -> Results:
-        return Results(self.folder, self.space, record.read_trials(self.folder))
+    def _read(self) -> None:
+        self.found = Results(self.folder, self.space, record.read_trials(self.folder))
+        self.known = Evidence(self.found)
 
     def __enter__(self) -> Console:
         return self
@@ -55,7 +60,7 @@ class Console:
         """A line with the seconds since the start, unless quiet."""
         if not self.quiet:
             try:
-                self._print(f"[{self._elapsed():>6}] {text}")
+                self._print(f"[{self.confirming}{' ' * bool(self.confirming)}{self._elapsed():>6}] {text}")
             except OSError:  # the terminal went away; a night of trials must not
                 self.quiet = True
 
@@ -80,10 +85,10 @@ class Console:
             return
         if event != "start":
             never_run = {trial.name for trial in self.found.trials if trial.status == "skipped"}
-            self.found = self._read()
+            self._read()
             for one in self.found.trials:  # no event tells of them
                 if one.status == "skipped" and one.name not in never_run:
-                    self.say(f"{one.name} skipped  {one.reason}  {self._changed(one.drawn)}")
+                    self.say(f"{self._called(one.name)} skipped  {one.reason}  {self._changed(one.drawn)}")
         trial = next((trial for trial in self.found.trials if trial.name == name), None)
         if event == "point" and trial is not None:
             self._tell_skipped(name)
@@ -92,14 +97,14 @@ class Console:
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
             drawn = {knob: value for knob, value in content.items() if knob in self.space.schema.knobs}
-            self.say(f"{name} start  {self._changed(drawn)}")
+            self.say(f"{self._called(name)} start  {self._changed(drawn)}")
         elif trial is None:
             return
         elif event == "point" and (name, content.get("index", 0)) not in self._printed:
             self._printed.add((name, content.get("index", 0)))
-            self.say(f"{name} {self._point(trial, content)}")
+            self.say(f"{self._called(name)} {self._point(trial, content)}")
         elif event == "end":
-            self.say(f"{name} {self._end(trial)}")
+            self.say(f"{self._called(name)} {self._end(trial)}")
 
     def _tell_skipped(self, name: str) -> None:
         """Name the files of the data that cannot be used, once."""
@@ -148,8 +153,12 @@ class Console:
         return cli.knobs(self.space.changed(drawn))
 
     def _best(self) -> str:
-        best = self.found.best if self.space.seeds == 1 else None  # over seeds a single run is no best
+        best = self.known.best if self.space.seeds == 1 else None  # over seeds a single run is no best
         return f"best {best.name} {cli.number(best.value(self.found.metric))}" if best is not None else ""
+
+    def _called(self, name: str) -> str:
+        """As other commands call it: `t0003` of a search, `confirm/t0003` of its confirming runs."""
+        return f"{self.confirming}/{name}" if self.confirming else name
 
     def _done(self) -> int:
         return sum(trial.finished for trial in self.found.trials)
@@ -189,7 +198,7 @@ class Table(Console):
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "end" and trial is not None and failed(trial):
-            self.say(f"{name} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
+            self.say(f"{self._called(name)} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -203,8 +212,8 @@ class Table(Console):
         again = {trial.name: trial for trial in rest if found.repeats(trial) and trial.status == "ok"}
         ranked = [row for one in found.ranked for row in (one, *(again.values() if one is found.baseline else ()))]
         rows = [*running, *ranked, *(trial for trial in reversed(rest) if trial.name not in again)]
-        known = noise.measured(found)
-        near = {trial.name for trial in noise.within_best(found, known)}
+        ranks = ranks if self.space.seeds == 1 else {}  # places are those of configurations, not of runs
+        known, near = self.known.noise, {trial.name for trial in self.known.near}
         room = max(3, self._terminal.height - 8)
 
         grid = Grid(box=None, padding=(0, 1), header_style="bold")
@@ -221,18 +230,23 @@ class Table(Console):
             grid.add_row(rank, *self._row(trial), style=_style(trial, ranks))
         left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
         legend = f" · {NEAR} within the noise of the best: {noise_words(known, found.label)}" if known and near else ""
-        legend = f", {NOT_APART}{legend}" if noise.told_apart(found, known) is False else legend
         head = Text("\n" + self._headline() + legend, style="bold")
         return Group(head, grid, Text(left, style="dim")) if rows else head
 
     def _headline(self) -> str:
         """How far the search is, and the best so far."""
-        best = self.found.best
-        faster = self.found.speedup(best) if best is not None else None
-        base, none = self.found.baseline, self.found.no_baseline(best) if best is not None else ""
-        said = f"no speed-up: {none}" if none and base is not None and base.finished else ""
-        words = [self.folder.name, f"{self._done()}/{self.space.budget.trials} trials", self._elapsed(), self._left()]
-        words += [self._best(), f"{cli.number(faster)}× as fast as the baseline" if faster is not None else said]
+        best, base = self.known.best if self.space.seeds == 1 else None, self.found.baseline
+        faster = self.known.speedup(best) if best is not None else ITSELF
+        search = self.folder.parents[self.confirming.count("/")].name
+        name = f"{search}: confirming runs ({self.confirming})" if self.confirming else self.folder.name
+        words = [name, f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}"]
+        words += [self._elapsed(), self._left(), self._best()]
+        if isinstance(faster, Estimate):
+            words.append(f"{cli.number(faster.mean)}× as fast as the baseline")
+        elif faster == UNTOLD:
+            words.append(UNTOLD)
+        elif best is not None and base is not None and base.finished and (none := self.found.no_baseline(best)):
+            words.append(f"no speed-up: {none}")
         return " · ".join(filter(None, words))
 
     def _row(self, trial: TrialRecord) -> list[str]:

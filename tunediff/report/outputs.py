@@ -19,12 +19,10 @@ from tunediff.report.verdicts import (
     comparison_table,
     conclusions,
     confirmation_table,
-    noise_of,
     sentences,
 )
 from tunediff.report.words import markdown_table, plain_table
-from tunediff.results import Results, noise
-from tunediff.results.comparison import compare
+from tunediff.results import Results, evidence
 from tunediff.results.confirmation import Confirmation
 
 
@@ -37,12 +35,12 @@ def write_all(found: Results) -> dict[str, Path]:
     about = [measured] if (measured := ruler(found)) else []
     on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
     grey = "; ".join([*about, "grey: other trials"]) + on
-    written = _csv(found, "trials.csv", noise.table(found, noise_of(found))) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
+    known = evidence.read(found)
+    written = _csv(found, "trials.csv", known.table()) | _csv(found, "curves.csv", found.curves())
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(known)), grey)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())
-    if found.space.seeds > 1:
-        compared = compare(found)
+    if (compared := known.compared) is not None:
         said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
         written |= _csv(found, "comparison.csv", compared.table())
         written |= _markdown(found, "comparison.md", found.folder.name, said)
@@ -66,7 +64,7 @@ def confirmation(told: Confirmation) -> dict[str, Path]:
     """Write `confirm.csv` and `confirm.md` into the folder of the search; returns their paths by file name."""
     lines = [*(f"{said}\n" for said in sentences(told)), "```text", plain_table(confirmation_table(told)), "```", ""]
     lines.append(f"- {INTERVALS}")
-    title = f"{told.search.folder.name}: confirmed"
+    title = f"{told.search.folder.name}: {'' if told.winner else 'not '}confirmed{'' if told.over else ' so far'}"
     return _csv(told.search, "confirm.csv", told.table()) | _markdown(told.search, "confirm.md", title, lines)
 
 

@@ -27,7 +27,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("study", "The study", trials.study),
     ("curves", "{label} against training seconds", curves.curves),
     ("hold", "Will it hold?", hold.longer),
-    ("why", "Why it {wins}", why.why),
+    ("why", "{why}", why.why),
     ("samples", "Pictures", won.samples),
     ("importance", "Which knobs matter", knobs.importance),
     ("effects", "What each knob does", knobs.effects),
@@ -43,10 +43,10 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 def write_all(subject: Subject, out: Path) -> dict[str, Path]:
     """Write the page and its data into `out`; returns their paths by what they are. Raises `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
-    wins = "wins" if subject.stars.winner_is == "winner" else "is ahead"
     for name, heading, build in SECTIONS:
         if (content := build(subject, files)) is not None:
-            sections.append((name, heading.replace("{wins}", wins).replace("{label}", subject.label), content))
+            named = heading.replace("{why}", why.heading(subject)).replace("{label}", subject.label)
+            sections.append((name, named, content))
     text = page(f"{subject.found.folder.name}: report", _head(subject), sections, _foot(subject, files))
     write(out / PAGE, text.encode("utf-8", "replace"))
     files.tidy()

@@ -27,6 +27,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import cut
 from tunediff.results import Results
+from tunediff.results.evidence import Evidence
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", "#b4b0a5", "#e2dfd6"
 WIDTH_IN = 9.1
@@ -61,12 +62,17 @@ class Stars:
     winner: TrialRecord | None
     winner_is: str
     """`winner`, or what it may be called."""
+    reached_s: float | None = None
+    """When it was as good as the baseline at its end; None: not determined."""
 
     @classmethod
-    def of(cls, found: Results, winner: TrialRecord | None, winner_is: str = "best") -> Stars:
-        """A winner beside the baseline of its seed."""
-        of_seed = found.baseline_of(winner) if winner is not None else None
-        return cls(of_seed or found.baseline, winner, winner_is)
+    def of(cls, known: Evidence) -> Stars:
+        """The best trial beside the baseline of its seed."""
+        found, best = known.found, known.best
+        if best is None:
+            return cls(found.baseline, None, "best")
+        base = best if known.is_baseline(best) else found.baseline_of(best) or found.baseline
+        return cls(base, best, "winner" if known.winner else "best", known.seconds_to_baseline(best))
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
         """(trial, colour, what it is), the baseline first."""

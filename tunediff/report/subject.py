@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import shlex
 import time
 from pathlib import Path
@@ -12,16 +14,16 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.report.words import some
-from tunediff.results import Results, confirmation, effects, hold, journals, noise
-from tunediff.results.comparison import Comparison, Group, compare
+from tunediff.results import Results, confirmation, effects, hold, journals
+from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
+from tunediff.results.evidence import Evidence
 from tunediff.results.hold import Held
 from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
 from tunediff.results.noise import Noise
 from tunediff.results.speed import rate
-from tunediff.results.statistics import BETTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +34,12 @@ class Subject:
     unreadable: dict[str, str]
     """Journals that are left out, with the reason."""
     sessions: list[Session]
-    stars: Stars
-    told: Confirmation | None
-    """What its confirming runs say, if any of them ended."""
+    known: Evidence
+    """What it has shown."""
     confirming: str
     """About confirming runs that are not complete; '' otherwise."""
     held: list[Held]
     """Its finalists with longer budgets."""
-    compared: Comparison | None
-    """Of a search with several seeds."""
-    noise: Noise | None
-    """Of one run; None: not known, or every configuration has several."""
     effects: list[Effect]
     quality: Importance | None
     """Of the objective, if that is not speed."""
@@ -53,6 +50,26 @@ class Subject:
     """How a user names the search, and the folder of all searches ('': the default)."""
     now: float
     """Unix time."""
+
+    @functools.cached_property
+    def stars(self) -> Stars:
+        """The best trial beside the baseline."""
+        return Stars.of(self.known)
+
+    @property
+    def told(self) -> Confirmation | None:
+        """What its confirming runs say, if any of them ended."""
+        return self.known.told
+
+    @property
+    def compared(self) -> Comparison | None:
+        """Of a search with several seeds."""
+        return self.known.compared
+
+    @property
+    def noise(self) -> Noise | None:
+        """Of one run; None: not known, or every configuration has several."""
+        return self.known.noise
 
     @property
     def label(self) -> str:
@@ -72,7 +89,7 @@ class Subject:
     @property
     def leader(self) -> str:
         """`the winner`, or what it may be called."""
-        return "the winner" if self.stars.winner_is == "winner" else "the best trial"
+        return "the winner" if self.known.winner else "the best trial"
 
     @property
     def call(self) -> str:
@@ -81,21 +98,22 @@ class Subject:
 
     @property
     def rival(self) -> TrialRecord | None:
-        """The baseline, if another trial is ahead of it."""
+        """The baseline, if another trial is best."""
         base, winner = self.stars.baseline, self.stars.winner
         return base if base is not None and winner is not None and base.name != winner.name else None
 
     @property
     def crossing_s(self) -> float | None:
-        """Training seconds after which the winner is as good as the baseline at its end; None: never, or not known."""
-        ahead = self.stars.winner is not None and self.rival is not None and not self.found.by_rate
-        return self.found.seconds_to_baseline(self.stars.winner) if ahead and self.stars.winner else None
+        """Training seconds after which the winner is as good as the baseline at its end; None: not determined."""
+        return self.stars.reached_s
 
     @property
     def crosses_before_first(self) -> bool:
         """Whether the winner is that good at its first evaluation already: when it was so first is not known."""
-        winner = self.stars.winner
-        return winner is not None and bool(winner.points) and self.crossing_s == winner.points[0]["train_s"]
+        winner, seconds = self.stars.winner, self.crossing_s
+        if seconds is None or winner is None or not winner.points:
+            return False
+        return math.isclose(seconds, winner.points[0]["train_s"])
 
     def by_weight(self) -> list[str]:
         """The searched knobs, those with the largest share of the objective's variance first."""
@@ -134,20 +152,13 @@ def read(folder: Path, name: str = "", storage: str = "", now: float | None = No
     """Everything a report needs. Raises `ConfigError` when the folder holds no search."""
     found, unreadable = journals.read(folder)
     told, confirming = _confirmed(found)
-    compared = compare(found) if found.space.seeds > 1 else None
-    best = (told.trial(told.leader) if told is not None and told.leader is not None else None) or found.best
-    sure = told is not None and told.winner is not None
-    sure |= compared is not None and best is not None and compared.of(best).difference.verdict == BETTER
     return Subject(
         found=found,
         unreadable=unreadable,
         sessions=journals.sessions(folder),
-        stars=Stars.of(found, best, "winner" if sure else "best"),
-        told=told,
+        known=Evidence(found, told),
         confirming=confirming,
         held=_held(found, told),
-        compared=compared,
-        noise=noise.measured(found, told.compared.found if told is not None else None) if compared is None else None,
         effects=effects.effects(found),
         quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric), found.ratios),
         throughput=importance(found, rate),

@@ -10,21 +10,23 @@ import pandas as pd
 
 from tunediff import cli, record, results
 from tunediff.record import TrialRecord
-from tunediff.report import outputs, study_table, verdicts
+from tunediff.report import outputs, study_table, verdicts, words
 from tunediff.report.sections import hold as section
 from tunediff.report.words import plain_table
-from tunediff.results import Results, comparison, hold
+from tunediff.results import Results, hold
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
+from tunediff.results.evidence import Evidence
 from tunediff.tuning import experiment
 
 
 def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> None:
     """Print the result."""
-    compared = comparison.compare(found) if found.space.seeds > 1 else None
+    known = Evidence(found, confirmed)
+    compared = known.compared
     studied = study_table.table(found) if found.space.study is not None else None
     front = found.pareto_table() if found.space.cost is not None else None
-    block = values(found, experiment.spent_s(found.folder), compared)
+    block = values(known, experiment.spent_s(found.folder))
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
@@ -43,8 +45,8 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
         table = plain_table(verdicts.comparison_table(compared, compact=True))
         said += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
-        words = front.to_string(index=False, float_format=cli.number)
-        said.append(f"\nPareto front, from the best value to the lowest cost:\n{words}")
+        rows = front.to_string(index=False, float_format=cli.number)
+        said.append(f"\nPareto front, from the best value to the lowest cost:\n{rows}")
     if confirmed is not None:
         said += ["", plain_table(verdicts.confirmation_table(confirmed)), "", *verdicts.sentences(confirmed)]
         for held in hold.read(found, confirmed.compared.found, results.read):
@@ -54,9 +56,10 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     print("\n".join(said))
 
 
-def values(found: Results, wall_s: float, compared: Comparison | None = None) -> dict[str, Any]:
-    """The result of a search, for people (`key: value`) and for `--json`; `compared`: of one with several seeds."""
-    parts, best, folder, study = found.seconds(), found.best, found.folder, found.space.study
+def values(known: Evidence, wall_s: float) -> dict[str, Any]:
+    """The result of a search, for people (`key: value`) and for `--json`."""
+    found, best, compared = known.found, known.best, known.compared
+    parts, folder, study = found.seconds(), found.folder, found.space.study
     statuses = collections.Counter(trial.status or "unfinished" for trial in found.trials)
     block: dict[str, Any] = {
         "search": folder.name,
@@ -65,11 +68,7 @@ def values(found: Results, wall_s: float, compared: Comparison | None = None) ->
     }
     if best is not None:
         block |= _best(found, best) if compared is None else _best_of_seeds(compared, best)
-        if "seconds_to_baseline" in block:
-            block["speedup_means"] = (
-                "baseline's training seconds / those of the best until equal (linear between points)"
-            )
-        block |= verdicts.noise_block(found, verdicts.noise_of(found)) if compared is None else {}
+        block |= _speedup(known, best) | verdicts.noise_block(known)
     training = parts["train"] + parts["data_wait"]
     block |= {
         "wall_s": wall_s,
@@ -102,26 +101,30 @@ def _best(found: Results, best: TrialRecord) -> dict[str, Any]:
     of_base = base.value(found.metric) if base is not None else None
     block: dict[str, Any] = {"best_trial": best.name, "best_configuration": cli.knobs(found.changed(best))}
     block |= {f"best_{label}": best.value(found.metric), f"baseline_{label}": of_base}
-    if why := found.no_baseline(best):
-        block["speedup"] = f"not determined: {why}"
-    else:
-        block["speedup"] = found.speedup(best)
-        block |= {} if found.by_rate else {"seconds_to_baseline": found.seconds_to_baseline(best)}
     return block
 
 
+def _speedup(known: Evidence, best: TrialRecord) -> dict[str, Any]:
+    """How many times sooner the best is as good as the baseline, or why that is not determined."""
+    told = known.speedup(best)
+    if isinstance(told, str):
+        return {"speedup": words.speedup(told)}
+    ends = {"speedup": told.mean} | ({"speedup_low": told.low, "speedup_high": told.high} if told.low else {})
+    if known.found.by_rate:
+        return ends
+    seconds = {} if told.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
+    over = f", geometric mean over {told.runs} seeds" if told.low else ""
+    return {**ends, **seconds, "speedup_means": f"baseline's training seconds / those of the best until as good{over}"}
+
+
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
-    """The configuration with the best mean over the seeds, beside the baseline; `best` is its best run."""
+    """The best configuration over the seeds, beside the baseline; `best` is one of its runs."""
     rows, mean, label = records(compared.table()), f"{compared.metric}_mean", compared.found.label
     row = rows[compared.groups.index(compared.of(best))]
     base = rows[0] if compared.baseline is not None else {}
     block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}
     block |= {f"best_{label}": row[mean], f"baseline_{label}": base.get(mean)}
-    block["means_over"] = f"{row['finished']} seeds"
-    if compared.baseline is None or not compared.baseline.done:
-        return block | {"speedup": "not determined: no run of the baseline ended ok"}
-    block["speedup"] = row["speedup"]
-    return block if compared.found.by_rate else block | {"seconds_to_baseline": row["seconds_to_baseline"]}
+    return block | {"means_over": f"{row['finished']} seeds"}
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tunediff.cli import number
-from tunediff.report.words import estimated, interval, percent, rounded, some, times, verdict, with_sd
-from tunediff.results import Results, confirmation, noise
+from tunediff.report.words import OPEN, interval, percent, rounded, some, speedup, times, verdict, with_sd
+from tunediff.results import evidence
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
+from tunediff.results.evidence import UNTOLD, Evidence
 from tunediff.results.noise import Noise
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
 
@@ -22,8 +23,7 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
             f"{compared.found.quantity(compared.found.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
             f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
-            "seconds to baseline": "" if compact else rounded(row["seconds_to_baseline"]),
-            "speed-up": times(row["speedup"]),
+            "speed-up": speedup(compared.speedup(group), cell=True),
             f"{compared.found.unit}/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
             **{compared.found.quantity(name).label: with_sd(group.values(name)) for name in compared.found.judged},
@@ -59,14 +59,7 @@ def conclusions(compared: Comparison) -> list[str]:
 # --------------------------------------------------------------------------------------------------------------- noise
 NEAR = "≈"
 """Marks what is behind the best by no more than the noise."""
-NOT_APART = "not told apart from the baseline by one run each"
 APART = "farther from the baseline than the noise of one run; how much of it is luck only new seeds tell"
-
-
-def noise_of(found: Results) -> Noise | None:
-    """The noise of a search with one seed, that of its confirming runs included; None: not known."""
-    told = confirmation.read(found) if found.space.seeds == 1 else None
-    return noise.measured(found, told.compared.found if told is not None else None)
 
 
 def noise_words(of: Noise, label: str) -> str:
@@ -76,14 +69,14 @@ def noise_words(of: Noise, label: str) -> str:
     return f"{size} of one run (sd, from {of.runs} runs of {what}{': a rough estimate' * of.rough})"
 
 
-def noise_block(found: Results, of: Noise | None) -> dict[str, str]:
+def noise_block(known: Evidence) -> dict[str, str]:
     """`key: value` for the end of a search: its noise, and what that leaves undecided."""
-    if of is None or found.best is None:
+    if known.noise is None or known.best is None:
         return {}
-    said = {"noise": noise_words(of, found.label)}
-    said[noise.COLUMN] = ", ".join(trial.name for trial in noise.within_best(found, of)) or "none"
-    apart = noise.told_apart(found, of)
-    return said if apart is None else {**said, "versus_noise": APART if apart else NOT_APART}
+    said = {"noise": noise_words(known.noise, known.found.label)}
+    said[evidence.NEAR] = ", ".join(trial.name for trial in known.near) or "none"
+    better = known.better(known.best) if known.told is None else None
+    return said if better is None else {**said, "versus_noise": APART if better else UNTOLD}
 
 
 # -------------------------------------------------------------------------------------------------------- confirmation
@@ -98,17 +91,14 @@ def block(told: Confirmation) -> dict[str, str]:
     said, group, baseline = {"confirmed": "yes" if told.winner else "no"}, told.leader, told.compared.baseline
     if group is None:
         return said
-    said["winner" if told.winner else "best_finalist"] = group.name
+    said["winner" if told.winner else "finalist"] = group.name
     said[f"confirmed_{told.label}"] = with_sd(told.values(group)) or "none"
     if baseline is not None:
         said[f"confirmed_baseline_{told.label}"] = with_sd(told.values(baseline)) or "none"
     if group.difference.low is not None:
         said[f"confirmed_{told.compared.effect}"] = interval(group.difference, told.compared.ratios)
-    speedup, reached = told.speedup(group)
-    if speedup is not None and told.winner:
-        said["confirmed_speedup"] = f"{estimated(speedup)}, reached in {reached} of {len(group.done)} runs"
     if (bias := told.bias(group)) is not None:
-        said["selection_bias"] = f"{number(bias[0])} in the search, {number(bias[1])} on new seeds"
+        said["selection_bias"] = f"{number(bias[0])} in the search, {with_sd(bias[1])} on new seeds"
     return said
 
 
@@ -118,20 +108,19 @@ def sentences(told: Confirmation) -> list[str]:
         return ["No finalist ran to its end: nothing is confirmed."]
     noise = f"better than the baseline by more than the noise on {len(told.values(group))} new seeds"
     if told.winner is None:
-        said = [f"No finalist is {noise}; the search's own best is {group.name}.", *_undecided(told)]
+        stays = ": the baseline stays" if told.settled else ""
+        said = [f"No finalist is {noise}{stays}. {group.name} was ahead of the others in the search."]
+        said += _undecided(told)
     elif group is told.primary:
         said = [f"{group.name} wins: {noise}."]
     else:
-        own = "" if told.primary is None else f"It was not the search's own best, {told.primary.name}, "
+        own = "" if told.primary is None else f"It was not the finalist ahead in the search, {told.primary.name}, "
         picked = "but picked by these very seeds: its interval allows for that, its mean flatters it"
         said = [f"{group.name} wins: {noise}.", f"{own}{picked}."]
     if (bias := told.bias(group)) is None:
         return said
-    before, now, label = *bias, told.compared.found.label
-    worth = "worse" if told.search.loss(now) > told.search.loss(before) else "better"
-    by = f"{abs(now / before - 1):.0%}" if told.search.ratios and before else number(abs(now - before))
-    chosen = f"Its {label} was {number(before)} when the search chose it as one of its best, and is {number(now)}"
-    return [*said, f"{chosen} on new seeds: {by} {worth}."]
+    chosen = f"Its {told.compared.found.label} was {number(bias[0])} when the search chose it as one of its best"
+    return [*said, f"{chosen}, and is {with_sd(bias[1])} on new seeds."]
 
 
 def _undecided(told: Confirmation) -> list[str]:
@@ -152,10 +141,7 @@ def _undecided(told: Confirmation) -> list[str]:
 def so_far(told: Confirmation) -> list[str]:
     """Each finalist beside the baseline: `lr=0.003 0.62 (0.41 … 0.93) better`."""
     ratios = told.compared.ratios
-    return [
-        f"{group.name} {interval(group.difference, ratios)} {'× baseline, ' * ratios}{verdict(group.difference)}"
-        for group in told.compared.others
-    ]
+    return [f"{group.name} {_beside(group, ratios)}{verdict(group.difference)}" for group in told.compared.others]
 
 
 def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[str]]:
@@ -167,14 +153,11 @@ def confirmation_table(told: Confirmation, compact: bool = True) -> list[list[st
         said = verdict(group.difference) if compact else group.difference.verdict
         runs = f"{len(group.done)} of {len(group.runs)}"
         difference = interval(group.difference, told.compared.ratios)
-        lines.append([group.name, said, runs, with_sd(told.values(group)) or "none", difference, _sped(told, group)])
+        sooner = speedup(told.compared.speedup(group), cell=True) if group.done else ""
+        lines.append([group.name, said, runs, with_sd(told.values(group)) or "none", difference, sooner])
     return lines
 
 
-def _sped(told: Confirmation, group: Group) -> str:
-    """`1.01 (1.01 … 1.01), in 2 of 3 runs`, the speed-up and, where it is not all runs, how many got there."""
-    speedup, reached = told.speedup(group)
-    if speedup is None:
-        return "never as good" if group.changed and group.done and not told.search.by_rate else ""
-    runs = "" if reached == len(group.done) else f", in {reached} of {some(len(group.done), 'run')}"
-    return estimated(speedup) + runs
+def _beside(group: Group, ratios: bool) -> str:
+    known = interval(group.difference, ratios)
+    return f"{known}{' × baseline' * ratios}, " if known not in ("", OPEN) else ""

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 from tunediff.cli import number
-from tunediff.results.statistics import SAME, Difference, Estimate, mean, sd
+from tunediff.results.comparison import ITSELF
+from tunediff.results.statistics import SAME, Difference, Estimate, is_wide, mean, sd
 
 SPACE = "\N{NO-BREAK SPACE}"
+OPEN = "not determined"
 
 
 def is_known(value: object) -> bool:
@@ -67,6 +69,13 @@ def with_sd(values: Sequence[float]) -> str:
     return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
 
 
+def speedup(known: Estimate | str, cell: bool = False) -> str:
+    """`1.85 (1.61 … 2.12)`, or `not determined: WHY`; in a `cell` without the reason, and '' for the baseline."""
+    if isinstance(known, Estimate):
+        return estimated(known)
+    return "" if cell and known == ITSELF else OPEN if cell else f"{OPEN}: {known}"
+
+
 def between(estimate: Estimate) -> str:
     """`1.85 … 1.86`: its interval; '' of a single run."""
     known = estimate.low is not None and estimate.high is not None
@@ -81,7 +90,12 @@ def estimated(estimate: Estimate | None) -> str:
 
 
 def interval(difference: Difference, ratios: bool) -> str:
-    """`0.503 (0.471 … 0.537)`, or `+0.01 (−0.02 … +0.04)`; without its interval `0.503`, or ''."""
+    """`0.503 (0.471 … 0.537)`, or `+0.01 (−0.02 … +0.04)`; without its interval `0.503`, or ''.
+
+    Of a ratio `not determined` where the interval is so wide that it tells nothing.
+    """
+    if ratios and is_wide(difference.low, difference.high):
+        return OPEN
     said = "{:.3f}".format if ratios else signed
     if difference.estimate is None or difference.low is None or difference.high is None:
         return "" if difference.estimate is None else said(difference.estimate)

@@ -19,6 +19,7 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.config import Quantity, Values
 from tunediff.record import TrialRecord
+from tunediff.results import reach
 from tunediff.space import SearchSpace
 
 RATE = "samples_per_s"
@@ -140,17 +141,19 @@ class Results:
         return [trial for trial, _ in self.standings]
 
     @property
-    def best(self) -> TrialRecord | None:
-        """The best successful trial; with several seeds that of the best mean, so that luck does not choose.
+    def leader(self) -> TrialRecord | None:
+        """The trial that is ahead, by however little: what is best is asked of `evidence`.
 
-        With several seeds only configurations with as many successful runs as any are looked at.
+        With several seeds the first run of the best mean; only configurations with as many successful runs as any are
+        looked at.
         """
         if self.space.seeds == 1:
             return next(iter(self.ranked), None)
         runs = _grouped(self.ranked)
         most = max(map(len, runs), default=0)
         full = [trials for trials in runs if len(trials) == most]
-        return min(full, key=lambda trials: sum(map(self._ended, trials)))[0] if full else None
+        best = min(full, key=lambda trials: sum(map(self._ended, trials)), default=[])
+        return min(best, key=lambda trial: trial.number, default=None)
 
     def _ended(self, trial: TrialRecord) -> float:
         return self.loss(trial.value(self.metric) or 0.0)
@@ -192,34 +195,18 @@ class Results:
         baseline = self.baseline_of(trial)
         return self.versus(trial.value(self.metric), baseline.value(self.metric) if baseline is not None else None)
 
-    def seconds_to(self, curve: Sequence[tuple[float, float]], target: float) -> float | None:
-        """Training seconds at which a curve of (seconds, objective) is first as good as `target`; None: it never is.
+    def sooner(self, trial: TrialRecord) -> float | None:
+        """How many times sooner it was as good as the finished baseline of its seed, or the ratio of throughputs.
 
-        Straight lines between evaluations; a curve that is so good at its first evaluation counts that one's seconds.
+        By this one pair of runs, whatever the noise: what was shown is asked of `evidence`.
         """
-        before: tuple[float, float] | None = None
-        wanted = self.loss(target)
-        for seconds, value in curve:
-            now = self.loss(value)
-            if now <= wanted:
-                if before is None:
-                    return float(seconds)
-                return float(before[0] + (before[1] - wanted) / (before[1] - now) * (seconds - before[0]))
-            before = (seconds, now)
-        return None
-
-    def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
-        """When a trial is as good as the finished baseline of its seed at its end; None: never, or there is none."""
         baseline = self.baseline_of(trial)
-        end = baseline.value(self.metric) if baseline is not None else None
-        return self.seconds_to(curve(trial, self.metric), end) if end is not None else None
-
-    def speedup(self, trial: TrialRecord) -> float | None:
-        """Training seconds of the baseline over those until this trial is as good, or the ratio of throughputs."""
+        if baseline is None or baseline.value(self.metric) is None or trial.value(self.metric) is None:
+            return None
         if self.by_rate:
             return self.versus_baseline(trial)
-        baseline, seconds = self.baseline_of(trial), self.seconds_to_baseline(trial)
-        return float(baseline.points[-1]["train_s"]) / seconds if baseline is not None and seconds else None
+        one, two = ([(s, self.loss(v)) for s, v in curve(run, self.metric)] for run in (baseline, trial))
+        return reach.sooner(one, two)
 
     def no_baseline(self, trial: TrialRecord) -> str:
         """Why a trial has no finished baseline to be compared with, as a clause; '' where it has one."""
@@ -248,7 +235,6 @@ class Results:
                 "status": trial.status or "running",
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
-                "speedup": self.speedup(trial) if trial.status == "ok" else None,
             }
             measured = {name: last(trial, name) for name in (*_OF_POINTS, *judged)}
             rows.append({**reached, **measured, "reason": trial.reason, **trial.config})

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from tunediff.cli import knobs
 from tunediff.record import TrialRecord
-from tunediff.results import RATE, Results, last, without_seed
-from tunediff.results.statistics import BASELINE, Difference, differences, mean, sd
+from tunediff.results import Results, last, without_seed
+from tunediff.results.statistics import BASELINE, BETTER, Difference, Estimate, differences, estimate, is_wide, mean, sd
+
+ITSELF = "it is the baseline itself"
 
 
 class CurveMean(NamedTuple):
@@ -108,16 +110,13 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """One row per configuration: its knobs, what it reached, and how that compares with the baseline.
 
-        `p` and the interval are for one comparison alone, `p_holm` is corrected. `seconds_to_baseline`: training
-        seconds at which the mean curve, straight between evaluations, first reaches the baseline's mean at the end.
-        `speedup`: the baseline's training seconds over them, or the ratio of throughputs where those are the objective.
-        `cost`: the baseline's samples per second over its own.
+        `p` and the interval are for one comparison alone, `p_holm` is corrected. `speedup` with its 95 % interval:
+        `speedup`, missing where it is not determined. `cost`: the baseline's samples per second over its own.
         """
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:
             values, rate = group.values(metric), mean(_rates(group))
-            seconds, speedup = self._reaches(group)
             row: dict[str, object] = {
                 "configuration": group.name,
                 **group.knobs,
@@ -131,8 +130,7 @@ class Comparison:
                 "p": group.difference.p,
                 "p_holm": group.difference.p_holm,
                 "verdict": group.difference.verdict,
-                "seconds_to_baseline": seconds,
-                "speedup": speedup,
+                **_ends("speedup", self.speedup(group)),
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
@@ -141,18 +139,29 @@ class Comparison:
             rows.append(row)
         return pd.DataFrame(rows)
 
-    def _reaches(self, group: Group) -> tuple[float | None, float | None]:
-        """When the mean curve is as good as the baseline's at its end, and how many times sooner that is."""
-        if self.baseline is None:
-            return None, None
-        if self.metric == RATE:
-            mine, theirs = mean(group.values(RATE)), mean(self.baseline.values(RATE))
-            return None, mine / theirs if mine and theirs else None
-        if not (base := self.baseline.curve(self.metric)):
-            return None, None
-        means = [(level.train_s, level.mean) for level in group.curve(self.metric)]
-        seconds = self.found.seconds_to(means, base[-1].mean)
-        return seconds, base[-1].train_s / seconds if seconds else None
+    def speedup(self, group: Group) -> Estimate | str:
+        """How many times sooner a configuration is as good as the baseline: `Results.sooner`, seed by seed.
+
+        The geometric mean over all seeds with its 95 % interval, or why it is not determined: only what is better than
+        the baseline by more than the noise is faster, and an interval that holds 1, or is wider than `WIDEST`, tells
+        nothing.
+        """
+        if not group.changed:
+            return ITSELF
+        if self.baseline is None or not self.baseline.done:
+            return "no run of the baseline ended ok"
+        if group.difference.verdict != BETTER:
+            return f"{len(group.done)} seeds do not show it to be better than the baseline"
+        ratios = [ratio for trial in group.done if (ratio := self.found.sooner(trial)) is not None]
+        one = estimate(ratios, ratios=True)
+        if one is None or one.low is None or one.low <= 1 or is_wide(one.low, one.high):
+            return f"the curves of {len(ratios)} seeds leave it open"
+        return one
+
+
+def _ends(name: str, value: Estimate | str) -> dict[str, float | None]:
+    ends = (None, None, None) if isinstance(value, str) else (value.mean, value.low, value.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def compare(found: Results, metric: str | None = None) -> Comparison:

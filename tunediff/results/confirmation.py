@@ -16,12 +16,11 @@ import numpy as np
 import pandas as pd
 
 from tunediff import results
-from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.results import Results, evaluating, failed, last, noise, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.sequential import Look, look
-from tunediff.results.statistics import BASELINE, BETTER, Difference, Estimate, estimate, mean, sd
+from tunediff.results.statistics import BASELINE, BETTER, Difference, mean, sd
 
 SEED_OFFSET = 1000
 """Added to the baseline's seed: no trial of the search itself may have used these."""
@@ -30,6 +29,12 @@ SEED_OFFSET = 1000
 def folder_name(number: int) -> str:
     """Folder, within that of the search, in which the finalists run again: confirm, confirm-2, …"""
     return "confirm" if number == 1 else f"confirm-{number}"
+
+
+def folder_within(folder: Path) -> str:
+    """The folder of confirming runs within that of their search, `confirm/4x`; '' for a search itself."""
+    inside = (folder.parent / "search.yaml").is_file()
+    return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 
 
 def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) -> dict[str, object]:
@@ -102,8 +107,13 @@ class Confirmation:
 
     @property
     def leader(self) -> Group | None:
-        """The winner, or the search's leader if it ran at all, whether or not that means anything."""
+        """The winner, or the finalist that was ahead in the search if it ran at all, even if that means nothing."""
         return self.winner or next((group for group in self.compared.others if group.done), None)
+
+    @property
+    def settled(self) -> bool:
+        """Whether these runs have told what they can of the finalists beside the baseline."""
+        return self.over and self.compared.baseline is not None and bool(self.compared.baseline.done)
 
     def _best(self, groups: list[Group]) -> Group | None:
         return min(groups, key=lambda group: self.search.loss(float(np.mean(self.values(group)))), default=None)
@@ -112,52 +122,30 @@ class Confirmation:
         """What decides, of every run that has it, in the order of the seeds."""
         return group.values(self.metric)
 
-    def speedup(self, group: Group) -> tuple[Estimate | None, int]:
-        """Training seconds of the baseline over those this configuration needs to be as good, seed by seed.
-
-        The geometric mean over the seeds at which it gets there at all, and how many they are. By the curves of the
-        search's own protocol: a final evaluation has no curve.
-        """
-        if not group.changed:
-            return None, 0
-        ratios = [ratio for trial in group.done if (ratio := self.compared.found.speedup(trial)) is not None]
-        return estimate(ratios, ratios=True), len(ratios)
-
-    def bias(self, group: Group) -> tuple[float, float] | None:
-        """(value in the search, confirmed mean) of a finalist, in the search's own protocol."""
+    def bias(self, group: Group) -> tuple[float, list[float]] | None:
+        """(value in the search, values of the confirming runs) of a finalist, in the search's own protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
         value = chosen.value(self.search.metric) if chosen is not None else None
-        return (value, float(np.mean(ends))) if ends and value is not None else None
+        return (value, ends) if ends and value is not None else None
 
     def trial(self, group: Group) -> TrialRecord | None:
         """The trial of the search that had this configuration, on its own seed."""
         config = without_seed(group.runs[0].config)
         return next((trial for trial in self.search.ranked if without_seed(trial.config) == config), None)
 
+    def of(self, trial: TrialRecord) -> Group | None:
+        """The runs of a trial's configuration, the baseline's among them."""
+        config = without_seed(trial.config)
+        return next((group for group in self.compared.groups if without_seed(group.runs[0].config) == config), None)
+
     def table(self) -> pd.DataFrame:
         """One row per configuration: mean, sd, difference, speed-up, both with intervals, and the verdict."""
-        rows = []
-        for group in self.compared.groups:
-            values, (speedup, reached) = self.values(group), self.speedup(group)
-            row = {
-                "configuration": group.name,
-                "runs": len(values),
-                "mean": mean(values),
-                "sd": sd(values),
-                self.compared.effect: group.difference.estimate,
-                f"{self.compared.effect}_low": group.difference.low,
-                f"{self.compared.effect}_high": group.difference.high,
-                **_ends("speedup", speedup),
-                "reached_baseline": reached if group.changed else None,
-                "verdict": group.difference.verdict,
-            }
-            rows.append(row)
-        return pd.DataFrame(rows)
-
-
-def _ends(name: str, value: Estimate | None) -> dict[str, float | None]:
-    ends = (value.mean, value.low, value.high) if value is not None else (None, None, None)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+        effect = self.compared.effect
+        kept = [effect, f"{effect}_low", f"{effect}_high", "speedup", "speedup_low", "speedup_high", "verdict"]
+        values = [self.values(group) for group in self.compared.groups]
+        measured = [{"runs": len(mine), "mean": mean(mine), "sd": sd(mine)} for mine in values]
+        told = self.compared.table()
+        return pd.concat([told[["configuration"]], pd.DataFrame(measured), told[kept]], axis=1)
 
 
 def confirm(search: Results, runs: Results) -> Confirmation:
@@ -187,18 +175,3 @@ def read(found: Results) -> Confirmation | None:
         return None
     runs = results.read(folder)
     return confirm(found, runs) if runs.ranked else None
-
-
-def choose(found: Results, trial: str | None) -> TrialRecord:
-    """The trial of that name, else the confirmed winner, else the best. Raises `ConfigError` when there is none."""
-    if trial is not None:
-        chosen = next((known for known in found.trials if known.name == trial), None)
-        names = ", ".join(known.name for known in found.trials) or "none"
-        refusal = f"--trial: {trial!r} is not in {found.folder.name}; there are: {names}"
-    else:
-        told = read(found)
-        winner = told.trial(told.winner) if told is not None and told.winner is not None else None
-        chosen, refusal = winner or found.best, f"{found.folder.name}: no trial has a result yet"
-    if chosen is None:
-        raise ConfigError(refusal)
-    return chosen

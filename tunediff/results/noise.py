@@ -11,15 +11,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from tunediff.record import TrialRecord
-from tunediff.results import Results, without_seed
+from tunediff.results import RATE, Results, without_seed
 from tunediff.results.statistics import quantile
 
 CONFIDENCE = 0.9
 """Of one difference, one-sided: a trial that is as good as the best is called worse once in ten times."""
-COLUMN = "within_noise_of_best"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +44,10 @@ class Noise:
         """What single runs of two equal configurations differ by, less often than once in ten times: t·√2·sd."""
         return quantile(CONFIDENCE, self.freedom) * math.sqrt(2) * self.sd
 
+    def apart(self, one: float, other: float) -> bool:
+        """Whether two values differ by more than the noise, whichever is better."""
+        return not (self.within(one, other) and self.within(other, one))
+
     def within(self, value: float, best: float) -> bool:
         """Whether `value` is behind `best` by no more than the noise; without any noise, whether it is not behind."""
         if self.ratios and min(value, best) <= 0:
@@ -54,17 +56,21 @@ class Noise:
         return (behind if self.falls else -behind) <= self.limit
 
 
-def measured(found: Results, confirming: Results | None = None) -> Noise | None:
-    """The noise of a search, with that of the runs that confirm it; None: nothing of it ended ok twice."""
+def measured(found: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
+    """The noise of a search, with that of the runs that confirm it; None: nothing of it ended ok twice.
+
+    Of its objective, or of `RATE`.
+    """
+    metric = metric or found.metric
     sets = [one for one in (found, confirming) if one is not None]
-    groups = [values for one in sets for runs in one.groups if len(values := _by_seed(runs, found.metric)) > 1]
-    ratios = found.ratios and all(value > 0 for values in groups for value in values)
+    groups = [values for one in sets for runs in one.groups if len(values := _by_seed(runs, metric)) > 1]
+    ratios = (found.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
     samples = [np.log(values) if ratios else np.array(values) for values in groups]
     if (freedom := sum(len(sample) - 1 for sample in samples)) < 1:
         return None
     squares = sum(float(((sample - sample.mean()) ** 2).sum()) for sample in samples)
     runs = sum(map(len, samples))
-    return Noise(math.sqrt(squares / freedom), freedom, runs, len(samples), ratios, found.falls)
+    return Noise(math.sqrt(squares / freedom), freedom, runs, len(samples), ratios, found.falls and metric != RATE)
 
 
 def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:
@@ -72,19 +78,12 @@ def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:
     return list({trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}.values())
 
 
-def within_best(found: Results, noise: Noise | None) -> list[TrialRecord]:
+def within_best(found: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:
     """Trials of a search with one seed that are behind its best by no more than the noise, the next best first."""
-    if noise is None or found.space.seeds > 1:
+    value = next((value for trial, value in found.standings if best is not None and trial.name == best.name), None)
+    if noise is None or value is None or best is None or found.space.seeds > 1:
         return []
-    return [trial for trial, value in found.standings[1:] if noise.within(value, found.standings[0][1])]
-
-
-def told_apart(found: Results, noise: Noise | None) -> bool | None:
-    """Whether the baseline is behind the best by more than the noise; None: not known, or it is the best itself."""
-    best = found.best
-    if noise is None or best is None or found.space.seeds > 1 or _is_baseline(found, best) or found.no_baseline(best):
-        return None
-    return not any(_is_baseline(found, trial) for trial in within_best(found, noise))
+    return [trial for trial, one in found.standings if trial.name != best.name and noise.within(one, value)]
 
 
 def candidates(found: Results, of: int) -> list[TrialRecord]:
@@ -96,7 +95,7 @@ def candidates(found: Results, of: int) -> list[TrialRecord]:
     """
     noise, chosen, seen = measured(found), list[tuple[TrialRecord, float]](), set[str]()
     for trial, value in found.standings:
-        if _is_baseline(found, trial) or _configuration(trial) in seen:
+        if is_baseline(found, trial) or _configuration(trial) in seen:
             continue
         if len(chosen) == of or (chosen and noise is not None and not noise.within(value, chosen[0][1])):
             break
@@ -110,19 +109,8 @@ def _configuration(trial: TrialRecord) -> str:
     return json.dumps(without_seed(trial.effective), sort_keys=True, default=str)
 
 
-def _is_baseline(found: Results, trial: TrialRecord) -> bool:
+def is_baseline(found: Results, trial: TrialRecord) -> bool:
+    """Whether its configuration comes to the same as the baseline's, whatever the seed."""
     base = found.baseline
     same = base is not None and _configuration(trial) == _configuration(base)
     return same or not without_seed(found.changed(trial))
-
-
-def table(found: Results, noise: Noise | None) -> pd.DataFrame:
-    """`Results.table` with the column `within_noise_of_best`: True also for the best, empty where it is not known."""
-    frame, near = found.table(), {trial.name for trial in within_best(found, noise)}
-    if found.space.seeds > 1 or frame.empty:
-        return frame
-    near |= {found.best.name} if noise is not None and found.best is not None else set()
-    ranked = {trial.name for trial in found.ranked} if noise is not None else set[str]()
-    marks = [trial.name in near if trial.name in ranked else None for trial in found.trials]
-    frame.insert(list(frame.columns).index("versus_baseline") + 1, COLUMN, pd.Series(marks, dtype=object))
-    return frame

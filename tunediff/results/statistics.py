@@ -14,6 +14,13 @@ LEVEL = 0.05
 """Probability, at most, that any verdict of one comparison is wrong where nothing differs."""
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW = "baseline", "too few runs"
+WIDEST = 10.0
+"""How far the ends of an interval of a ratio may be apart, as a factor: a wider one is no result."""
+
+
+def is_wide(low: float | None, high: float | None) -> bool:
+    """Whether an interval of ratios says nothing."""
+    return low is not None and high is not None and high > WIDEST * low
 
 
 def mean(values: Sequence[float]) -> float | None:

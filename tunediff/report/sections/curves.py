@@ -45,7 +45,9 @@ def curves(subject: Subject, files: Files) -> Html | None:
     )
     ranked, end = found.ranked, base.value(found.metric) if base is not None else None
     others = [trial for trial in ranked if base is None or trial.name != base.name]
-    if end is None:
+    if subject.compared is not None:
+        said = f"{some(len(ranked), 'run has', 'runs have')} a result; their means are above."
+    elif end is None:
         said = f"{some(len(ranked), 'trial has', 'trials have')} a result; the baseline has none to compare them with."
     elif not others:
         said = "Only the baseline has a result so far."
@@ -68,7 +70,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
-        _crossing(axes, found, pairs[0][0], pairs[1][0], found.seconds_to_baseline(stars.winner))
+        _crossing(axes, found, pairs[0][0], pairs[1][0], stars.reached_s)
     axes.set_xlabel("training seconds")
     axes.set_xlim(left=0)
     plain_numbers(axes)

@@ -11,7 +11,7 @@ from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.verdicts import NEAR, noise_words
 from tunediff.report.words import beside, cut, is_known, rounded, some
-from tunediff.results import RATE, failed, noise, shown
+from tunediff.results import RATE, evidence, failed, shown
 from tunediff.results.effects import failures_table, suspects
 
 
@@ -21,7 +21,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
     found = subject.found
     if not found.trials:
         return None
-    frame = noise.table(found, subject.noise)
+    frame = subject.known.table()
     files.csv("trials", frame)
     names = [*(["seed"] if any(map(found.repeats, found.trials)) else []), *(d.name for d in found.space.dimensions)]
     reasons = any(trial.reason for trial in found.trials)
@@ -64,7 +64,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
     if subject.noise is not None:
-        best, near = subject.found.best, row[noise.COLUMN] is True
+        best, near = subject.known.best, row[evidence.NEAR] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
     versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
     value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]

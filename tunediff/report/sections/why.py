@@ -28,13 +28,14 @@ Quantity = tuple[str, float | None, float | None]
 
 
 def why(subject: Subject, files: Files) -> Html | None:
-    """Baseline and winner beside each other."""
+    """Baseline and winner beside each other; reasons only for what is more than noise."""
     found, base, winner = subject.found, subject.rival, subject.stars.winner
     if base is None or winner is None or not base.points:
         return None
-    figure, told, unit = None, None, subject.unit
+    figure, told, unit, better = None, None, subject.unit, subject.known.better(winner)
     if (
         not found.by_rate
+        and better
         and (told := decomposition.why(base, winner, found.metric, found.space.mode, found.ratios)) is not None
     ):
         split = told
@@ -46,6 +47,10 @@ def why(subject: Subject, files: Files) -> Html | None:
             f"learning per {one_of(unit)}; what the left has beyond it is speed.",
         )
     said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(subject, base, winner)
+    if not better:
+        why_not = subject.known.speedup(winner)
+        said = f"{'Whether there is anything' if better is None else 'Nothing is'} to be explained"
+        said += f"{' is not known' * (better is None)}: {why_not}."
     rows = _side_by_side(subject, base, winner, told)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
     header = ["", f"baseline ({base.name})", f"{subject.stars.winner_is} ({winner.name})", "ratio"]
@@ -58,13 +63,15 @@ def why(subject: Subject, files: Files) -> Html | None:
     return join(lead(said), figure, table(header, cells), notes, _steps(subject, files, base, winner))
 
 
+def heading(subject: Subject) -> str:
+    """`Why it is ahead` only of what is ahead by more than the noise."""
+    winner = subject.stars.winner
+    if winner is None or not subject.known.better(winner):
+        return f"{subject.leader[:1].upper()}{subject.leader[1:]} beside the baseline"
+    return "Why it wins" if subject.known.winner else "Why it is better"
+
+
 def _trust(subject: Subject) -> str:
-    if subject.told is not None and subject.told.winner is None:
-        return "the confirming runs do not show that the gain is more than noise"
-    if none := subject.found.no_baseline(subject.stars.winner) if subject.stars.winner is not None else "":
-        return f"that is no speed-up: {none}"
-    if subject.told is None and noise.told_apart(subject.found, subject.noise) is False:
-        return "one run each, by which the two are not told apart"
     disturbed = any(point.get("disturbed") is True for trial, _, _ in subject.stars.pairs() for point in trial.points)
     repeated = subject.told is not None or subject.compared is not None
     runs = "these two are runs of one seed" if repeated else "one run each"
@@ -102,8 +109,6 @@ def explain(told: Why, label: str, trust: str, unit: str) -> str:
 def _faster(subject: Subject, base: TrialRecord, winner: TrialRecord) -> str:
     """By how much a throughput is higher; what of a step is faster is said beside its parts."""
     speed, of_base, unit = rate(winner), rate(base), subject.unit
-    if subject.found.by_rate and (none := subject.found.no_baseline(winner)):
-        return f"How many times as fast it is is not determined: {none}."
     if not speed or not of_base:
         return "Throughput was not measured for both."
     return f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}, {number(speed / of_base)} times as fast."
@@ -164,12 +169,9 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     before, after = sum(theirs.values()), sum(mine.values())
     scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
     said = f"1,000 {subject.unit} take {secs(after)} of training instead of {secs(before)}"
-    if after < 0.98 * before:
-        most = max(saved, key=lambda part: saved[part])
-        said += f"; most is saved in {_part(subject, most)}, {secs(saved[most])}"
-    elif after > 1.02 * before:
-        most = min(saved, key=lambda part: saved[part])
-        said += f"; most is lost in {_part(subject, most)}, {secs(-saved[most])}"
+    if _differ_in_speed(subject, base, winner):
+        most = max(saved, key=lambda part: saved[part] * (before - after))
+        said += f"; most is {'saved' if after < before else 'lost'} in {_part(subject, most)}, {secs(abs(saved[most]))}"
     scaled = [{part: spent * scale for part, spent in of.items()} for of in (theirs, mine)]
     figure = files.chart(
         "step",
@@ -178,6 +180,13 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
         f"By {subject.unit} and not by steps, because batch sizes may differ; over the last interval of each.",
     )
     return join(el("h3", "Where a step goes"), el("p", f"{said}."), figure)
+
+
+def _differ_in_speed(subject: Subject, base: TrialRecord, winner: TrialRecord) -> bool:
+    """Whether their throughputs differ by more than the noise of one run, which is known."""
+    speed, of_base, told = rate(winner), rate(base), subject.told
+    scatter = noise.measured(subject.found, told.compared.found if told is not None else None, RATE)
+    return scatter is not None and bool(speed and of_base) and scatter.apart(speed or 0.0, of_base or 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

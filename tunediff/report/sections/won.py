@@ -14,12 +14,13 @@ from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
-from tunediff.report.verdicts import INTERVALS, NOT_APART, confirmation_table, noise_words, sentences
-from tunediff.report.words import duration, interval, percent, rounded, secs, some, with_sd
-from tunediff.results import RATE, last, noise, shown, without_seed
+from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences
+from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
+from tunediff.results import RATE, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
-from tunediff.results.statistics import BETTER, SAME
+from tunediff.results.evidence import UNTOLD
+from tunediff.results.statistics import BETTER
 
 MOST_NAMES = 8
 """Of trials in a sentence."""
@@ -38,8 +39,7 @@ def won(subject: Subject, files: Files) -> Html:
     elif subject.compared is not None:
         parts.append(lead(*_best_of_seeds(subject, subject.compared, winner)))
     else:
-        unsure = noise.told_apart(subject.found, subject.noise) is False
-        parts.append(lead(*_single(subject, winner), f" It is {NOT_APART}: the noise is larger." if unsure else ""))
+        parts.append(lead(*_single(subject, winner)))
         parts += [*(el("p", said) for said in [_as_good(subject)] if said), note(_luck(subject))]
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
@@ -74,15 +74,21 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         if not others:
             return [itself, f" is the only trial with a result so far: {subject.label} {number(value)}."]
         rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
-        return [itself, f" itself is best: {rest} its {subject.label} of {number(value)}."]
+        mean = subject.known.values.get(base.name, value)
+        runs = "" if mean == value else " (mean of its runs)"
+        return [itself, f" itself is best: {rest} its {subject.label} of {number(mean)}{runs}."]
     after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
     is_ = f"{rounded(value)} {subject.unit}/s" if subject.found.by_rate else f"{after} {number(value)}"
-    said: list[object] = [el("span", winner.name, class_="winner"), f" is best: {is_}"]
+    better = subject.known.better(winner)
+    said: list[object] = [el("span", winner.name, class_="winner"), f" is {'best' if better else 'ahead'}: {is_}"]
     if none := subject.found.no_baseline(winner):
         return [*said, f"; how much better or faster that is than the baseline is not determined: {none}."]
     if base is None or of_base is None or (subject.found.ratios and not of_base):
         return [*said, "; the baseline's result has no ratio to compare it with."]
     itself = el("span", f"the baseline ({base.name})", class_="baseline")
+    if not better:
+        which = UNTOLD if better is False else "whether that is more than noise is not known"
+        return [*said, f" beside the {rounded(of_base)} of ", itself, f": {which}."]
     if subject.found.by_rate:
         return [*said, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]
     by = percent(abs(1 - value / of_base)) if subject.found.ratios else number(abs(value - of_base))
@@ -99,22 +105,21 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
 def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) -> list[object]:
     group = compared.of(winner)
     values, difference = group.values(compared.metric), group.difference
-    said: list[object] = [el("span", group.name, class_="winner" if group.changed else "baseline")]
-    said.append(f" has the best mean over {some(len(values), 'seed')}: {subject.label} {with_sd(values)}")
+    name = el("span", group.name, class_="winner" if group.changed else "baseline")
+    reached = f"{subject.label} {with_sd(values)} over {some(len(values), 'seed')}"
     if not group.changed:
-        return [*said, ". It is the baseline itself."]
-    if difference.low is not None:
-        what = "times the baseline's" if compared.ratios else "beside the baseline's"
-        said.append(f", {interval(difference, compared.ratios)} {what}")
-    if difference.verdict == BETTER:
-        return [*said, ". That is larger than the noise, all comparisons counted."]
-    return [*said, f". That is {SAME}." if difference.verdict == SAME else f" ({difference.verdict})."]
+        return ["No configuration is shown to be better than the ", name, f": {reached}."]
+    said: list[object] = [name, f" is best: {reached}"]
+    if difference.verdict != BETTER:
+        return [*said, f" ({difference.verdict})."]
+    if (known := interval(difference, compared.ratios)) != OPEN:
+        said.append(f", {known} {'times' if compared.ratios else 'beside'} the baseline's")
+    return [*said, ". That is better than the baseline by more than the noise, all comparisons counted."]
 
 
 def _as_good(subject: Subject) -> str:
     """Which other trials lie within the noise of the best; '' where there are none, or it is not known."""
-    base, found = subject.found.baseline, subject.found
-    near = [one.name for one in noise.within_best(found, subject.noise) if base is None or one.name != base.name]
+    near = [one.name for one in subject.known.near if not subject.known.is_baseline(one)]
     more = f" and {len(near) - MOST_NAMES} more" if len(near) > MOST_NAMES else ""
     return (
         f"Within the noise of the best, and so perhaps as good: {', '.join(near[:MOST_NAMES])}{more}." if near else ""
@@ -144,7 +149,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     how = f"Runs made after the choice, on seeds that had no part in it. {INTERVALS}. "
     return join(
         el("h3", "On new seeds"),
-        table(header, rows, marked(told.compared, told.leader), words=2),
+        table(header, rows, marked(told.compared, told.winner), words=2),
         note(how, files.links("won")),
     )
 
@@ -163,7 +168,8 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
 def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
-    return {**measured, **value, "speedup": subject.found.speedup(trial)}
+    sooner = subject.known.speedup(trial)
+    return {**measured, **value, "speedup": None if isinstance(sooner, str) else sooner.mean}
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures

@@ -1,0 +1,204 @@
+"""One notion of best, and no speed-up that is none: the same in every table, figure and export."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tests import searches
+from tests.report.pages import words, written
+from tests.searches import make, write
+from tunediff import export, results, search
+from tunediff.report import outputs
+from tunediff.report.style import Stars
+from tunediff.results import confirmation, evidence
+from tunediff.tuning import confirming
+
+SEARCH = {
+    "workload": "digits",
+    "search": {"loader.batch_size": [32, 64, 128], "optimizer.lr": [0.001, 0.002]},
+}
+GRID = {"workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"loader.batch_size": [64, 128]}}
+
+
+def curve(*values):
+    return tuple((5.0 * place, 1000 * place, float(value)) for place, value in enumerate(values, 1))
+
+
+def searched(folder, others, confirm=None, repeats=(2.1,)):
+    """The baseline ends at 2.0 and at `repeats` on further seeds; the others differ from it in their batch size."""
+    budget = {"per_trial": "20s", "trials": 1 + len(repeats) + len(others)}  # a search that is over starts no Ray
+    wanted = make(folder, SEARCH | {"budget": budget} | ({"confirm": {"of": 1, "seeds": 6}} if confirm else {}))
+    write(folder, wanted, 0, curve=curve(4, 2.6, 2.3, 2.0))
+    for number, end in enumerate(repeats, 1):
+        drawn = {**wanted.candidates[0], "seed": number}
+        write(folder, wanted, number, drawn=drawn, curve=curve(4, 2.6, 2.3, end))
+    for number, (size, values) in enumerate(others.items(), 1 + len(repeats)):
+        write(folder, wanted, number, {"loader.batch_size": size}, curve(*values))
+    found = results.read(folder)
+    if confirm is not None:
+        place, again = confirming.prepare(found)
+        for number, point in enumerate(again.candidates):
+            size, seed = point["loader.batch_size"], point["seed"]
+            scatter = np.exp(0.02 * np.random.default_rng(seed * 7 + size).normal(size=4))
+            values = (4, 2.6, 2.3, 2.0) if size == 128 else confirm(seed)
+            write(place, again, number, drawn=point, curve=curve(*(np.array(values) * scatter)))
+    return found
+
+
+def told(found, capsys):
+    """What a finished search says: in its terminal and as JSON."""
+    assert confirming.complete(found.folder, found.space)
+    command = ["--resume", found.folder.name, "--storage", str(found.folder.parent)]
+    assert search.main(command) == 0
+    text = capsys.readouterr().out
+    assert search.main([*command, "--json"]) == 0
+    return text, json.loads(capsys.readouterr().out)
+
+
+def exported(found, capsys):
+    """The trial that `export` takes, and the lines above its configuration."""
+    assert export.main([found.folder.name, "--storage", str(found.folder.parent)]) == 0
+    name = capsys.readouterr().out.splitlines()[0].removeprefix("trial: ")
+    lines = (found.folder / "best.yaml").read_text().splitlines()
+    return name, "\n".join(line for line in lines if line.startswith("#"))
+
+
+def column(path, name):
+    return [row[name] for row in csv.DictReader(path.open())]
+
+
+def test_a_finalist_that_is_not_told_apart_is_neither_best_nor_faster(tmp_path, capsys, plain):
+    """It is as good as the baseline once, after 10 s, by luck; at its end it is worse, and on new seeds the same."""
+    late = searched(
+        tmp_path / "night", {64: (3.9, 1.95, 2.2, 2.4)}, lambda seed: (4, (1.9, 2.5, 0.5)[seed % 3], 2.3, 2.05)
+    )
+    text, block = told(late, capsys)
+    assert (block["best_trial"], block["best_configuration"], block["confirmed"]) == ("t0000", "baseline", "no")
+    assert block["speedup"] == "not determined: it is the baseline itself"
+    assert not [key for key in block if key.startswith("speedup_")]
+    assert "No finalist is better than the baseline by more than the noise on 6 new seeds: the baseline stays." in text
+    row = next(line for line in text.splitlines() if line.startswith("loader.batch_size=64  not told apart"))
+    assert row.endswith("not determined")
+    page = words(written(late.folder))
+    assert "Why it" not in page
+    assert "The ring" not in page
+    assert "times faster" not in page
+    assert "saved in" not in page
+    assert set(column(late.folder / "report" / "trials.csv", "speedup")) == {""}
+    assert set(column(late.folder / "trials.csv", "speedup")) == {""}
+    assert set(column(late.folder / "confirm.csv", "speedup")) == {""}
+    assert (late.folder / "confirm.md").read_text().startswith("# night: not confirmed\n")
+    known = evidence.read(late)
+    assert [what for _, _, what in Stars.of(known).pairs()] == ["baseline"], "curves.png has one star"
+    name, above = exported(late, capsys)
+    assert name == "t0000"
+    assert "the baseline stays" in above
+
+
+def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path, capsys, plain):
+    fast = searched(
+        tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0), 32: (2.6, 1.5, 1.1, 0.97)}, lambda seed: (2.6, 1.5, 1.1, 1.0)
+    )
+    text, block = told(fast, capsys)
+    winner = block["best_trial"]
+    assert block["winner"] == block["best_configuration"]
+    low, middle, high = (float(block[name]) for name in ("speedup_low", "speedup", "speedup_high"))
+    assert 1 < low < middle < high < 10
+    assert f"speedup: {middle:.3g}" in text
+    assert "confirmed_speedup" not in text
+    page = words(written(fast.folder))
+    assert "Why it wins" in page
+    assert f"winner ({winner})" in page
+    assert (fast.folder / "confirm.md").read_text().startswith("# night: confirmed\n")
+    assert exported(fast, capsys)[0] == winner == evidence.read(fast).best.name
+
+
+def test_an_interval_over_orders_of_magnitude_is_no_result(tmp_path, capsys, plain):
+    """Better at the end on every seed; when it was so is another question, to which six seeds give six answers."""
+    wide = searched(
+        tmp_path / "night", {64: (4, 3, 2, 1.5)},
+        lambda seed: (0.3, 0.29, 0.28, 0.27) if seed % 2 else (30.0, 20.0, 10.0, 1.6),
+    )  # fmt: skip
+    text, block = told(wide, capsys)
+    values = evidence.read(wide).told.table()
+    assert block["speedup"].startswith("not determined: ")
+    assert str(block["speedup"]) in text
+    assert values["speedup"].isna().all()
+    assert "not determined" in words(written(wide.folder))
+
+
+def test_what_one_run_each_does_not_tell_apart_is_said_to_be_so(tmp_path, capsys, plain):
+    """Half a per cent with a spread of several."""
+    near = searched(tmp_path / "night", {64: (3.5, 2.5, 2.1, 1.99)}, repeats=(2.1,))
+    outputs.write_all(near)
+    _, block = told(near, capsys)
+    assert block["best_trial"] == "t0002"
+    assert block["speedup"] == "not determined: not told apart from the baseline by one run each"
+    page = words(written(near.folder))
+    assert "t0002 is ahead: after 20 training seconds its FD (classifier) is 1.99 beside the 2 of the baseline" in page
+    assert "not told apart from the baseline by one run each." in page
+    assert "The best trial beside the baseline Nothing is to be explained: not told apart from the baseline" in page
+    assert "% below" not in page
+    assert "Why it" not in page
+    assert "of the gain" not in page
+    assert "saved in" not in page
+    name, above = exported(near, capsys)
+    assert name == "t0002"
+    assert "# speed-up not determined: not told apart from the baseline by one run each" in above
+
+
+def test_without_a_known_noise_nothing_is_claimed(tmp_path, capsys, plain):
+    one = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0), 32: (4, 3, 3, 3)}, repeats=())
+    assert told(one, capsys)[1]["speedup"] == "not determined: one run each, and their noise is not known"
+    page = words(written(one.folder))
+    assert "t0001 is ahead" in page
+    assert "Whether there is anything to be explained is not known: one run each" in page
+
+
+def test_more_than_the_noise_is_told_with_its_reasons(tmp_path, capsys, plain):
+    ahead = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)})
+    block = evidence.read(ahead)
+    assert block.speedup(block.best).mean == pytest.approx(20 / (5 + 5 * 0.6 / 1.1))
+    page = words(written(ahead.folder))
+    assert "t0002 is best" in page
+    assert "50 % below the 2 of the baseline" in page
+    assert "Why it is better" in page
+    assert "saved in" not in page, "both have one rate"
+    assert [row for row in column(ahead.folder / "report" / "trials.csv", "speedup") if row] == [
+        str(block.speedup(block.best).mean)
+    ]
+
+
+def test_the_best_of_several_seeds_is_no_lucky_run_of_the_baseline(tmp_path, capsys, plain):
+    wanted = make(tmp_path / "night", GRID)
+    for number, point in enumerate(wanted.candidates):
+        end = (2.1 if point["loader.batch_size"] == 64 else 2.0) * (1.1, 1.0, 0.9)[point["seed"]]
+        write(tmp_path / "night", wanted, number, point, curve(4, 0.95 * end, 2.3, end))
+    seeds = results.read(tmp_path / "night")
+    _, block = told(seeds, capsys)
+    assert (block["best_trial"], block["best_configuration"]) == ("t0000", "baseline")
+    assert block["speedup"] == "not determined: it is the baseline itself"
+    assert [row["speedup"] for row in block["configurations"]] == [None, None]
+    assert set(column(seeds.folder / "comparison.csv", "speedup")) == {""}
+    assert "× " not in (seeds.folder / "comparison.md").read_text().replace("1.00×", "")
+    page = words(written(seeds.folder))
+    assert "No configuration is shown to be better than the baseline: FD (classifier) 2.00 ± 0.20 over 3 seeds." in page
+    assert exported(seeds, capsys)[0] == "t0000"
+
+
+def test_while_finalists_still_run_the_search_is_what_is_known(tmp_path):
+    some = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (4, 2.6, 2.3, 2.0))
+    for place in (some.folder / "confirm" / "trials").iterdir():
+        if int(place.name[1:]) > 3:
+            (place / "journal.jsonl").unlink()
+    known = evidence.Evidence(some, confirmation.read(some))
+    assert (known.told.settled, known.best.name) == (False, "t0002")
+
+
+def test_one_pair_of_runs_tells_what_its_noise_allows(night):
+    known = evidence.read(results.read(searches.again(night)))
+    assert known.best.name == "t0001"
+    assert known.speedup(known.best).mean == pytest.approx(20 / (5 + 5 / 1.2))
+    assert known.seconds_to_baseline(known.best) == pytest.approx(5 + 5 / 1.2)
