@@ -12,7 +12,7 @@ from tunediff.cli import seconds
 from tunediff.environment import hardware
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
-from tunediff.report.style import Stars, draw
+from tunediff.report.style import Stars, headline, png
 from tunediff.report.subject import ruler
 from tunediff.report.verdicts import (
     INTERVALS,
@@ -36,9 +36,9 @@ def write_all(found: Results) -> dict[str, Path]:
     """
     about = [measured] if (measured := ruler(found)) else []
     on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
-    grey = "; ".join([*about, "grey: other trials"]) + on
+    title = "; ".join(about) + on
     written = _csv(found, "trials.csv", noise.table(found, noise_of(found))) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), grey)
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(found, found.best)), title)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())
     if found.space.seeds > 1:
@@ -96,10 +96,10 @@ def _png(found: Results, name: str, build: Callable[[], Figure], about: str = ""
     def titled() -> Figure:
         figure = build()
         if about:
-            figure.suptitle(f"{found.folder.name}: {about}", fontsize=10)
+            headline(figure, f"{found.folder.name}: {about}")
         return figure
 
     path = found.folder / name
-    if (chart := draw(titled)) is not None:
-        path.write_bytes(chart.png)
+    if (drawn := png(titled)) is not None:
+        path.write_bytes(drawn)
     return {name: path}
