@@ -54,7 +54,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
-from tunediff import cli, environment, record
+from tunediff import cli, colors, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems
@@ -658,10 +658,18 @@ def figure(table: Table, runs: Sequence[Run], path: Path) -> None:
     main = {name: mine for name, mine in grouped.items() if name in STRATEGIES}  # more would hide each other
     for i, (name, mine) in enumerate((main or grouped).items()):
         curves = 100 * np.array([regret(table, mine, s) for s in seconds])
-        style: dict[str, Any] = {"color": "black"} if name == "random" else {"color": f"C{i % 10}"}
+        style: dict[str, Any] = {"color": colors.OTHER if name == "random" else colors.SERIES[i % len(colors.SERIES)]}
         low, middle, high = np.quantile(curves, (0.25, 0.5, 0.75), axis=1)
         axes.fill_between(seconds, low, high, step="post", alpha=0.12, linewidth=0, **style)
-        axes.step(seconds, middle, where="post", label=name, linewidth=1.8, linestyle=("-", "--")[i // 10 % 2], **style)
+        axes.step(
+            seconds,
+            middle,
+            where="post",
+            label=name,
+            linewidth=1.8,
+            linestyle=("-", "--")[i // len(colors.SERIES) % 2],
+            **style,
+        )
     axes.axhline(100 * TARGET, color="0.5", linestyle=":", linewidth=1.0)
     axes.set_yscale("symlog", linthresh=1.0)  # the end of a search is 0
     axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g %%"))

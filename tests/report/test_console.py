@@ -8,9 +8,9 @@ from rich.console import Console as Terminal
 
 from tests import searches
 from tests.searches import noisy
+from tunediff import cli, record, space
 from tunediff import config as cfg
-from tunediff import record, space
-from tunediff.report import console
+from tunediff.report import console, words
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -157,6 +157,53 @@ def test_a_thousand_trials_fit_a_terminal(night):
     lines = shown(folder, loaded, height=24)
     assert len(lines) <= 24
     assert any(line.startswith(f"… and {1000 - 16} more in") for line in lines)
+
+
+WIDTHS = [40, 60, 80, 100, 140, 200]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_matters_least_goes_first_where_a_terminal_is_narrow(night, width):
+    folder, loaded = night
+    _, head, *rows = (line for line in shown(folder, loaded, width=width) if line and not line.startswith("…"))
+    while not head.lstrip().startswith("rank"):  # the headline takes as many lines as it needs
+        head, *rows = rows
+    assert all(len(line) <= width for line in (head, *rows))
+    assert re.search(r"rank +trial .*FD.+ ↓.* status$", head)
+    assert [row.split()[-1] for row in rows] == ["points", "ok", "ok", "oom"]
+    assert [row.split()[1] for row in rows[1:3]] == ["t0001", "t0000"]
+    assert all(value in row for value, row in zip(("15", "5", "10"), rows, strict=False))
+    left_out = [name not in head for name in ("MiB", "images/s", "× baseline", "curve")]
+    assert left_out == sorted(left_out, reverse=True), "memory, then speed, the ratio and the curve"
+    assert any(left_out) == (width <= 100)
+    if width >= 80:
+        assert any("batch_size=32" in row for row in rows), "what differs is told"
+
+
+LONG = {f"model.a_rather_long_name_of_a_layer_{where}": 0.125 for where in ("first", "last")}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_are_cut_in_the_middle_and_values_stay(width):
+    said = words.fitted(cli.knobs(LONG), width)
+    assert len(said) <= width
+    assert said.count("=0.125") == 2
+    assert re.search("st=.+st=", said), "the ends of both names"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_table_at_the_end_fits_its_terminal(width):
+    rows = [
+        [f"loader.batch_size={size} optimizer.lr=1.00e-04", "not told apart", "3 of 3", "2.09 ± 0.15"]
+        for size in (32, 64)
+    ]
+    lines = [["configuration", "verdict", "runs", "FD (classifier), mean ± sd"], *rows]
+    table = words.plain_table(lines, width)
+    assert all(len(line) <= width for line in table.splitlines())
+    assert all(" ".join(table.split()).count(cell) == 2 for cell in rows[0][1:]), "nothing is lost"
+    assert table.count("64") == table.count("32") == 1
+    assert table.startswith("configuration: loader" if width < 70 else "configuration   ")
+    assert words.plain_table(lines, None) == words.plain_table(lines, 500), "what goes into a file is as wide as it is"
 
 
 @pytest.mark.parametrize(

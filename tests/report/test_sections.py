@@ -330,6 +330,6 @@ def test_figures_name_the_processor_and_what_it_can_do(tmp_path):
     said = "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
     assert outputs.measured_on(found) == said
     titles = []
-    with mock.patch.object(outputs, "draw", lambda build: titles.append(build().get_suptitle())):
+    with mock.patch.object(outputs, "png", lambda build: titles.append(build().get_suptitle())):
         outputs.write_all(found)
     assert titles[0].endswith("\nmeasured on slow one (avx512f, amx_bf16)")

@@ -358,7 +358,7 @@ def test_lines_have_the_values_of_the_table(drawn):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear"), "of two batch sizes one is twice the other"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("loader.batch_size", "epoch (s)")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128"]
-    assert axes.get_legend().get_title().get_text() == "parallel.workers"
+    assert axes.figure.legends[0].get_title().get_text() == "parallel.workers"
 
 
 def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):

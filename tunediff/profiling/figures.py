@@ -12,25 +12,26 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tunediff import colors
 from tunediff.profiling.result import Profile, Sweep, held_mib
 from tunediff.profiling.tables import OWNERS, mebibytes, milliseconds, part, percent, rate
 
+_UPDATE, _FORWARD, _BACKWARD, _BATCH, _COPY, _WAIT, _EMA = colors.SERIES
 COLORS = {
-    "data_wait": "tab:red", "host_to_device": "tab:pink", "sampler": "tab:purple", "forward": "tab:blue",
-    "backward": "tab:orange", "optimizer": "tab:green", "ema": "tab:olive", "other": "0.5",
-    "static_mib": "0.8", "batch_mib": "tab:purple", "forward_mib": "tab:blue", "backward_mib": "tab:orange",
-    "rest_mib": "tab:green",
+    "data_wait": _WAIT, "host_to_device": _COPY, "sampler": _BATCH, "forward": _FORWARD, "backward": _BACKWARD,
+    "optimizer": _UPDATE, "ema": _EMA, "other": colors.OTHER, "static_mib": colors.OTHER, "batch_mib": _BATCH,
+    "forward_mib": _FORWARD, "backward_mib": _BACKWARD, "rest_mib": _UPDATE,
 }  # fmt: skip
 """By part of the step and by owner of memory; what a workload has named itself gets the colour of `NAMELESS`."""
-NAMELESS = "tab:cyan"
+NAMELESS = colors.PLAIN
 
 
 def step(found: Profile, path: Path) -> None:
     """Milliseconds of each part of the step."""
     whole, parts = found["step"]["step_s"], dict(reversed(found["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    names, colors = [part(found, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
-    bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=colors)
+    names, shades = [part(found, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
+    bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=shades)
     shares = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
     axes.bar_label(bars, shares, padding=4, fontsize=9)
     axes.set_xlim(right=1.22 * 1000 * max(parts.values()))
@@ -39,6 +40,7 @@ def step(found: Profile, path: Path) -> None:
         f"{found['name']}: a step of {milliseconds(whole)}, batch {found['step']['batch_size']}, "
         f"{rate(found['step']['samples_per_s'])} {found['unit']}/s",
         fontsize=10,
+        wrap=True,
     )
     _save(figure, path, grid="x")
 
@@ -51,8 +53,7 @@ def memory(found: Profile, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
     owners = [owner for owner in OWNERS if any(lines[owner])]
     moments, heights = [1000 * moment for moment in lines["seconds"]], [lines[owner] for owner in owners]
-    colors = [COLORS[owner] for owner in owners]
-    areas = axes.stackplot(moments, heights, colors=colors, step="post", linewidth=0)
+    areas = axes.stackplot(moments, heights, colors=[COLORS[owner] for owner in owners], step="post", linewidth=0)
     for begin, end, name in phases:  # a ribbon above the curve says what was going on
         axes.axvspan(1000 * begin, 1000 * end, ymin=0.965, color=COLORS.get(name, NAMELESS), linewidth=0)
     axes.set_ylim(0, 1.12 * peak["total_mib"])
@@ -60,7 +61,7 @@ def memory(found: Profile, path: Path) -> None:
     axes.set_xlabel("ms (under the profiler)")
     axes.set_ylabel("MiB")
     peaks = f"peak {mebibytes(peak['total_mib'])} during {part(found, peak['phase'])}"
-    axes.set_title(f"{found['name']}: tensors in memory, {peaks}", fontsize=10)
+    axes.set_title(f"{found['name']}: tensors in memory, {peaks}", fontsize=10, wrap=True)
     words, seen = [OWNERS[owner] for owner in owners[::-1]], {name for _, _, name in phases}
     figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
     names = [name for name in found["step"]["parts_s"] if name in seen]
@@ -73,12 +74,12 @@ def sweep(found: Profile, swept: Sweep, path: Path) -> None:
     """Throughput and peak memory against the batch size."""
     sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
     figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
-    left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o")
+    left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o", color=colors.PLAIN)
     left.set_ylabel(f"{found['unit']}/s")
-    right.plot(sizes, held, marker="o", color="tab:orange")
+    right.plot(sizes, held, marker="o", color=colors.PLAIN)
     right.set_ylabel("peak memory (MiB)")
     if (limit := swept["memory_limit_mib"]) < 4 * max(held):  # else it would flatten the curve
-        right.axhline(limit, color="tab:red", linestyle="--", linewidth=1)
+        right.axhline(limit, color=colors.FAILED, linestyle="--", linewidth=1)
         right.annotate("may be taken", (sizes[0], limit), xytext=(0, 3), textcoords="offset points", fontsize=8)
     for axes in (left, right):
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli, record
 from tunediff.record import TrialRecord
 from tunediff.report.verdicts import NEAR, noise_words
-from tunediff.report.words import beside
+from tunediff.report.words import beside, fitted, short
 from tunediff.results import Results, confirmation, curve, failed, last
 from tunediff.results.comparison import ITSELF
 from tunediff.results.evidence import UNTOLD, Evidence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BARS = "▁▂▃▄▅▆▇█"
+CHANGES, CHANGES_WIDTH = "changes to the baseline", 32
+"""A column of the live table, and the characters that it is given before others are."""
 
 
 def skipped(wanted: SearchSpace) -> list[str]:
@@ -214,24 +216,49 @@ class Table(Console):
         rows = [*running, *ranked, *(trial for trial in reversed(rest) if trial.name not in again)]
         ranks = ranks if self.space.seeds == 1 else {}  # places are those of configurations, not of runs
         known, near = self.known.noise, {trial.name for trial in self.known.near}
-        room = max(3, self._terminal.height - 8)
-
-        grid = Grid(box=None, padding=(0, 1), header_style="bold")
-        grid.add_column("rank", justify="right")
-        grid.add_column("trial")
-        grid.add_column("changes to the baseline", overflow="ellipsis", no_wrap=True, ratio=1)
-        grid.add_column("curve", no_wrap=True)
-        objective = f"{found.quantity(found.label).label} {'↓' if found.falls else '↑'}"
-        for column in (objective, found.versus_heading, f"{found.unit}/s", "MiB"):
-            grid.add_column(column, justify="right", no_wrap=True)
-        grid.add_column("status", no_wrap=True)
-        for trial in rows[:room]:
-            rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
-            grid.add_row(rank, *self._row(trial), style=_style(trial, ranks))
-        left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
         legend = f" · {NEAR} within the noise of the best: {noise_words(known, found.label)}" if known and near else ""
         head = Text("\n" + self._headline() + legend, style="bold")
+        room = max(3, self._terminal.height - 7 - len(head.wrap(self._terminal, self._terminal.width)[1:]))
+        lines = [
+            {"rank": f"{NEAR * (one.name in near)}{ranks.get(one.name, '')}"} | self._row(one) for one in rows[:room]
+        ]
+        grid = Grid(box=None, padding=(0, 1), header_style="bold")
+        heads = self._fit(lines) if lines else {}
+        for name, head_ in heads.items():
+            right = name not in ("trial", CHANGES, "curve", "status")
+            grid.add_column(head_, justify="right" if right else "left", no_wrap=True)
+        for trial, line in zip(rows, lines, strict=False):
+            grid.add_row(*(line[name] for name in heads), style=_style(trial, ranks))
+        left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
         return Group(head, grid, Text(left, style="dim")) if rows else head
+
+    def _fit(self, lines: list[dict[str, str]]) -> dict[str, str]:
+        """The headings of the columns that the terminal has room for, by name; shortens the changes in `lines`."""
+        heads = {name: name for name in lines[0]}
+
+        def room() -> int:
+            widths = [
+                max(len(head), *(len(line[name]) for line in lines)) for name, head in heads.items() if name != CHANGES
+            ]
+            return self._terminal.width - sum(widths) - 2 * len(heads)
+
+        wanted = min(CHANGES_WIDTH, max(len(line[CHANGES]) for line in lines))
+        for name in (
+            "MiB",
+            f"{self.found.unit}/s",
+            self.found.versus_heading,
+            "curve",
+        ):  # what matters least goes first
+            if room() < wanted:
+                heads.pop(name, None)
+        if room() < wanted:
+            name, _, way = self._objective.rpartition(" ")
+            heads[self._objective] = f"{short(name, 8)} {way}"
+        if (left := room()) < len(CHANGES):
+            heads[CHANGES] = "changes"
+        for line in lines:
+            line[CHANGES] = fitted(line[CHANGES], left)
+        return {name: head for name, head in heads.items() if name != CHANGES or left >= len(heads[CHANGES])}
 
     def _headline(self) -> str:
         """How far the search is, and the best so far."""
@@ -249,21 +276,28 @@ class Table(Console):
             words.append(f"no speed-up: {none}")
         return " · ".join(filter(None, words))
 
-    def _row(self, trial: TrialRecord) -> list[str]:
+    def _row(self, trial: TrialRecord) -> dict[str, str]:
+        """Cells by heading."""
         found = self.found
         values = [value for _, value in curve(trial, found.metric)]
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
-        return [
-            trial.name,
-            self._changed(trial.drawn),
-            sparkline(values, found.ratios),
-            cli.number(values[-1]) if values else "",
-            beside(versus, found.ratios),
-            f"{rate:.0f}" if rate is not None else "",
-            f"{memory:.0f}" if memory is not None else "",
-            trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points",
-        ]
+        rates = {} if found.by_rate else {f"{found.unit}/s": f"{rate:.0f}" if rate is not None else ""}
+        return {
+            "trial": trial.name,
+            CHANGES: self._changed(trial.drawn),
+            "curve": sparkline(values, found.ratios),
+            self._objective: cli.number(values[-1]) if values else "",
+            found.versus_heading: beside(versus, found.ratios),
+            **rates,
+            "MiB": f"{memory:.0f}" if memory is not None else "",
+            "status": trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points",
+        }
+
+    @property
+    def _objective(self) -> str:
+        """The heading of its column."""
+        return f"{short(self.found.quantity(self.found.label).label, 24)} {'↓' if self.found.falls else '↑'}"
 
 
 def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:

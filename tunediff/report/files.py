@@ -41,7 +41,11 @@ class Files:
         if (chart := style.draw(build)) is None:
             return None
         self.keep(f"{name}.png", chart.png)
-        return el("figure", picture("svg+xml", chart.svg, alt), el("figcaption", *caption, " ", self.links(name)))
+        return el(
+            "figure",
+            picture("svg+xml", chart.svg, alt, chart.narrow),
+            el("figcaption", *caption, " ", self.links(name)),
+        )
 
     def links(self, name: str) -> Html:
         """Where the data of a section lie."""

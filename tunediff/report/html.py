@@ -8,11 +8,15 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-WINNER, BASELINE = "#c2410c", "#1d5fa8"
-"""The two colours that mean something, the same in every table and figure; apart for colour-blind eyes as well."""
+from tunediff import colors
+
+WINNER, BASELINE = colors.WINNER, colors.BASELINE
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
 
-_EMPTY_TAGS = ("br", "hr", "img", "input", "meta")
+NARROW = "screen and (max-width: 44rem)"
+"""Where charts are drawn for a telephone; page.css has the same."""
+
+_EMPTY_TAGS = ("br", "hr", "img", "input", "meta", "source")
 
 
 class Html(str):
@@ -63,10 +67,14 @@ def table(
     return el("div", whole, class_="scroll", tabindex="0")
 
 
-def picture(kind: str, content: bytes, alt: str) -> Html:
-    """An image inside the file. Scripts do not run in an SVG that is shown by `img`, whatever it holds."""
-    data = base64.b64encode(content).decode()
-    return el("img", src=f"data:image/{kind};base64,{data}", alt=alt)
+def picture(kind: str, content: bytes, alt: str, narrow: bytes = b"") -> Html:
+    """An image inside the file; `narrow`: the same for a telephone.
+
+    Scripts do not run in an SVG that is shown by `img`, whatever it holds.
+    """
+    wide, small = (f"data:image/{kind};base64,{base64.b64encode(one).decode()}" for one in (content, narrow))
+    image = el("img", src=wide, alt=alt)
+    return el("picture", el("source", media=NARROW, srcset=small), image) if narrow else image
 
 
 def folded(summary: object, *inside: object) -> Html:

@@ -12,7 +12,7 @@ from tunediff.cli import seconds
 from tunediff.environment import hardware
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
-from tunediff.report.style import Stars, draw
+from tunediff.report.style import Stars, headline, png
 from tunediff.report.subject import ruler
 from tunediff.report.verdicts import (
     INTERVALS,
@@ -34,18 +34,19 @@ def write_all(found: Results) -> dict[str, Path]:
     """
     about = [measured] if (measured := ruler(found)) else []
     on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
-    grey = "; ".join([*about, "grey: other trials"]) + on
+    title = "; ".join(about) + on
     known = evidence.read(found)
     written = _csv(found, "trials.csv", known.table()) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(known)), grey)
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(known)), title)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())
     if (compared := known.compared) is not None:
+        best = compared.of(known.best) if known.best is not None else None
         said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
         written |= _csv(found, "comparison.csv", compared.table())
         written |= _markdown(found, "comparison.md", found.folder.name, said)
         means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"]) + on
-        written |= _png(found, "comparison.png", lambda: curves.of_means(compared), means)
+        written |= _png(found, "comparison.png", lambda: curves.of_means(compared, best), means)
     return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
 
 
@@ -94,10 +95,10 @@ def _png(found: Results, name: str, build: Callable[[], Figure], about: str = ""
     def titled() -> Figure:
         figure = build()
         if about:
-            figure.suptitle(f"{found.folder.name}: {about}", fontsize=10)
+            headline(figure, f"{found.folder.name}: {about}")
         return figure
 
     path = found.folder / name
-    if (chart := draw(titled)) is not None:
-        path.write_bytes(chart.png)
+    if (drawn := png(titled)) is not None:
+        path.write_bytes(drawn)
     return {name: path}

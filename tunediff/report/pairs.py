@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.cli import number
+from tunediff.colors import BASELINE, SERIES, WINNER
 from tunediff.record import TrialRecord
 from tunediff.report.files import FOLDER, Files, listed, write
-from tunediff.report.html import BASELINE, WINNER, Html, el, folded, join, page, table
+from tunediff.report.html import Html, el, folded, join, page, table
 from tunediff.report.page import PAGE
-from tunediff.report.style import plain_logarithms, plain_numbers, sheet
+from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
 from tunediff.report.words import interval, percent, rounded, some, with_sd
 from tunediff.results import curve, shown
@@ -146,23 +147,23 @@ def _pairs(told: Pairs, files: Files) -> Html:
 def figure(told: Pairs) -> Figure:
     """Every run's curve, A and B in their colours."""
     drawn, (axes,) = sheet(1, 3.2)
-    positive = True
+    positive, sides = True, (BASELINE, WINNER if told.verdict == "better" else SERIES[0])
     for pair in told.runs:
-        for run, color in zip(pair, (BASELINE, WINNER), strict=True):
+        for run, color in zip(pair, sides, strict=True):
             if run is not None and (line := curve(run, told.metric.name)):
                 seconds, values = zip(*line, strict=True)
                 positive = positive and min(values) > 0
                 axes.plot(seconds, values, color=color, linewidth=1.1, alpha=0.7)
                 axes.plot(seconds[-1:], values[-1:], color=color, marker="o", markersize=4)
-    for name, color in (("A", BASELINE), ("B", WINNER)):
+    for name, color in zip("AB", sides, strict=True):
         axes.plot([], [], color=color, label=name)
-    axes.legend()
     better = "lower" if told.metric.mode == "min" else "higher"
     axes.set(xlabel="training seconds", ylabel=f"{told.label}, {better} is better")
     if told.look.ratios and positive:
         axes.set_yscale("log")
         plain_logarithms(axes.yaxis)
     plain_numbers(axes)
+    legend(drawn)
     return drawn
 
 

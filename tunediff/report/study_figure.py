@@ -10,12 +10,14 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tunediff import colors
 from tunediff.cli import number
 from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
-from tunediff.report.style import sheet
+from tunediff.report.style import NARROW_IN, WIDTH_IN, Digits, headline, legend, letters, sheet, stacked
+from tunediff.report.words import fitted, short
 from tunediff.results import is_number
 
-MARKERS = "osD^vP*X"
+MARKERS = "osD^v<>h"
 
 
 def figure(table: Table, subtitle: str) -> Figure:
@@ -32,7 +34,7 @@ def figure(table: Table, subtitle: str) -> Figure:
     words = {NO_EFFECT: "changes nothing here", DISTURBED: "others used the machine"}
     marks = [f"{mark} {meaning}" for mark, meaning in words.items() if any(mark in table.marks(r) for r in table.rows)]
     marks += ["others used the machine during every run"] * table.all_disturbed
-    drawn.suptitle("\n".join(filter(None, (study.title, subtitle, ", ".join(marks)))), fontsize=10)
+    headline(drawn, "\n".join(filter(None, (study.title, subtitle, ", ".join(marks)))))
     return drawn
 
 
@@ -63,16 +65,20 @@ def _lines(table: Table, x: str) -> Figure:
         for i, line in enumerate(dict.fromkeys(names)):
             places = [(at, value) for at, value, name, _ in points if name == line]
             if places:
-                axes.plot(*zip(*places, strict=True), f"C{i % 10}{MARKERS[i % 8]}-", markersize=5, label=line)
+                axes.plot(*zip(*places, strict=True), f"{MARKERS[i % 8]}-", color=_series(i), markersize=5, label=line)
         for at, value, _, row in points:
             words = f"{number(row.knobs.get(along, '')) if measured else ''} {table.marks(row)}".strip()
             axes.annotate(words, (at, value), (4, 4), textcoords="offset points", fontsize=8)
         _scale(axes, [point[0] for point in points], [point[1] for point in points], ticks=not measured)
         axes.set(xlabel=table.study.quantity(x).heading, ylabel=table.study.quantity(y).heading)
         axes.grid(True, which="major", color="0.9")
-        if others and points:
-            axes.legend(title=", ".join(others), fontsize=8, title_fontsize=8)
+    if others:
+        legend(figure, title=", ".join(others))
     return figure
+
+
+def _series(place: int) -> str:
+    return colors.SERIES[place % len(colors.SERIES)]
 
 
 def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
@@ -83,9 +89,11 @@ def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
         if log or (values and 0 < 10 * min(values) < max(values)):
             axes.set(**{f"{axis.axis_name}scale": "log"})
             axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axis.set_major_formatter(Digits())
             axis.set_minor_formatter(ticker.NullFormatter())
-        elif axis is axes.yaxis:
+        else:
+            axis.set_major_formatter(Digits())
+        if axis is axes.yaxis and axis.get_scale() == "linear":
             axes.set_ylim(bottom=0.0 if min(values, default=0.0) >= 0 else None)
     if ticks and len(set(xs)) <= 12:
         axes.set_xticks(sorted(set(xs)), [f"{x:g}" for x in sorted(set(xs))])
@@ -119,6 +127,8 @@ def _bars(table: Table) -> Figure:
         per_step = " per step" if all(y.startswith("step_") for y in ys) else ""
         first = table.study.quantity(parts[0])
         _draw(axes, names, series, first.unit + per_step if stacked else first.heading, stacked)
+    if stacked:
+        legend(figure)
     return figure
 
 
@@ -137,7 +147,8 @@ def _ladder(table: Table, y: str) -> Figure:
     figure, (axes,) = sheet(1, _height_in(1.1 * len(together)), 9.5)
     _draw(axes, [row.label for row in together], series, table.study.quantity(y).heading)
     if base:
-        axes.axvline(base, color="0.4", linewidth=1, linestyle=":")
+        axes.axvline(base, color=colors.BASELINE, linewidth=1, linestyle=":", label="base")
+    legend(figure)
     return figure
 
 
@@ -145,13 +156,14 @@ def _operations(table: Table) -> Figure:
     """The longest operations of every configuration, by their own time in one step."""
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
-    figure = Figure(figsize=(9, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))), layout="constrained")
+    width_in = NARROW_IN if stacked() else WIDTH_IN
+    figure = Figure(figsize=(width_in, 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))), layout="constrained")
     panels = figure.subplots(len(rows) or 1, 1, squeeze=False, sharex=True)
     for axes, row in zip(panels[:, 0], rows, strict=False):
         columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
         lengths = list(columns["self_s_per_step"] * table.study.quantity("self_s_per_step").scale)
         words = [f"{number(one)} ({100 * share:.0f} %)" for one, share in zip(lengths, columns["share"], strict=True)]
-        names = [name if len(name) <= 60 else name[:57] + "…" for name in columns["operation"]]
+        names = [short(name, letters(60)) for name in columns["operation"]]
         _draw(axes, names, {"": (lengths, words)}, "")
         axes.set_title(f"{row.label} {table.marks(row)}", fontsize=9, loc="left")
     panels[-1, 0].set_xlabel("own time in one step (ms), share of all")
@@ -173,13 +185,13 @@ def _draw(axes: Axes, names: list[str], series: Series, heading: str, stacked: b
     for i, (label, (known, words)) in enumerate(series.items()):
         places = np.arange(len(names)) + (0.0 if stacked else (i - (len(series) - 1) / 2) * height)
         lengths = np.array([length or 0.0 for length in known])
-        bars = axes.barh(places, lengths, 0.92 * height, starts, color=f"C{i % 10}", label=label)
+        bars = axes.barh(
+            places, lengths, 0.92 * height, starts, color=_series(i) if len(series) > 1 else colors.PLAIN, label=label
+        )
         axes.bar_label(bars, words, padding=4, fontsize=8)
         ends += list(starts + lengths)
         starts = starts + lengths if stacked else starts
-    if len(series) > 1:
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_yticks(range(len(names)), [fitted(name, letters(50)) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)
     axes.set_xlim(1.18 * min(ends), max(axes.get_xlim()[1], 1.18 * max(ends)))  # room for the words

@@ -127,9 +127,9 @@ class Table:
         """The table for reading, in Markdown, with its notes."""
         return "\n".join([markdown_table(self.cells(80)), "", *(f"- {note}" for note in self.notes())]).rstrip()
 
-    def text(self) -> str:
-        """The table for a terminal, with its notes."""
-        return "\n".join([plain_table(self.cells(50)), "", *self.notes()]).rstrip()
+    def text(self, width: int | None = None) -> str:
+        """The table for a terminal of so many columns, with its notes."""
+        return "\n".join([plain_table(self.cells(50), width), "", *self.notes()]).rstrip()
 
     def notes(self) -> list[str]:
         """What the marks mean, and why runs failed."""

@@ -12,7 +12,7 @@ from tunediff import cli, record, results
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts, words
 from tunediff.report.sections import hold as section
-from tunediff.report.words import plain_table
+from tunediff.report.words import columns, is_known, plain_table
 from tunediff.results import Results, hold
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
@@ -42,17 +42,18 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
         return
     said = ["", cli.block(block)]
     if compared is not None:
-        table = plain_table(verdicts.comparison_table(compared, compact=True))
+        table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
         said += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
-        rows = front.to_string(index=False, float_format=cli.number)
-        said.append(f"\nPareto front, from the best value to the lowest cost:\n{rows}")
+        rows = [[cli.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
+        text = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
+        said.append(f"\nPareto front, from the best value to the lowest cost:\n{text}")
     if confirmed is not None:
-        said += ["", plain_table(verdicts.confirmation_table(confirmed)), "", *verdicts.sentences(confirmed)]
+        said += ["", plain_table(verdicts.confirmation_table(confirmed), columns()), "", *verdicts.sentences(confirmed)]
         for held in hold.read(found, confirmed.compared.found, results.read):
-            said += ["", plain_table(section.hold_table(held)), "", *section.sentences(held)]
+            said += ["", plain_table(section.hold_table(held), columns()), "", *section.sentences(held)]
     if studied is not None:
-        said += ["", *filter(None, [studied.study.title]), studied.text()]
+        said += ["", *filter(None, [studied.study.title]), studied.text(columns())]
     print("\n".join(said))
 
 

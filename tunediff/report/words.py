@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
 from tunediff.cli import number
@@ -117,15 +120,58 @@ def cut(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
+def short(words: str, most: int) -> str:
+    """At most so many characters; what is left out is in the middle: names often differ at their ends."""
+    head = max(1, most) // 2
+    return words if len(words) <= most else f"{words[:head]}…{words[len(words) - max(0, most - head - 1) :]}"
+
+
+def fitted(said: str, most: int) -> str:
+    """`cli.knobs` in at most so many characters: sections go first, then the middle of names; values stay longest."""
+    if len(said) <= most:
+        return said
+    parts = [
+        (name.rpartition(".")[2], way, value) for name, way, value in (one.rpartition("=") for one in said.split(" "))
+    ]
+    tried = said
+    for room in range(max(len(name) for name, _, _ in parts), 1, -1):
+        tried = " ".join(f"{short(name, room)}{way}{short(value, max(8, 2 * room))}" for name, way, value in parts)
+        if len(tried) <= most:
+            break
+    return short(tried, most)
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
     """Cells padded to the width of their column."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
 
 
-def plain_table(lines: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    return "\n".join("  ".join(line).rstrip() for line in aligned(lines))
+def columns() -> int | None:
+    """Of the terminal that is written to; None: it is a file or a pipe, where nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+NARROW = 16
+"""Characters that the column of a table which may be cut keeps."""
+
+
+def plain_table(lines: Sequence[Sequence[str]], width: int | None = None, words: int = 0) -> str:
+    """A table for a terminal of `width` columns (None: any).
+
+    Where it does not fit, the knobs in column `words` are shortened. If that does not do, every row becomes a block
+    with a line for each cell, rather than lines that a terminal breaks anywhere.
+    """
+    cells = aligned(lines)
+    if width is None or (over := len("  ".join(cells[0])) - width) <= 0:
+        return "\n".join("  ".join(line).rstrip() for line in cells)
+    if (most := len(cells[0][words]) - over) >= NARROW:
+        return plain_table(
+            [[fitted(c, most) if place == words % len(line) else c for place, c in enumerate(line)] for line in lines]
+        )
+    blocks = [[f"{name}: {cell}" for name, cell in zip(lines[0], row, strict=True) if cell] for row in lines[1:]]
+    said = [f"{'  ' if place else ''}{line}" for block in blocks for place, line in enumerate(block)]
+    return "\n".join(textwrap.fill(line, width, subsequent_indent="    ") for line in said)
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:

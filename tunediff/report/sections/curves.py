@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from tunediff import colors
 from tunediff.cli import number
+from tunediff.colors import BASELINE, WINNER
+from tunediff.record import TrialRecord
 from tunediff.report import style
 from tunediff.report.files import Files
-from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
+from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, marked, note
 from tunediff.report.verdicts import comparison_table, conclusions
@@ -23,6 +26,14 @@ from tunediff.results.comparison import Comparison, Group
 
 # --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
+DOTTED = (0, (1.2, 1.6))
+KINDS: dict[str, tuple[str, Any]] = {
+    "other trials": (colors.OTHER, "solid"),
+    "under way": (colors.OTHER, DOTTED),
+    "stopped early": (colors.PRUNED, style.DASHED),
+    "failed": (colors.FAILED, DOTTED),
+}
+"""Colour and line of the trials that are neither baseline nor best, by how they ended."""
 
 
 def curves(subject: Subject, files: Files) -> Html | None:
@@ -34,14 +45,10 @@ def curves(subject: Subject, files: Files) -> Html | None:
         files.csv("curves", frame.drop(columns=wide))
     if not any(len(curve(trial, found.metric)) > 1 for trial in found.trials):
         return None
-    ring_ = " The dashed line is the baseline at its end." if subject.crossing_s else ""
-    if subject.crossing_s and not subject.crosses_before_first:
-        ring_ += f" The ring: {subject.leader} is as good."
     figure = files.chart(
         "curves",
         lambda: of_trials(found, subject.stars),
         f"{subject.label} against training seconds, all trials",
-        f"Grey: the other trials; dotted: those that failed, were stopped, or are under way.{ring_}",
     )
     ranked, end = found.ranked, base.value(found.metric) if base is not None else None
     others = [trial for trial in ranked if base is None or trial.name != base.name]
@@ -64,7 +71,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     lines = {trial.name: curve(trial, found.metric) for trial in found.trials}
     figure, (axes,) = sheet(1, 4.7)
     _background(axes, found, lines, stars)
-    pairs = [(lines[trial.name], color, what) for trial, color, what in stars.pairs() if lines.get(trial.name)]
+    pairs = [(lines[trial.name], color, what) for trial, color, what in stars.shown() if lines.get(trial.name)]
     for line, color, _ in pairs:
         axes.plot(*zip(*line, strict=True), color=color, linewidth=2.2, marker="o", markersize=4.5, zorder=4)
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
@@ -74,6 +81,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     axes.set_xlabel("training seconds")
     axes.set_xlim(left=0)
     plain_numbers(axes)
+    style.legend(figure)
     return figure
 
 
@@ -82,32 +90,42 @@ def _crossing(axes: Axes, found: Results, base: Line, winner: Line, seconds: flo
     if seconds is None:
         return
     (end_s, level), first = base[-1], seconds == winner[0][0]
-    axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED)
+    axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED,
+              label="baseline at its end")  # fmt: skip
     if not first:
-        ring(axes, (seconds, level), WINNER, 7)
+        ring(axes, (seconds, level), WINNER, 7, "as good as that")
     words = f"{'before ' if first else ''}{secs(seconds)}"
     below = found.falls  # a curve that falls leaves room to its lower left, one that rises to its upper left
     shift, side = ((-7, -6), "top") if below else ((-7, 6), "bottom")
     say(axes, words, (seconds, level), shift, ha="right", va=side, color=WINNER)
 
 
+def _kind(trial: TrialRecord) -> str:
+    return {None: "under way", "ok": "other trials", "pruned": "stopped early"}.get(trial.status, "failed")
+
+
 def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: Stars) -> None:
-    """All trials in grey; dotted where they did not end ok."""
+    """All trials but those that have a colour of their own, by how they ended."""
     many = len(lines) > style.MANY
     others = [trial for trial in found.trials if lines[trial.name] and stars.color(trial.name) is None]
-    for ok in (False, True):
-        mine = [lines[trial.name] for trial in others if (trial.status == "ok") == ok]
+    for kind, (color, dashes) in KINDS.items():
+        mine = [lines[trial.name] for trial in others if _kind(trial) == kind]
+        if not mine:
+            continue
         collection = LineCollection(
             [line if len(line) > 1 else [*line, *line] for line in mine],
-            colors=style.GREY,
+            colors=color,
             linewidths=0.7 if many else 1.1,
             alpha=0.14 if len(lines) > 4 * style.MANY else 0.35 if many else 0.85,
-            linestyles="solid" if ok else (0, (1.2, 1.6)),
+            linestyles=[dashes],
             rasterized=many,
             zorder=1,
         )
         axes.add_collection(collection, autolim=False)
-        if not many and ok and mine:
+        axes.plot([], [], color=color, linestyle=dashes, linewidth=1.4, label=kind, marker="x" * (kind == "failed"))
+        if kind == "failed":
+            axes.plot(*zip(*(line[-1] for line in mine), strict=True), "x", color=color, markersize=5, zorder=2)
+        if not many and kind == "other trials":
             dots = [place for line in mine for place in line]
             axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=style.GREY, zorder=2, linewidths=0)
     # What failed may lie anywhere; it is of_trials as far as it fits.
@@ -119,7 +137,7 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
 
 # ---------------------------------------------------------------------------------------------------------------- seeds
 LINE_STYLES = ("-", "--", ":", "-.")
-"""One for each ten colours."""
+"""One for each round through the colours."""
 
 
 class _Look(TypedDict):
@@ -143,7 +161,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     if not subject.found.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
         figure = files.chart(
             "comparison",
-            lambda: of_means(compared),
+            lambda: of_means(compared, best),
             "objective against training seconds, mean and standard deviation over seeds",
             "Mean over the seeds, and ± one standard deviation.",
         )
@@ -156,7 +174,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     )
 
 
-def of_means(compared: Comparison) -> Figure:
+def of_means(compared: Comparison, best: Group | None) -> Figure:
     """The objective against training seconds: mean over the seeds and ± one standard deviation.
 
     Where two knobs were varied there is one panel for each value of the one with fewer; the baseline is in all of them.
@@ -165,20 +183,25 @@ def of_means(compared: Comparison) -> Figure:
     shown = [group for group in compared.groups if group.curve(compared.metric)]
     panel_knob, line_knob = _panels_and_lines(shown) or (None, None)
     values = _values(shown, panel_knob) if panel_knob is not None else [""]
-    figure, panels = sheet(len(values), 4.7, max(style.WIDTH_IN, 3.0 * len(values) + 3.0), sharey=True)
+    figure, panels = sheet(len(values), 4.7, max(style.WIDTH_IN, 3.0 * len(values)), sharey=True)
     levels = [level for group in shown for level in group.curve(compared.metric)]
     named = [(group, group.name if line_knob is None else _line_name(group, shown, line_knob)) for group in shown]
-    looks = {name: _look(i) for i, name in enumerate(dict.fromkeys(name for group, name in named if group.changed))}
+    others = dict.fromkeys(name for group, name in named if group.changed and group is not best)
+    looks = {name: _look(i) for i, name in enumerate(others)}
     lines: dict[str, Line2D] = {}
     for axes, value in zip(panels, values, strict=True):
         for group, name in named:
-            if not group.changed:
-                name = f"baseline ({name}, {number(group.knobs[panel_knob])})" if panel_knob is not None else name
-                look: _Look = {"color": style.INK, "linewidth": 2.2, "zorder": 3}
-            elif panel_knob is None or number(group.knobs[panel_knob]) == value:
-                look = looks[name]
-            else:
+            here = panel_knob is None or number(group.knobs[panel_knob]) == value
+            if not (here or not group.changed):
                 continue
+            if not group.changed or group is best:
+                what = ", ".join(["baseline"] * (not group.changed) + ["best mean"] * (group is best))
+                where = name if panel_knob is None else f"{name}, {number(group.knobs[panel_knob])}"
+                name = what if where == "baseline" else f"{what} ({where})"
+                color = WINNER if group.changed else BASELINE
+                look: _Look = {"color": color, "linewidth": 2.2, "zorder": 3}
+            else:
+                look = looks[name]
             curve = group.curve(compared.metric)
             seconds = [level.train_s for level in curve]
             (line,) = axes.plot(seconds, [level.mean for level in curve], marker="o", markersize=3.5, **look)
@@ -188,17 +211,19 @@ def of_means(compared: Comparison) -> Figure:
         axes.set_xlabel("training seconds")
         axes.set_xlim(left=0)
         objective_axis(axes, found, all(level.mean > level.sd for level in levels))
-        axes.label_outer()
         axes.set_title(f"{panel_knob} = {value}" if panel_knob is not None else "")
     if lines:
-        order = sorted(lines, key=lambda name: list(looks).index(name) if name in looks else -1)  # baseline first
-        figure.legend([lines[name] for name in order], order, loc="outside right upper", title=line_knob)
+        order = sorted(
+            lines, key=lambda name: list(looks).index(name) if name in looks else -1
+        )  # baseline and best first
+        style.legend(figure, {name: lines[name] for name in order}, line_knob or "")
     return figure
 
 
 def _look(place: int) -> _Look:
-    """Ten colours, then the same in another line style."""
-    return {"color": f"C{place % 10}", "linewidth": 1.5, "linestyle": LINE_STYLES[place // 10 % 4]}
+    """All colours, then the same in another line style."""
+    turn, color = divmod(place, len(colors.SERIES))
+    return {"color": colors.SERIES[color], "linewidth": 1.5, "linestyle": LINE_STYLES[turn % len(LINE_STYLES)]}
 
 
 def _values(groups: list[Group], knob: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from tunediff.cli import number
 from tunediff.report import style
@@ -11,7 +12,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import objective_axis, sheet
 from tunediff.report.subject import Subject, lead, note
-from tunediff.report.words import cut, duration, percent, some, with_sd
+from tunediff.report.words import duration, percent, short, some, with_sd
 from tunediff.results import curve
 from tunediff.results.forecast import FARTHEST, LEVEL, Crossing
 from tunediff.results.hold import Held, Row
@@ -101,18 +102,27 @@ def of_held(held: Held) -> Figure | None:
     if not rows:
         return None
     figure, panels = sheet(len(rows), 3.4, sharey=True)
-    for place, (axes, row) in enumerate(zip(panels, rows, strict=True)):
-        color = BASELINE if row.finalist.name == "baseline" else WINNER if place < 2 else style.INK
+    leader = next((row for row in rows if row.finalist.name != "baseline"), None)
+    for axes, row in zip(panels, rows, strict=True):
+        color = BASELINE if row.finalist.name == "baseline" else WINNER if row is leader else style.INK
         _panel(axes, held, row, color)
         names = row.finalist.name.split(" ")
         shown = names if len(names) <= LINES else [*names[: LINES - 1], f"and {len(names) - LINES + 1} more"]
-        axes.set_title("\n".join(cut(name, 130 // len(rows)) for name in shown), color=color)
+        axes.set_title(
+            "\n".join(short(name, 45 if style.stacked() else 120 // len(rows)) for name in shown), color=color
+        )
     lines = [curve(trial, held.metric) for row in rows for trial in (*row.finalist.short, *row.finalist.long)]
     for axes in panels:
         objective_axis(axes, held.found, all(value > 0 for line in lines for _, value in line))
         axes.set(xscale="log", xlabel="training seconds")
         style.plain_logarithms(axes.xaxis)
-        axes.label_outer()
+    style.legend(figure, {
+        f"runs of {duration(held.short_s)}": style.key(style.SOFT, marker="o", markersize=3, linewidth=1.6),
+        "forecast": style.key(style.SOFT, linestyle=style.DASHED, linewidth=1.2),
+        f"its {percent(LEVEL)} interval": Patch(color=style.SOFT, alpha=0.15),
+        f"runs of {duration(held.long_s)} and their ends": style.key(style.GREY, marker="o", linewidth=0.8,
+                                                                  markerfacecolor=style.INK, markeredgecolor=style.INK),
+    })  # fmt: skip
     return figure
 
 

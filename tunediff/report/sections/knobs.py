@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from tunediff import colors
 from tunediff.cli import number
+from tunediff.colors import WINNER
+from tunediff.report import style
 from tunediff.report.files import Files
-from tunediff.report.html import WINNER, Html, el, folded, join, table
-from tunediff.report.style import GREY, INK, RULE, SOFT, Stars, objective_axis, plain_numbers, say, sheet
+from tunediff.report.html import Html, el, folded, join, table
+from tunediff.report.style import (
+    GREY,
+    INK,
+    RULE,
+    SOFT,
+    Stars,
+    in_first_column,
+    letters,
+    objective_axis,
+    plain_numbers,
+    say,
+    sheet,
+)
 from tunediff.report.subject import Subject, lead, note
-from tunediff.report.words import between, cut, percent, rounded, some
+from tunediff.report.words import between, percent, rounded, short, some
 from tunediff.results import Results
 from tunediff.results.effects import ABOVE, TOO_FEW, WITHIN, Effect, effects_table
 from tunediff.results.importance import ENOUGH, FAIR, Importance, searched
@@ -85,8 +101,8 @@ def _shares(columns: Mapping[str, Importance]) -> Figure:
     figure, panels = sheet(len(columns), 0.85 + 0.26 * len(names), sharey=True)
     for axes, (title, one) in zip(panels, columns.items(), strict=True):
         lengths = [100 * one.shares.get(name, 0.0) for name in names]
-        axes.barh(range(len(names)), lengths, height=0.62, color="none" if one.doubtful else "#8b887e",
-                  edgecolor="#8b887e", linewidth=1.0)  # fmt: skip
+        axes.barh(range(len(names)), lengths, height=0.62, color="none" if one.doubtful else colors.PLAIN,
+                  edgecolor=colors.PLAIN, linewidth=1.0)  # fmt: skip
         for place, (name, length) in enumerate(zip(names, lengths, strict=True)):
             say(axes, f"{length:.0f} %" if name in one.shares else "–", (length, place), (4, 0), fontsize=8)
         axes.set_title(title)
@@ -94,13 +110,13 @@ def _shares(columns: Mapping[str, Importance]) -> Figure:
         axes.set_xlabel("share of the variance (%)")
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-    panels[0].set_yticks(range(len(names)), [cut(name, 44) for name in names])
+    panels[0].set_yticks(range(len(names)), [short(name, letters(44)) for name in names])
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     return figure
 
 
 # -------------------------------------------------------------------------------------------------------------- effects
-MOST_EFFECTS = 8
+MOST_EFFECTS, STRONG = 8, "#55534c"
 """Knobs in the figure: those that matter most."""
 HOW = (
     "Means of what is compared by ratios are geometric. “Larger than the noise”: an analysis of variance, p < 0.05 "
@@ -132,11 +148,7 @@ def effects(subject: Subject, files: Files) -> Html | None:
         lambda: _levels(subject.found, chosen, subject.stars),
         "mean objective and standard error for every value of the knobs",
         "Mean over all trials with a value, whatever their other knobs, ± its standard error; in brackets how many "
-        "trials. Pale: within the noise; hollow: fewer than three trials. Squares: the values of the ",
-        el("span", "baseline", class_="baseline"),
-        " and of the ",
-        el("span", subject.stars.winner_is, class_="winner"),
-        ".",
+        "trials.",
     )
     rest = {"Within the noise": WITHIN, "Too few trials to tell": TOO_FEW}
     named = {words: [effect.knob for effect in found if effect.verdict == kind] for words, kind in rest.items()}
@@ -169,8 +181,9 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
     inside = {"xycoords": ("axes fraction", "data")}
     for effect in chosen:
         pale = effect.verdict != ABOVE
-        say(panels[0], cut(effect.knob, 44), (0, at), (-6, 0), ha="right", fontsize=9, fontweight="bold", color=INK,
-            annotation_clip=False, **inside)  # fmt: skip
+        for axes in filter(in_first_column, panels):
+            say(axes, short(effect.knob, letters(44)), (0, at), (-6, 0), ha="right", fontsize=9, fontweight="bold",
+                color=INK, annotation_clip=False, **inside)  # fmt: skip
         say(panels[0], effect.verdict, (0, at), (6, 0), fontsize=8, color=SOFT, style="italic", **inside)
         for axes in panels:
             axes.axhline(at - 0.62, color=RULE, linewidth=0.8)
@@ -179,17 +192,18 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
             for axes, mean in zip(panels, (level.objective, level.rate), strict=False):
                 if mean is None:
                     continue
-                color = GREY if pale and axes is panels[0] else "#55534c"
+                color = GREY if pale and axes is panels[0] else STRONG
                 if mean.low is not None and mean.high is not None:
                     axes.plot([mean.low, mean.high], [at, at], color=color, linewidth=1.6, solid_capstyle="butt")
                 axes.plot([mean.mean], [at], "o", markersize=5, color=color, markeredgewidth=1.2,
                           markerfacecolor="white" if mean.runs < 3 else color)  # fmt: skip
-            for trial, color, _ in stars.pairs():
+            for trial, color, _ in stars.pairs():  # beside the panel, where nothing is measured
                 if trial.name in level.members:
-                    shift = -13.0 if color == WINNER else -4.0
-                    say(panels[0], "■", (1, at), (shift, 0), ha="center", fontsize=8, color=color, **inside)
+                    shift = 6.0 if color == WINNER else 14.0
+                    say(panels[0], "■", (1, at), (shift, 0), ha="center", fontsize=8, color=color,
+                        annotation_clip=False, **inside)  # fmt: skip
             ticks.append(at)
-            names.append(f"{cut(level.label, 30)}  ({len(level.members)})")
+            names.append(f"{short(level.label, letters(40))}  ({len(level.members)})")
         at += 1.25
     panels[0].set_yticks(ticks, names)
     panels[0].set_ylim(at - 0.3, -0.8)
@@ -204,4 +218,12 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
         axes.grid(True, axis="x")
         axes.grid(False, axis="y")
         axes.margins(x=0.08)
+    dot: dict[str, Any] = {"marker": "o", "markersize": 5, "linewidth": 1.6}
+    style.legend(figure, {
+        "larger than the noise": style.key(STRONG, **dot),
+        "within it": style.key(GREY, **dot),
+        "fewer than three trials": style.key(STRONG, markerfacecolor="white", **dot),
+        **{f"value of the {what}": style.key(color, marker="s", linestyle="none", markersize=5)
+           for _, color, what in stars.shown()},
+    })  # fmt: skip
     return figure

@@ -11,7 +11,7 @@ from tunediff.cli import number
 from tunediff.report import style
 from tunediff.report.files import Files
 from tunediff.report.html import Html, join, table
-from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet, with_commas
+from tunediff.report.style import Digits, Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import SPACE, cut, duration, rounded, secs, some, times
 from tunediff.results import RATE, Results
@@ -38,7 +38,7 @@ def trade_offs(subject: Subject, files: Files) -> Html | None:
         "trade_offs",
         lambda: _fronts(found, frame, subject.stars),
         f"{subject.label} against {subject.unit} per second and against memory",
-        "The line joins the trials that no other beats in both directions at once.",
+        "Rings: the trials that no other beats in both directions at once.",
     )
     if figure is None:
         return None
@@ -61,20 +61,21 @@ def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
         known = frame[frame[name].notna()]
         many = len(known) > style.MANY
         axes.scatter(known[name], known[found.metric], s=10 if many else 22, color=style.GREY, linewidths=0,
-                     alpha=0.6 if many else 1.0, rasterized=many, zorder=1)  # fmt: skip
-        best = known[known[f"on_front_{name}"]].sort_values([name, found.metric])
-        axes.plot(best[name], best[found.metric], color=style.INK, linewidth=1.1, marker="o", markersize=3.8, zorder=2,
-                  label="beaten by none in both")  # fmt: skip
-        for trial, color, what in stars.pairs():
+                     alpha=0.6 if many else 1.0, rasterized=many, zorder=1, label="other trials")  # fmt: skip
+        # No line joins them: between two of them lie trials that nobody ran, and often nothing but noise.
+        best = known[known[f"on_front_{name}"]]
+        axes.plot(best[name], best[found.metric], "o", markerfacecolor="none", markeredgecolor=style.INK, markersize=11,
+                  markeredgewidth=1.1, zorder=4, label="beaten by none in both")  # fmt: skip
+        for trial, color, what in stars.shown():
             mine = known[known["trial"] == trial.name]
-            axes.plot(mine[name], mine[found.metric], "o", color=color, markersize=9, zorder=3, linestyle="none",
-                      markeredgecolor="white", markeredgewidth=1.2, label=what)  # fmt: skip
+            axes.plot(mine[name], mine[found.metric], "o", color=color, markersize=7, zorder=3, linestyle="none",
+                      markeredgewidth=0, label=what)  # fmt: skip
         axes.set_xlabel(AGAINST[name][1].format(unit=found.unit))
         plain_numbers(axes)
         axes.margins(0.07)
-        axes.grid(True, axis="both")
-    objective_axis(panels[0], found, bool((frame[found.metric] > 0).all()))
-    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+        axes.grid(True, axis="x")
+        objective_axis(axes, found, bool((frame[found.metric] > 0).all()))
+    style.legend(figure)
     return figure
 
 
@@ -148,6 +149,6 @@ def _break_even(one: Compiled, budget_s: float, unit: str) -> Figure | None:
     axes.set_ylabel(unit)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(with_commas())
+    axes.yaxis.set_major_formatter(Digits())
     axes.grid(True, axis="y")
     return figure

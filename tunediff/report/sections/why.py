@@ -11,7 +11,7 @@ from tunediff.cli import number
 from tunediff.record import TrialRecord, one_of
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
-from tunediff.report.style import DASHED, INK, SOFT, Stars, objective_axis, plain_numbers, ring, say, sheet
+from tunediff.report.style import DASHED, INK, SOFT, Stars, legend, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import percent, rounded, secs, times
 from tunediff.results import RATE, Results, curve, last, noise
@@ -43,8 +43,8 @@ def why(subject: Subject, files: Files) -> Html | None:
             "why_curves",
             lambda: _curves(found, subject.stars, split),
             f"baseline and winner against training seconds, and against {unit}",
-            f"Left: what the clock sees. Right: the same curves by the {unit} they have seen. A gap on the right is "
-            f"learning per {one_of(unit)}; what the left has beyond it is speed.",
+            f"What the clock sees, and the same curves by the {unit} they have seen. A gap at equal {unit} is "
+            f"learning per {one_of(unit)}; what the one at equal seconds has beyond it is speed.",
         )
     said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(subject, base, winner)
     if not better:
@@ -219,7 +219,7 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
     panels[1].set_title(f"at equal {found.unit} ({told.equal_samples:,}){equal}")
     objective_axis(panels[0], found, found.ratios)
     panels[1].grid(True, axis="y")
-    panels[0].legend(loc="lower left" if found.falls else "lower right")
+    legend(figure)
     return figure
 
 
@@ -242,5 +242,5 @@ def _step(
     axes.set_xlim(0, 1.12 * max([*baseline.values(), *winner.values()]))
     axes.set_xlabel(unit)
     axes.grid(True, axis="x")
-    axes.legend(loc="lower right")
+    legend(figure)
     return figure
