@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.config import ConfigError
-from tunediff.config.code import WorkloadError
+from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
@@ -60,6 +61,13 @@ def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> No
     parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
 
 
+def command(module: str, *words: object, storage: Path = STORAGE) -> str:
+    """A command as one pastes it here: its words quoted, and `--storage` where that is not the default."""
+    if (place := shown(storage.absolute())) != str(STORAGE):
+        words = (*words, "--storage", place)
+    return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
+
+
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
     """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
@@ -72,8 +80,8 @@ def writing(option: str, path: Path) -> Iterator[None]:
 def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
     """Refuse the value of an option unless it fits. Raises `ConfigError`."""
     if not fits:
-        shown = str(value) if isinstance(value, Path) else value
-        raise ConfigError(f"{option}: {shown!r} is not allowed; allowed: {allowed}")
+        said = str(value) if isinstance(value, Path) else value
+        raise ConfigError(f"{option}: {said!r} is not allowed; allowed: {allowed}")
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -113,6 +121,11 @@ def seconds(value: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def exactly(value: float) -> str:
+    """Seconds as a file or an option takes them, `3600s`, however many."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def knobs(values: Mapping[str, Any]) -> str:

@@ -80,11 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        resume = f"python -m tunediff.compare --resume {folder.name}"
-        resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
-        why = f"error: {error}" if isinstance(error, experiment.StoppedError) else "\ninterrupted"
-        print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
-        return cli.FAILED if isinstance(error, experiment.StoppedError) else cli.INTERRUPTED
+        return experiment.stopped(error, "compare", folder)
     from tunediff.report import pairs as report  # imports matplotlib
 
     told = pairs.read(folder)

@@ -69,12 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         confirmed = _run(folder, wanted, args)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        resume = f"python -m tunediff.search --resume {folder.name}"
-        resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
-        stopped = isinstance(error, experiment.StoppedError)
-        why = f"error: {error}" if stopped else "\ninterrupted"
-        print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
-        return cli.FAILED if stopped else cli.INTERRUPTED
+        return experiment.stopped(error, "search", folder)
     found = results.read(folder)
     outputs.write_all(found)
     summary.conclude(found, confirmed, args.json)
