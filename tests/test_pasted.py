@@ -13,7 +13,7 @@ import pytest
 from tests import searches
 from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
-from tunediff import cli, compare, evaluate, export, results, search, train
+from tunediff import cli, compare, evaluate, export, results, search, space, train
 from tunediff.report import summary
 from tunediff.tuning import experiment, study_file
 
@@ -106,6 +106,34 @@ def test_a_pipeline_is_loaded_from_where_it_lies(storage, capsys):
     assert export.main([NAME, "--storage", STORAGE, "--diffusers", "--out", "mein 'Modell'"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert eval(re.search(r"from_pretrained\((.*?)\)\(", line)[1]) == "mein 'Modell'"
+
+
+@pytest.mark.parametrize("command", [search, compare])
+@pytest.mark.parametrize("name", ["x" * 300, "ü" * 101, "a\nb", "-x", "", ".", "..", "a/b", "\udcff", "tab\t"])
+def test_names_that_are_refused(storage, capsys, command, name):
+    asked = ["digits"] if command is search else ["digits", "seed=99"]
+    assert command.main([*asked, f"--name={name}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --name: '")
+    assert said.endswith(
+        "is not allowed; allowed: a plain folder name of at most 200 bytes, without / and \\, that begins with neither . nor -\n"
+    )
+    assert (said.count("\n"), len(said) < 250) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["--resume", "x" * 300], ["x" * 300]])
+def test_a_path_that_no_disk_takes(storage, capsys, words):
+    assert search.main(words) == 2
+    assert "xxx" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
+def test_a_search_is_named_after_its_file(storage, monkeypatch, capsys, name):
+    monkeypatch.setattr(search, "_run", interrupted)
+    Path(name).write_text((space.SHIPPED / "digits.yaml").read_text())
+    assert search.main([f"./{name}"]) == 130
+    assert pasted(commands(capsys.readouterr().err)[0]) == 130
 
 
 def test_durations_are_read_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
 import shlex
@@ -23,6 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 STORAGE = Path("ray_results")
+MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of it
 
 
 def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
@@ -33,14 +35,20 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
         try:
             return command(argv)
         except (ConfigError, WorkloadError, NotFiniteError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
+            print("error:", "\n".join(lines), file=sys.stderr)
             return FAILED if isinstance(error, NotFiniteError) else BAD_INPUT
-        except KeyboardInterrupt:
-            print("\ninterrupted", file=sys.stderr)
-            return INTERRUPTED
         except BrokenPipeError:  # `… | head`
             sys.stderr.close()
             return OK
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            print(f"error: {cut(str(error.filename), 60)}: {error.strerror}", file=sys.stderr)
+            return BAD_INPUT
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            return INTERRUPTED
 
     return run
 
@@ -80,8 +88,20 @@ def writing(option: str, path: Path) -> Iterator[None]:
 def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
     """Refuse the value of an option unless it fits. Raises `ConfigError`."""
     if not fits:
-        said = str(value) if isinstance(value, Path) else value
-        raise ConfigError(f"{option}: {said!r} is not allowed; allowed: {allowed}")
+        said = repr(str(value) if isinstance(value, Path) else value)
+        raise ConfigError(f"{option}: {cut(said, 60)} is not allowed; allowed: {allowed}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no folder or no command line would take. Raises `ConfigError`."""
+    plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".", "-")
+    allowed = f"a plain folder name of at most {MOST_BYTES} bytes, without / and \\, that begins with neither . nor -"
+    allow(plain and len(os.fsencode(name)) <= MOST_BYTES, "--name", name, allowed)
+
+
+def cut(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def check_writable(option: str, path: Path) -> None:
