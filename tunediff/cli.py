@@ -8,11 +8,13 @@ import errno
 import functools
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff import starting
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
@@ -32,23 +34,33 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
 
     @functools.wraps(command)
     def run(argv: Sequence[str] | None = None) -> int:
+        if sys.stdout is None:  # `>&-`
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if early := signal.getsignal(signal.SIGINT) is starting.end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return command(argv)
+            try:
+                return command(argv)
+            finally:
+                sys.stdout.flush()
         except (ConfigError, WorkloadError, NotFiniteError) as error:
             lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
             print("error:", "\n".join(lines), file=sys.stderr)
             return FAILED if isinstance(error, NotFiniteError) else BAD_INPUT
-        except BrokenPipeError:  # `… | head`
-            sys.stderr.close()
+        except BrokenPipeError:  # `… | head`: nobody reads on, which Python would say of its last flush again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            print(f"error: {cut(str(error.filename), 60)}: {error.strerror}", file=sys.stderr)
-            return BAD_INPUT
+            where = f"{cut(str(error.filename), 60)}: " if error.filename is not None else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
+            exec("")  # forgets that it came inside exec, as dataclasses use it: Python would die of it at its very end
             return INTERRUPTED
+        finally:
+            if early:  # what is left to Python cannot be interrupted in order
+                signal.signal(signal.SIGINT, starting.end)
 
     return run
 

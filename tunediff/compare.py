@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def say(text: str) -> None:
         if not (args.quiet or args.json):
-            print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
+            with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
+                print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
 
     folder = _resumed(args) if args.resume is not None else _new(args, say)
     try:
@@ -86,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = pairs.read(folder)
     written = report.write_all(told)
     block = report.block(told) | {"wall_s": experiment.spent_s(folder), "report": str(written)}
-    print(json.dumps(block, indent=2) if args.json else "\n".join([cli.block(block), "", *report.sentences(told)]))
+    with contextlib.suppress(OSError):  # its exit code says it too
+        text = json.dumps(block, indent=2) if args.json else "\n".join([cli.block(block), "", *report.sentences(told)])
+        print(text, flush=True)
     return EXITS[told.verdict]
 
 
