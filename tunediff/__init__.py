@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tunediff import starting  # noqa: F401 – first of all
 from tunediff.config.knobs import Choice, File, Fixed, Range, Ruler
 from tunediff.config.workload import Metric, Quantity
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff import starting
 from tunediff.config import ConfigError
-from tunediff.config.code import WorkloadError
+from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
@@ -22,6 +26,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 STORAGE = Path("ray_results")
+MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of it
 
 
 def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
@@ -29,17 +34,33 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
 
     @functools.wraps(command)
     def run(argv: Sequence[str] | None = None) -> int:
+        if sys.stdout is None:  # `>&-`
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if early := signal.getsignal(signal.SIGINT) is starting.end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return command(argv)
+            try:
+                return command(argv)
+            finally:
+                sys.stdout.flush()
         except (ConfigError, WorkloadError, NotFiniteError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
+            print("error:", "\n".join(lines), file=sys.stderr)
             return FAILED if isinstance(error, NotFiniteError) else BAD_INPUT
+        except BrokenPipeError:  # `… | head`: nobody reads on, which Python would say of its last flush again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OK
+        except OSError as error:
+            where = f"{cut(str(error.filename), 60)}: " if error.filename is not None else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
+            exec("")  # forgets that it came inside exec, as dataclasses use it: Python would die of it at its very end
             return INTERRUPTED
-        except BrokenPipeError:  # `… | head`
-            sys.stderr.close()
-            return OK
+        finally:
+            if early:  # what is left to Python cannot be interrupted in order
+                signal.signal(signal.SIGINT, starting.end)
 
     return run
 
@@ -60,6 +81,13 @@ def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> No
     parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
 
 
+def command(module: str, *words: object, storage: Path = STORAGE) -> str:
+    """A command as one pastes it here: its words quoted, and `--storage` where that is not the default."""
+    if (place := shown(storage.absolute())) != str(STORAGE):
+        words = (*words, "--storage", place)
+    return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
+
+
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
     """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
@@ -72,8 +100,20 @@ def writing(option: str, path: Path) -> Iterator[None]:
 def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
     """Refuse the value of an option unless it fits. Raises `ConfigError`."""
     if not fits:
-        shown = str(value) if isinstance(value, Path) else value
-        raise ConfigError(f"{option}: {shown!r} is not allowed; allowed: {allowed}")
+        said = repr(str(value) if isinstance(value, Path) else value)
+        raise ConfigError(f"{option}: {cut(said, 60)} is not allowed; allowed: {allowed}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no folder or no command line would take. Raises `ConfigError`."""
+    plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".", "-")
+    allowed = f"a plain folder name of at most {MOST_BYTES} bytes, without / and \\, that begins with neither . nor -"
+    allow(plain and len(os.fsencode(name)) <= MOST_BYTES, "--name", name, allowed)
+
+
+def cut(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -113,6 +153,11 @@ def seconds(value: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def exactly(value: float) -> str:
+    """Seconds as a file or an option takes them, `3600s`, however many."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def knobs(values: Mapping[str, Any]) -> str:

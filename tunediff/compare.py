@@ -74,23 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def say(text: str) -> None:
         if not (args.quiet or args.json):
-            print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
+            with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
+                print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
 
     folder = _resumed(args) if args.resume is not None else _new(args, say)
     try:
         _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        resume = f"python -m tunediff.compare --resume {folder.name}"
-        resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
-        why = f"error: {error}" if isinstance(error, experiment.StoppedError) else "\ninterrupted"
-        print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
-        return cli.FAILED if isinstance(error, experiment.StoppedError) else cli.INTERRUPTED
+        return experiment.stopped(error, "compare", folder)
     from tunediff.report import pairs as report  # imports matplotlib
 
     told = pairs.read(folder)
     written = report.write_all(told)
     block = report.block(told) | {"wall_s": experiment.spent_s(folder), "report": str(written)}
-    print(json.dumps(block, indent=2) if args.json else "\n".join([cli.block(block), "", *report.sentences(told)]))
+    with contextlib.suppress(OSError):  # its exit code says it too
+        text = json.dumps(block, indent=2) if args.json else "\n".join([cli.block(block), "", *report.sentences(told)])
+        print(text, flush=True)
     return EXITS[told.verdict]
 
 
@@ -111,7 +110,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
     most = MOST if args.pairs is None else args.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
-    cli.allow(bool(name) and not set(name) & set("/\\") and name[0] not in ".-", "--name", name, "a plain folder name")
+    cli.check_name(name)
     folder: Path = args.storage.resolve() / name
     if folder.exists():
         raise ConfigError(f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}")

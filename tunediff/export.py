@@ -72,7 +72,8 @@ def _export_pipeline(args: argparse.Namespace) -> None:
     handoff.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
-    sample = f"diffusers.DDPMPipeline.from_pretrained(…)(num_inference_steps={model.config.process.steps})"
+    steps = model.config.process.steps
+    sample = f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
     print(cli.block({"model": model.name, "pipeline": folder, "sample": sample}))
 
 
@@ -100,7 +101,7 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
 
 
 def _train(trial: TrialRecord, out: Path) -> str:
-    return f"python -m tunediff.train --config {out} --budget {trial.budget_s or 60:.10g}s"
+    return cli.command("train", "--config", out, "--budget", cli.exactly(trial.budget_s or 60))
 
 
 if __name__ == "__main__":

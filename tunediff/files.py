@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
 def write_text(path: Path, text: str) -> None:
     """`write_atomically` for UTF-8 text."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def plain(name: str) -> str:
+    """A name as Ray carries it: its names of runs and its metrics take ASCII only."""
+    return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]
 
 
 def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:

@@ -69,12 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         confirmed = _run(folder, wanted, args)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        resume = f"python -m tunediff.search --resume {folder.name}"
-        resume += f" --storage {args.storage}" if args.storage != cli.STORAGE else ""
-        stopped = isinstance(error, experiment.StoppedError)
-        why = f"error: {error}" if stopped else "\ninterrupted"
-        print(f"{why}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
-        return cli.FAILED if stopped else cli.INTERRUPTED
+        return experiment.stopped(error, "search", folder)
     found = results.read(folder)
     outputs.write_all(found)
     summary.conclude(found, confirmed, args.json)
@@ -96,6 +91,8 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
 
 def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     """Folder, space and search file of a new search."""
+    if args.name is not None:
+        cli.check_name(args.name)
     files = [word for word in args.words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
@@ -113,9 +110,9 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     if args.seed is not None:
         cli.allow(args.seed >= 0, "--seed", args.seed, "a whole number of at least 0")
         wanted = dataclasses.replace(wanted, seed=args.seed)
-    if (name := args.name) is not None:
-        cli.allow(bool(name) and not set(name) & set("/\\") and name[0] != ".", "--name", name, "a plain folder name")
-    return storage / (args.name or f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"), wanted, content
+    stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
+    return storage / name, wanted, content
 
 
 def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace) -> SearchSpace:

@@ -87,7 +87,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('samples')} samples"
             if known.drawn.get("open_ended"):
                 every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
-                theirs = f"without --budget and with --every {every:.10g}s"
+                theirs = f"without --budget and with --every {cli.exactly(every)}"
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
             )

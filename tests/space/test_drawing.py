@@ -2,12 +2,17 @@
 
 import math
 import pickle
+import random
 
 import optuna
+import pytest
 
-from tests.space.files import parse
+from tests.space.files import listed, parse
 from tunediff import config as cfg
 from tunediff import space
+from tunediff.config import ConfigError
+from tunediff.space import points
+from tunediff.space.model import Dimension, combinations, count
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -65,6 +70,62 @@ def test_size():
         "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
     }
     assert space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
+
+
+def test_points_are_counted_as_they_would_be_made():
+    """Random spaces whose knobs apply under conditions on those above them."""
+    rng = random.Random(0)
+    for _ in range(300):
+        dimensions = []
+        for number in range(rng.randint(1, 5)):
+            above = rng.sample(dimensions, rng.randint(0, min(2, number)))
+            when = tuple((one.name, tuple(rng.sample(one.choices, rng.randint(1, len(one.choices))))) for one in above)
+            dimensions.append(Dimension(f"knob{number}", tuple(range(rng.randint(1, 4))), when=when))
+        assert count(dimensions) == len(combinations(dimensions))
+
+
+def test_counting_a_grid_makes_none_of_its_points(monkeypatch):
+    def made(_):
+        raise AssertionError("a grid that is refused was made")
+
+    monkeypatch.setattr(points, "combinations", made)
+    hundred = [*range(1, 65)]
+    grid = {"loader.prefetch_factor": hundred, "loader.accumulation": hundred, "loader.workers": [*range(64)]}
+    for more, many in (
+        ({}, "262,144"),
+        ({"optimizer.lr": [0.001, *(i / 10_000 for i in range(11, 510))]}, "131,072,000"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"^x.yaml: grid: has {many} combinations; allowed: at most 10,000 points"
+        ):
+            listed(grid=grid | more)
+    # Of 64 numbers of workers 2 have a prefetch factor: 64 × (62 + 2 × 64)
+    grid = {"loader.accumulation": hundred, "loader.workers": [*range(64)], "loader.prefetch_factor": {
+        "choice": hundred, "when": {"loader.workers": [1, 2]}}}  # fmt: skip
+    with pytest.raises(ConfigError, match="has 12,160 combinations"):
+        listed(grid=grid)
+    with pytest.raises(ConfigError, match="has 4,096 combinations × 3 seeds"):
+        listed(grid={"loader.accumulation": hundred, "loader.workers": [*range(64)]}, seeds=3)
+
+
+def test_conditions_on_conditions_are_counted_in_their_number():
+    """2^60 points, which nothing but multiplying can count."""
+    one = [Dimension(f"a{i}", (0, 1)) for i in range(60)]
+    assert count(one) == 2**60
+    chain = [Dimension("a0", (0, 1))]
+    chain += [Dimension(f"a{i}", (0, 1), when=((f"a{i - 1}", (1,)),)) for i in range(1, 60)]
+    assert count(chain) == 61
+
+
+@pytest.mark.parametrize("key", ["trials", "first"])
+def test_lists_without_end_are_refused_before_they_are_read(monkeypatch, key):
+    entries = [{"optimizer.lr": 1e-6 * number} for number in range(1, 700_001)]
+    monkeypatch.setattr(points, "_points", None)  # nobody looks at one of them
+    with pytest.raises(ConfigError, match=f"x.yaml: {key}: has 700,000 entries; allowed: at most 10,000 points"):
+        (listed if key == "trials" else parse)(**{key: entries})
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="model.channels: has 700,000 choices; allowed: at most 1,000, or a range"):
+        parse(search={"model.channels": [*range(1, 700_001)]}, first=[])
 
 
 # ------------------------------------------------------------------------------------ when a union member's knob applies

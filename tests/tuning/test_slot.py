@@ -1,6 +1,7 @@
 """What drivers and workers agree on in a slot, without a cluster: its group is a task that a test ends."""
 
 import asyncio
+import re
 import types
 
 import pytest
@@ -9,6 +10,7 @@ from tests.helpers import point
 from tunediff.clock import Budget
 from tunediff.record import End
 from tunediff.tuning import slot as slots
+from tunediff.tuning import trial
 from tunediff.tuning.messages import Job, Kind, Lost, Order
 from tunediff.tuning.resources import Share
 
@@ -60,6 +62,50 @@ def test_a_job_is_taken_told_of_and_ended(slot):
         return len(slot.groups)
 
     assert asyncio.run(told()) == 1
+
+
+class ControllerError(RuntimeError):
+    """As Ray Train's: its message has the failure's, not its kind."""
+
+    def __init__(self, failure):
+        super().__init__(f"Training failed due to controller error:\n{failure}")
+        self.controller_failure = failure
+
+
+class RayTaskError(RuntimeError):
+    def __init__(self, cause):
+        super().__init__(f"ray::run_group() (pid=1)\n  File x.py, line 1\nray.train.{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+def test_the_inner_fault_of_a_group_is_the_reason(slot):
+    """What Ray said of a run whose name is not ASCII."""
+    try:
+        "grün".encode("ascii")
+    except UnicodeEncodeError as error:
+        failure = error
+
+    async def lost():
+        serial = await slot.submit(job())
+        slot.groups[0].set_exception(RayTaskError(ControllerError(failure)))
+        return await slot.event(serial, 0)
+
+    said = trial._short(asyncio.run(lost()).reason)
+    assert said == f"UnicodeEncodeError: {failure}"
+    assert trial._short("x\nray.train.ControllerError: due to controller error:\nno room\n") == (
+        "ray.train.ControllerError: due to controller error: no room"
+    )
+
+
+@pytest.mark.parametrize("name", ["grün", "日本", "a b%?'", "x" * 200])
+def test_ray_gets_names_that_it_can_carry(monkeypatch, tmp_path, name):
+    """Ray Train refuses what is not ASCII; the run's folder is named after the slot and its group."""
+    monkeypatch.setattr(slots, "_create", lambda *_: types.SimpleNamespace(close=types.SimpleNamespace(remote=None)))
+    share = Share(2, False, {1: {}}, {1: 1})
+    manager = slots.opened(tmp_path / name, share, None)
+    names = manager.__enter__().names
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", one) for one in names)
+    assert len(set(names)) == 2
 
 
 def test_a_driver_that_was_restarted_finds_its_job_running(slot):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers import CPU
 from tunediff import config as cfg
@@ -123,6 +124,34 @@ def test_an_error_is_told_with_the_users_own_line_and_without_our_frames(tmp_pat
     shown = code.trace(error.value)
     assert "mine.py" in shown
     assert f"{Path(code.__file__).parent.parent}/" not in shown
+
+
+def raised(*lines):
+    try:
+        exec("\n".join(lines), {})
+    except Exception as error:
+        return code.described(error)
+
+
+def test_the_innermost_error_is_told():
+    inner = "try: {}['lr']\nexcept KeyError as error:"
+    assert raised(inner, " raise RuntimeError('no knob') from error") == "RuntimeError: no knob, from KeyError: 'lr'"
+    assert raised(inner, " raise RuntimeError('no knob')") == "RuntimeError: no knob, from KeyError: 'lr'"
+    assert raised(inner, " raise RuntimeError('no knob') from None") == "RuntimeError: no knob"
+
+
+class Faulty(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise ValueError("a torn file")
+
+
+def test_what_a_loader_process_raised_is_told_in_a_line():
+    with pytest.raises(ValueError, match="a torn file") as error:
+        list(torch.utils.data.DataLoader(Faulty(), num_workers=1))
+    assert code.described(error.value) == "ValueError: a torn file (Caught ValueError in DataLoader worker process 0)"
 
 
 def test_the_check_in_its_own_process(tmp_path):

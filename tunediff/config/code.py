@@ -202,7 +202,10 @@ def shown(path: Path) -> str:
 def described(error: BaseException, *roots: Path) -> str:
     """`ValueError: no such file (mine.py, line 12: x = read())`: an error with the innermost line of the user's own,
     which stands below one of `roots` or of the folders that workloads were imported from."""
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    words, inner = _named(error), error
+    while (below := inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)) is not None:
+        inner = below
+    words += f", from {_named(inner)}" * (inner is not error)
     if isinstance(error, SyntaxError) and error.filename and _own(error.filename, roots):
         text = (error.text or linecache.getline(error.filename, error.lineno or 0)).strip()
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno}: {text})"
@@ -210,6 +213,14 @@ def described(error: BaseException, *roots: Path) -> str:
     if not frames:
         return words
     return f"{words} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})"
+
+
+def _named(error: BaseException) -> str:
+    """`ValueError: no such file`; what a loader process raised brings its traceback, of which the last line says it."""
+    above, torch_says, _ = str(error).partition("Original Traceback")
+    if torch_says:
+        return f"{str(error).strip().splitlines()[-1]} ({above.strip().removesuffix('.')})"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _own(file: str, roots: Iterable[Path]) -> bool:

@@ -13,8 +13,12 @@ from tunediff.config import workload
 from tunediff.config.knobs import ConfigError, Lines, Values, refuse
 from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
+MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
+"""What a file may hold: more is a mistake, and would take minutes to say so."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+
+class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
     """SafeLoader that refuses a key written twice: YAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -26,21 +30,61 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _parsed(text: str) -> Any:
+    """The content of YAML. Raises `yaml.YAMLError`, and `ValueError` for more than anybody would write by hand."""
+    values, names, anchors = [0], list[str | None](), dict[str | None, int]()
+    for event in yaml.parse(text, _Loader):  # what would end in a stack overflow is seen before it is built
+        if isinstance(event, yaml.CollectionStartEvent):
+            values.append(1)
+            names.append(event.anchor)
+            if len(values) > DEEPEST:
+                raise ValueError(f"is nested deeper than {DEEPEST} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            inside = anchors[names.pop()] = values.pop()
+            values[-1] += inside
+        elif isinstance(event, yaml.AliasEvent):  # it stands for all that its anchor holds
+            if event.anchor not in anchors:
+                raise ValueError(f"*{event.anchor} stands for nothing that ends before it")
+            values[-1] += anchors[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            anchors[event.anchor] = 1
+            values[-1] += 1
+        if values[-1] > MOST_VALUES:
+            raise ValueError(f"holds more than {MOST_VALUES:,} values")
+    return yaml.load(text, _UniqueKeyLoader)
+
+
+def read_text(path: Path, most: int) -> str:
+    """A text file of at most so many bytes, of which no more are read: /dev/zero has no end. Raises `ConfigError`."""
+    refuse(path.is_dir(), f"{path}: is a folder, not a file")
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    refuse(b"\0" in content[:1000], f"{path}: is a binary file, not a text file")
+    refuse(len(content) > most, f"{path}: holds more than {most // 2**20} MiB, which is no configuration")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
 
 
 def read_yaml(path: Path) -> Lines:
     """The mapping in a YAML file; `ConfigError` for anything that is not one."""
+    text = read_text(path, MOST_BYTES)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
-    try:
-        content = yaml.load(text, _UniqueKeyLoader)
+        content = _parsed(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).replace(' in "<unicode string>"', "").split())
+        raise ConfigError(f"{path}: is not valid YAML: {said}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    refuse(content is None, f"{path}: is empty; it needs `key: value` lines")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
     return content
@@ -93,9 +137,9 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         refuse(not equals, f"command line: {word!r} is not understood; write knob=value")
         knob = schema.knob(name, "command line")
         try:
-            value = yaml.load(text, _UniqueKeyLoader)
-        except yaml.YAMLError:
-            raise ConfigError(f"command line: {name}: {text!r} is not YAML; allowed: {knob.allowed}") from None
+            value = _parsed(text)
+        except (yaml.YAMLError, ValueError):
+            raise ConfigError(f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}") from None
         if isinstance(value, str) and knob.kind == "float":
             with contextlib.suppress(ValueError):  # what is no number is refused with the allowed range
                 value = float(value)

@@ -23,8 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
     args = parser.parse_args(argv)
     folder = (args.storage / args.name).absolute()
-    storage = "" if args.storage == cli.STORAGE else str(args.storage)
-    about, out = subject.read(folder, args.name, storage), args.out or folder
+    about, out = subject.read(folder, args.name, args.storage), args.out or folder
     with cli.writing("--out", out):
         written = page.write_all(about, out)
     print(cli.block(written))

@@ -85,6 +85,6 @@ def _state(subject: Subject) -> str:
 
 def _foot(subject: Subject, files: Files) -> Html:
     links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
-    command = el("code", f"python -m tunediff.report {subject.call}")
+    command = el("code", subject.command("report"))
     again = el("p", "Written by ", command, "; again while the search runs, for newer numbers.")
     return join(again, el("p", "Data: ", links))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import shlex
 import time
 from pathlib import Path
 
+from tunediff import cli
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
@@ -46,8 +46,8 @@ class Subject:
     throughput: Importance | None
     """Of samples per second."""
     name: str
-    storage: str
-    """How a user names the search, and the folder of all searches ('': the default)."""
+    storage: Path
+    """How a user names the search, and the folder of all searches."""
     now: float
     """Unix time."""
 
@@ -91,10 +91,9 @@ class Subject:
         """`the winner`, or what it may be called."""
         return "the winner" if self.known.winner else "the best trial"
 
-    @property
-    def call(self) -> str:
-        """How other commands name this search: `NAME`, or `NAME --storage FOLDER`."""
-        return shlex.join([self.name, *(["--storage", self.storage] if self.storage else [])])
+    def command(self, module: str, *words: object) -> str:
+        """Another command about this search, as one pastes it."""
+        return cli.command(module, self.name, *words, storage=self.storage)
 
     @property
     def rival(self) -> TrialRecord | None:
@@ -148,7 +147,7 @@ def note(*words: object) -> Html:
     return el("p", *words, class_="note")
 
 
-def read(folder: Path, name: str = "", storage: str = "", now: float | None = None) -> Subject:
+def read(folder: Path, name: str = "", storage: Path = cli.STORAGE, now: float | None = None) -> Subject:
     """Everything a report needs. Raises `ConfigError` when the folder holds no search."""
     found, unreadable = journals.read(folder)
     told, confirming = _confirmed(found)

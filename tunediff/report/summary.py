@@ -88,12 +88,12 @@ def values(known: Evidence, wall_s: float) -> dict[str, Any]:
         ("study_figure", "study.png", study is not None and study.has_figure),
     )
     block |= {what: str(folder / name) for what, name, there in files if there}
-    block["study"] = f"sqlite:///{folder / 'study.db'}"
+    block["study"] = experiment.study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
-        block["export"] = f"python -m tunediff.export {folder.name}"
-    return block | {"report": f"python -m tunediff.report {folder.name}"}
+        block["export"] = cli.command("export", folder.name, storage=folder.parent)
+    return block | {"report": cli.command("report", folder.name, storage=folder.parent)}
 
 
 def _best(found: Results, best: TrialRecord) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from tunediff.cli import cut as cut
 from tunediff.cli import number
 from tunediff.results.comparison import ITSELF
 from tunediff.results.statistics import SAME, Difference, Estimate, is_wide, mean, sd
@@ -113,11 +114,6 @@ def verdict(difference: Difference) -> str:
 def some(count: int, one: str, many: str = "") -> str:
     """`1 trial`, `1,000 trials`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def cut(words: str, most: int) -> str:
-    """At most so many characters."""
-    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def short(words: str, most: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tunediff import results
+from tunediff import cli, results
 from tunediff.record import TrialRecord
 from tunediff.results import Results, evaluating, failed, last, noise, without_seed
 from tunediff.results.comparison import Comparison, Group, compare
@@ -49,10 +49,10 @@ def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) ->
     ]
     budget = found.space.budget
     limits = {
-        "per_trial": f"{budget.per_trial_s:.10g}s",
+        "per_trial": cli.exactly(budget.per_trial_s),
         "compile": "charged" if budget.compile_charged else "free",
         # A final evaluation may take longer than the training; the trials have shown how fast one is here.
-        "deadline": f"{budget.trial_deadline_s + evaluating.allowance_s(found.trials, final):.10g}s",
+        "deadline": cli.exactly(budget.trial_deadline_s + evaluating.allowance_s(found.trials, final)),
     }
     once = {"seeds": seeds, "alone": True, "final": final, "trials": tried}
     return {"objective": found.metric, "budget": limits, **once}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from tunediff import config as cfg
-from tunediff.config import Metric, Schema, Values, Workload
+from tunediff.config import ConfigError, Metric, Schema, Values, Workload
 from tunediff.config.knobs import refuse
 from tunediff.space.sections import Confirm, Manner
 from tunediff.space.study import Study
 
+SHOWN = 20
+"""Choices that are shown of a knob."""
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
 RATE = Metric("samples_per_s", "max", "samples/s")
@@ -40,10 +44,15 @@ class Dimension:
     def contains(self, value: Any) -> bool:
         """Whether `value` can be drawn."""
         if self.choices is not None:
-            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+            return (type(value), as_param(value)) in self._drawn
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
+
+    @functools.cached_property
+    def _drawn(self) -> set[tuple[type, Any]]:
+        """The choices; a thousand points need not be compared with a thousand of them."""
+        return {(type(choice), as_param(choice)) for choice in self.choices or ()}
 
     @property
     def size(self) -> float:
@@ -69,14 +78,15 @@ class Dimension:
     def __str__(self) -> str:
         when = f" when {self.condition}" if self.when else ""
         if self.choices is not None:
-            return f"[{', '.join(map(str, self.choices))}]{when}"
+            more = f", … ({len(self.choices):,} in all)" * (len(self.choices) > SHOWN)
+            return f"[{', '.join(map(str, self.choices[:SHOWN]))}{more}]{when}"
         step = f" in steps of {self.step:g}" if self.step else ""
         return f"{self.low:g} … {self.high:g}{step}{' (log)' if self.log else ''}{when}"
 
 
 def as_param(value: Any) -> Any:
     """A value as Optuna stores it, which knows no lists: they travel as their JSON text."""
-    return json.dumps(value) if isinstance(value, list) else value
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def to_params(values: Mapping[str, Any]) -> Values:
@@ -212,10 +222,11 @@ class SearchSpace(Manner):
             if not dimension.active(full):
                 refuse(given, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
                 continue
-            whose = "" if given else ", the baseline's value,"
-            hint = "" if given else " (add it to the space, or give another under baseline:)"
-            outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
-            refuse(not dimension.contains(value), f"{where}: {name}: {outside}")
+            if not dimension.contains(value):  # only then in words: there may be thousands of points and choices
+                whose = "" if given else ", the baseline's value,"
+                hint = "" if given else " (add it to the space, or give another under baseline:)"
+                outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
+                raise ConfigError(f"{where}: {name}: {outside}")
             full[name] = value
         for name in point:
             refuse(name not in full, f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:")
@@ -231,17 +242,27 @@ def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
     return points
 
 
+def count(dimensions: Sequence[Dimension]) -> float:
+    """How many points there are, none of which is made; infinite with a real-valued range that may apply.
+
+    Points are counted by which conditions of later dimensions they meet: all that counting needs to know of them.
+    """
+    counts: dict[frozenset[Any], float] = {frozenset(): 1}
+    for i, head in enumerate(dimensions):
+        asked = {condition for later in dimensions[i + 1 :] for condition in later.when}
+        here, after = [one for one in asked if one[0] == head.name], collections.defaultdict[frozenset[Any], float](int)
+        for met, points in counts.items():
+            if not met.issuperset(head.when):
+                after[met & asked] += points
+            elif head.choices is None or not here:
+                after[met & asked] += points * head.size
+            else:
+                for choice in head.choices:
+                    after[met & asked | {one for one in here if choice in one[1]}] += points
+        counts = after
+    return sum(counts.values())
+
+
 def size(space: SearchSpace) -> float:
     """How many points the space holds; infinite with a real-valued range."""
-
-    def count(values: Values, dimensions: Sequence[Dimension]) -> float:
-        if not dimensions:
-            return 1.0
-        head, *rest = dimensions
-        if not head.active(values):
-            return count(values, rest)
-        if head.choices is not None and any(name == head.name for later in rest for name, _ in later.when):
-            return sum(count({**values, head.name: choice}, rest) for choice in head.choices)
-        return head.size * count(values, rest)
-
-    return count({}, space.dimensions) if space.kind == "search" else len(space.candidates)
+    return count(space.dimensions) if space.kind == "search" else len(space.candidates)

@@ -12,15 +12,19 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Lines, Schema, Values
 from tunediff.config.knobs import refuse
-from tunediff.space.model import Dimension, Rung, SearchSpace, as_param, combinations
+from tunediff.space.model import Dimension, Rung, SearchSpace, as_param, combinations, count
 from tunediff.space.sections import File, Spec, checked
 
+MOST_POINTS, MOST_CHOICES = 10_000, 1000
+"""Beyond these reading a file takes minutes, and running it a lifetime."""
 When = dict[str, tuple[Any, ...]]
 
 
 def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace:
     """The space with its dimensions and candidates, the baseline first, all with every seed. Raises `ConfigError`."""
     kind, where = space.kind, f"{space.source}: {space.kind}"
+    for key in ("trials", "first", "ladder"):
+        _refuse_many(f"{space.source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
     listed = where if kind == "trials" else f"{space.source}: first"
     points = _points({f"{listed}[{i}]": point for i, point in enumerate(file.trials or file.first or ())}, space.schema)
     ladder = _points({f"{where}: {name}": point for name, point in (file.ladder or {}).items()}, space.schema)
@@ -34,7 +38,9 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     found = [space.expand(point, at) for at, point in {f"{where} (baseline)": {}, **points}.items()]
     rungs, skipped = _rungs(file, ladder, together, space)
     found += [rung.together for rung in rungs] + [rung.alone for rung in rungs if rung.alone is not None]
-    found += combinations(dimensions) if kind == "grid" else ()
+    if kind == "grid":
+        _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before one of them is made
+        found += combinations(dimensions)
     candidates = []
     for point in {json.dumps(point, sort_keys=True): point for point in found}.values():
         try:
@@ -57,6 +63,12 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
         rungs=rungs,
         skipped=tuple(skipped),
     )
+
+
+def _refuse_many(where: str, points: float, what: str, seeds: int) -> None:
+    times = f" × {seeds} seeds" if seeds > 1 else ""
+    allowed = f"at most {MOST_POINTS:,} points in all; search: draws from as many as one likes"
+    refuse(points * seeds > MOST_POINTS, f"{where}: has {points:,} {what}{times}; allowed: {allowed}")
 
 
 def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
@@ -150,6 +162,8 @@ class _Searched:
             for key in ("low", "high", "step", "log"):
                 refuse(key in spec, f"{where}: {key}: belongs to a range, not to a choice")
             refuse(not given.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
+            many = f"{len(given.choice):,} choices; allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
+            refuse(len(given.choice) > MOST_CHOICES, f"{where}: has {many}")
             choices = tuple(self.value(knob, choice, when, where) for choice in given.choice)
             twice = any(a == b for a, b in itertools.combinations(choices, 2))
             refuse(twice, f"{where}: {given.choice!r} names a choice twice")

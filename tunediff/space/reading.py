@@ -44,6 +44,8 @@ def find(name: str | None) -> Path:
     for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return path
+    if Path(name).exists():  # a folder, a device: what it is, reading it says
+        return Path(name)
     shipped = ", ".join(sorted(str(p.relative_to(SHIPPED)) for p in SHIPPED.rglob("*.yaml")))
     raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
 

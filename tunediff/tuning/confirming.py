@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunediff import cli, record, results
 from tunediff import config as cfg
-from tunediff import record, results
 from tunediff import space as spaces
 from tunediff.results import Results, confirmation
 from tunediff.results.confirmation import Confirmation
@@ -52,7 +52,7 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
             budget_s, limits = found.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
             deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
-            limits |= {"per_trial": f"{budget_s:.10g}s", "deadline": f"{deadline_s:.10g}s"}
+            limits |= {"per_trial": cli.exactly(budget_s), "deadline": cli.exactly(deadline_s)}
             content |= {
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record
+from tunediff.files import plain
 from tunediff.space import SearchSpace
 
 Listener = Callable[[str, str, Mapping[str, Any]], None]
@@ -69,4 +70,4 @@ class Board:
         if event == "point":
             for key, gauge in self._gauges.items():
                 if key in content:
-                    gauge.set(float(content[key]), {"search": self._folder.name, "trial": name})
+                    gauge.set(float(content[key]), {"search": plain(self._folder.name), "trial": name})

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tunediff import cli, environment, record
 from tunediff import config as cfg
-from tunediff import environment, record
 from tunediff import space as spaces
 from tunediff.config import ConfigError
 from tunediff.files import write_text
@@ -46,6 +46,15 @@ if TYPE_CHECKING:
 
 class StoppedError(RuntimeError):
     """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
+
+
+def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path) -> int:
+    """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code."""
+    by_hand = isinstance(why, KeyboardInterrupt)
+    said = "\ninterrupted" if by_hand else f"error: {why}"
+    resume = cli.command(module, "--resume", folder.name, storage=folder.parent)
+    print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+    return cli.INTERRUPTED if by_hand else cli.FAILED
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
@@ -77,7 +86,7 @@ def _limits(space: SearchSpace) -> dict[str, str | int]:
     """`budget:` as a search file has it."""
     budget = space.budget
     seconds = {"per_trial": budget.per_trial_s, "total": budget.total_s, "deadline": budget.deadline_s}
-    durations = {name: f"{value:.10g}s" for name, value in seconds.items() if value is not None}
+    durations = {name: cli.exactly(value) for name, value in seconds.items() if value is not None}
     return {**durations, "trials": budget.trials, "compile": "charged" if budget.compile_charged else "free"}
 
 
@@ -92,6 +101,11 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None) -> SearchSpace
         except OSError as error:
             raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space
+
+
+def study_url(path: Path) -> str:
+    """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
+    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
 
 
 def foreign(folder: Path) -> str:

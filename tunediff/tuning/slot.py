@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import ray
 
+from tunediff.files import plain
 from tunediff.record import End, Point
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import NAMESPACE, Decision, Event, Job, Kind, Lost, Order
@@ -165,7 +166,7 @@ class Slot:
         try:
             await group
         except Exception as error:  # whatever ended it, the trial hears of it
-            reason = str(error)
+            reason = _reason(error)
         async with self._changed:
             if generation == self._generation:
                 self._group = None
@@ -230,6 +231,12 @@ class Slot:
             return answer
 
 
+def _reason(error: Exception) -> str:
+    """What Ray says, and the fault of its controller below it: Ray itself leaves out of which kind it is."""
+    inner = getattr(getattr(error, "cause", error), "controller_failure", None)
+    return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """The slots of a session."""
@@ -247,7 +254,7 @@ def opened(folder: Path, share: Share, warm: Kind | None) -> Iterator[Slots]:
     `folder`: of the search; Ray Train's own files lie in it.
     """
     session = uuid.uuid4().hex[:6]  # several searches may share a cluster, where a name must be its own
-    names = tuple(f"{folder.name}-{session}-slot-{i}" for i in range(share.slots))
+    names = tuple(f"{plain(folder.name)}-{session}-slot-{i}" for i in range(share.slots))
     actors = tuple(_create(name, str(folder / "train"), share) for name in names)
     if warm is not None:
         for actor in actors:  # while Tune starts

@@ -12,6 +12,8 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from tunediff.tuning import experiment
+
 log = logging.getLogger(__name__)
 
 STUDY = "tunediff"
@@ -30,7 +32,7 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
         log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+    storage = optuna.storages.RDBStorage(experiment.study_url(path))
 
     def relax(connection: sqlite3.Connection, _: Any) -> None:
         connection.execute("PRAGMA synchronous = OFF")

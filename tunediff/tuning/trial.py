@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -125,7 +126,8 @@ def reported(point: Point, plan: Plan | SearchSpace) -> Reported:
 
 
 def _short(reason: str) -> str:
-    """The telling line of a Ray error, which brings pages."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "died" in line.lower() or "killed" in line.lower()]
-    return (telling or lines or ["no reason given"])[-1][:300]
+    """The telling line of a Ray error, which brings pages; with the next one where it only announces that."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
+    telling = [i for i, line in enumerate(lines) if "Error" in line or re.search("died|killed", line.lower())]
+    at = telling[-1] if telling else len(lines) - 1
+    return " ".join(lines[at : at + 1 + lines[at].endswith(":")])[:300]

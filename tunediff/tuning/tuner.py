@@ -111,4 +111,4 @@ def _readable(trial: Any) -> str:
         for name, value in drawn(trial.config).items()
     ]
     words = "_".join([trial.config["trial"], ",".join(knobs)])
-    return "".join(c if c.isalnum() or c in "_=,.-" else "-" for c in words)[:100]
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_=,.-") else "-" for c in words)[:100]

@@ -7,8 +7,8 @@ import shlex
 import pandas as pd
 import yaml
 
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff.cli import STORAGE
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.subject import Subject, lead, note, ruler
@@ -46,18 +46,18 @@ def reproduce(subject: Subject, files: Files) -> Html:
 
 def _commands(subject: Subject) -> list[tuple[str, list[str]]]:
     """What was run, and what runs it again, with words about it."""
-    winner, place = subject.stars.winner, f"{subject.storage or STORAGE}/{subject.name}"
+    winner, place = subject.stars.winner, subject.storage / subject.name
     ran = list(dict.fromkeys(_typed(session.command) for session in subject.sessions if session.command))
     said = [("The search was started with", ran)] if ran else []
     name = f"{subject.found.folder.name}-again"
-    again = shlex.join(["python", "-m", "tunediff.search", f"{place}/search.yaml", "--name", name])
+    again = cli.command("search", place / "search.yaml", "--name", name, storage=subject.storage)
     words = "The same from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
     said.append((words, [again]))
     if winner is not None:
-        out, budget_s = shlex.quote(f"{place}/{winner.name}.yaml"), winner.budget_s or subject.budget_s
+        out, budget = place / f"{winner.name}.yaml", cli.exactly(winner.budget_s or subject.budget_s)
         words = f"{subject.leader.capitalize()} alone, as a configuration and then as a training"
-        export = f"python -m tunediff.export {subject.call} --trial {winner.name} --out {out}"
-        said.append((words, [export, f"python -m tunediff.train --config {out} --budget {budget_s:.10g}s"]))
+        export = subject.command("export", "--trial", winner.name, "--out", out)
+        said.append((words, [export, cli.command("train", "--config", out, "--budget", budget)]))
     return said
 
 

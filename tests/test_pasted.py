@@ -1,0 +1,143 @@
+"""Every command that is printed runs when it is pasted, from folders and for names that a shell would take apart."""
+
+import html
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import optuna
+import pytest
+
+from tests import searches
+from tests.report.conftest import plain  # noqa: F401
+from tests.test_models import search_folder
+from tunediff import cli, compare, evaluate, export, results, search, space, train
+from tunediff.report import summary
+from tunediff.tuning import experiment, study_file
+
+NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch):
+    """Of searches; commands are typed in the folder above it."""
+    here = tmp_path / "Jürgens Ordner"
+    (here / STORAGE).mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(train, "_train", lambda *_: cli.OK)  # what comes before it is what may not understand
+    return here / STORAGE
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def pasted(line):
+    """The exit code of a printed line."""
+    python, m, module, *words = shlex.split(line)
+    assert (python, m) == ("python", "-m")
+    found = importlib.import_module(module)
+    found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+    return found.main(words)
+
+
+def commands(text):
+    return re.findall(r"^.*?(python -m tunediff\..*)$", text, re.M)
+
+
+def test_what_a_search_ends_with(storage, capsys):
+    searches.night(storage / NAME)
+    block = summary.values(results.read(storage / NAME), 1.0)
+    assert pasted(block["report"]) == 0
+    assert pasted(block["export"]) == 0
+    told = commands(capsys.readouterr().out) + commands((storage / NAME / "best.yaml").read_text())
+    assert len(told) == 2
+    assert [pasted(line) for line in told] == [0, 0]
+
+
+def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
+    monkeypatch.setattr(search, "_run", interrupted)
+    searches.night(storage / NAME)
+    assert pasted(cli.command("report", NAME, storage=storage)) == 0
+    page = html.unescape((storage / NAME / "report.html").read_text())
+    told = [line for part in re.findall(r"<(pre|code)[^>]*>(.*?)</\1>", page, re.S) for line in commands(part[1])]
+    codes = {line.split()[2]: pasted(line) for line in told}
+    assert codes == {"tunediff.search": 130, "tunediff.export": 0, "tunediff.train": 0, "tunediff.report": 0}
+    assert (storage / f"{NAME}-again").is_dir(), "beside the first"
+
+
+@pytest.mark.parametrize("command", [search, compare])
+def test_what_an_interruption_says(storage, monkeypatch, capsys, command):
+    monkeypatch.setattr(command, "_run", interrupted)
+    asked = ["digits"] if command is search else ["digits", "seed=99"]
+    assert command.main([*asked, "--name", NAME, "--storage", STORAGE]) == 130
+    (line,) = commands(capsys.readouterr().err)
+    assert pasted(line) == 130
+    assert commands(capsys.readouterr().err) == [line]
+
+
+def test_the_default_storage_goes_without_saying(storage):
+    assert cli.command("report", "night", storage=Path("ray_results")) == "python -m tunediff.report night"
+    assert cli.command("report", "night", storage=Path.cwd() / "ray_results") == "python -m tunediff.report night"
+    assert cli.command("report", "night", storage=storage) == f"python -m tunediff.report night --storage '{STORAGE}'"
+
+
+def test_the_study_is_where_it_is_said_to_be(storage):
+    path = storage / "study.db"
+    optuna.create_study(study_name="tunediff", storage=study_file.open_file(path))
+    assert path.is_file()
+    assert optuna.get_all_study_names(experiment.study_url(path)) == ["tunediff"]
+
+
+def test_what_a_measurement_was_made_with(storage):
+    search_folder(storage / NAME)
+    words = [NAME, "--storage", STORAGE, *"--images 8 --ddim --steps 2 --metrics fd --out ü.json".split()]
+    assert evaluate.main([*words]) == 0
+    said = json.loads((written := Path("ü.json")).read_text())["command"]
+    written.unlink()
+    assert pasted(said) == 0
+    assert written.is_file()
+
+
+def test_a_pipeline_is_loaded_from_where_it_lies(storage, capsys):
+    search_folder(storage / NAME)
+    assert export.main([NAME, "--storage", STORAGE, "--diffusers", "--out", "mein 'Modell'"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert eval(re.search(r"from_pretrained\((.*?)\)\(", line)[1]) == "mein 'Modell'"
+
+
+@pytest.mark.parametrize("command", [search, compare])
+@pytest.mark.parametrize("name", ["x" * 300, "ü" * 101, "a\nb", "-x", "", ".", "..", "a/b", "\udcff", "tab\t"])
+def test_names_that_are_refused(storage, capsys, command, name):
+    asked = ["digits"] if command is search else ["digits", "seed=99"]
+    assert command.main([*asked, f"--name={name}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --name: '")
+    assert said.endswith(
+        "is not allowed; allowed: a plain folder name of at most 200 bytes, without / and \\, that begins with neither . nor -\n"
+    )
+    assert (said.count("\n"), len(said) < 250) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["--resume", "x" * 300], ["x" * 300]])
+def test_a_path_that_no_disk_takes(storage, capsys, words):
+    assert search.main(words) == 2
+    assert "xxx" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
+def test_a_search_is_named_after_its_file(storage, monkeypatch, capsys, name):
+    monkeypatch.setattr(search, "_run", interrupted)
+    Path(name).write_text((space.SHIPPED / "digits.yaml").read_text())
+    assert search.main([f"./{name}"]) == 130
+    assert pasted(commands(capsys.readouterr().err)[0]) == 130
+
+
+def test_durations_are_read_again():
+    from tunediff.space import duration_s
+
+    for value in (0.25, 20.0, 1 / 3, 3.6e12):
+        assert duration_s(cli.exactly(value), "--budget") == pytest.approx(value)

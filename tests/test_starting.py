@@ -1,0 +1,62 @@
+"""Commands that are interrupted while they start, or that nobody listens to: a line and an exit code, never pages."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = sorted(set(re.findall(r"python -m tunediff\.(\w+)", (ROOT / "README.md").read_text())))
+
+
+def started(command, *words, **more):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.Popen([sys.executable, "-m", f"tunediff.{command}", *words], env=environment, text=True, **pipes)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_interruption_during_imports(command, tmp_path):
+    """Sent as soon as the package is imported, which the handler of the signal tells: it then takes seconds more."""
+    process = started(command, "nope", cwd=tmp_path)
+    status = Path(f"/proc/{process.pid}/maps")
+    while "pydantic_core" not in status.read_text():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "\ninterrupted\n")
+    assert process.returncode == 130
+
+
+def test_an_import_by_somebody_else_leaves_the_signal_alone():
+    code = "import signal, tunediff; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["digits", "--dry-run"]])
+def test_nobody_reads_on(words, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = started("search", *words, cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate(timeout=120)[1] == ""
+    assert process.returncode == 0
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = started("search", "digits", "--dry-run", cwd=tmp_path, stdout=full)
+    assert process.communicate(timeout=120)[1] == "error: No space left on device\n"
+    assert process.returncode == 1
+
+
+def test_without_an_output(tmp_path):
+    line = f"{sys.executable} -m tunediff.search digits --dry-run >&-"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
