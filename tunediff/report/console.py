@@ -255,7 +255,7 @@ class Table(Console):
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         return [
-            trial.name,
+            self._called(trial.name),
             self._changed(trial.drawn),
             sparkline(values, found.ratios),
             cli.number(values[-1]) if values else "",
