@@ -242,7 +242,8 @@ class Table(Console):
         words = [name, f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}"]
         words += [self._elapsed(), self._left(), self._best()]
         if isinstance(faster, Estimate):
-            words.append(f"{cli.number(faster.mean)}× as fast as the baseline")
+            least = "at least " if faster.at_least else ""
+            words.append(f"{least}{cli.number(faster.mean)}× as fast as the baseline")
         elif faster == UNTOLD:
             words.append(UNTOLD)
         elif best is not None and base is not None and base.finished and (none := self.found.no_baseline(best)):
