@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console as Terminal
@@ -242,3 +243,27 @@ def test_what_is_never_run_is_said_once(night, capsys):
     assert said.count("t0004 skipped  not run: as t0002  precision.amp=bf16") == 1
     row = next(line for line in shown(folder, loaded) if "t0004" in line)
     assert row.endswith("skipped")
+
+
+def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
+    """By their names, which other commands know, by their clock, and by naming no run the best."""
+    content = CONTENT | {"budget": {"per_trial": "8s"}, "trials": [{"loader.batch_size": 64}], "seeds": 3}
+    content.pop("search", None)
+    noisy(tmp_path / "night")
+    folder = tmp_path / "night" / "confirm"
+    loaded = space.parse(content, "x.yaml")
+    experiment.create(folder, loaded, content)
+    for number, point in enumerate(loaded.candidates[:3]):
+        write(folder, loaded, number, point, [8.0, 4.0 - number], "ok")
+    lines = console.Console(folder, loaded, quiet=False, started=time.monotonic() - 440)
+    lines.listen("start", "t0002", loaded.candidates[2])
+    lines.listen("end", "t0001", {})
+    start, end = capsys.readouterr().out.splitlines()
+    assert start.startswith("[confirm  7m20s] confirm/t0002 start")
+    assert end.startswith("[confirm  7m20s] confirm/t0001 ok")
+    assert "best" not in end
+    head, _, *rows = (line for line in shown(folder, loaded, width=200) if line)
+    assert head.startswith("night: confirming runs (confirm) · 3/")
+    assert "best" not in head
+    assert "as fast" not in head
+    assert [row.split()[0] for row in rows] == ["confirm/t0002", "confirm/t0001", "confirm/t0000"], "none has a rank"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import searches
+from tests.comparisons import PLAIN
 from tests.report.pages import words, written
 from tests.searches import make, write
 from tunediff import export, results, search
@@ -113,6 +114,37 @@ def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path,
     assert f"winner ({winner})" in page
     assert (fast.folder / "confirm.md").read_text().startswith("# night: confirmed\n")
     assert exported(fast, capsys)[0] == winner == evidence.read(fast).best.name
+
+
+def test_what_is_as_good_at_its_first_evaluation_is_at_least_so_fast(tmp_path, capsys, plain):
+    """At 5 s of 20: four times, or more."""
+    early = searched(tmp_path / "night", {64: (1.2, 1.1, 1.0, 0.9)}, lambda seed: (1.2, 1.1, 1.0, 0.9))
+    text, block = told(early, capsys)
+    assert block["speedup"] == pytest.approx(4.0)
+    assert "at least 4\n" in text
+    assert "at least 4" in words(written(early.folder))
+
+
+def test_a_file_of_ones_own_is_confirmed_as_well(tmp_path, capsys):
+    """Every folder has a copy of it: another path makes no other configuration."""
+    (tmp_path / "mine.py").write_text(PLAIN)
+    content = {"workload": str(tmp_path / "mine.py"), "budget": {"per_trial": "20s", "trials": 3},
+               "search": {"width": [4, 8, 16]}, "confirm": {"of": 1, "seeds": 3}}  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    write(tmp_path / "night", wanted, 0, curve=curve(0.5, 0.7))
+    write(tmp_path / "night", wanted, 1, {"width": 4}, curve=curve(0.5, 0.9))
+    write(tmp_path / "night", wanted, 2, {"width": 16}, curve=curve(0.5, 0.6))
+    found = results.read(tmp_path / "night")
+    place, again = confirming.prepare(found)
+    for number, point in enumerate(again.candidates):
+        write(
+            place, again, number, drawn=point, curve=curve(0.5, (0.6 if point["width"] == 4 else 0.7) + number / 1000)
+        )
+    known = evidence.read(results.read(tmp_path / "night"))
+    assert known.told.settled
+    assert (known.best.name, known.better(found.trials[1])) == ("t0000", False)
+    assert known.told.bias(known.told.leader)[0] == 0.9
+    assert exported(found, capsys)[0] == "t0000"
 
 
 def test_an_interval_over_orders_of_magnitude_is_no_result(tmp_path, capsys, plain):

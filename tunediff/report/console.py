@@ -269,7 +269,8 @@ class Table(Console):
         words = [name, f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}"]
         words += [self._elapsed(), self._left(), self._best()]
         if isinstance(faster, Estimate):
-            words.append(f"{cli.number(faster.mean)}× as fast as the baseline")
+            least = "at least " if faster.at_least else ""
+            words.append(f"{least}{cli.number(faster.mean)}× as fast as the baseline")
         elif faster == UNTOLD:
             words.append(UNTOLD)
         elif best is not None and base is not None and base.finished and (none := self.found.no_baseline(best)):
@@ -284,7 +285,7 @@ class Table(Console):
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         rates = {} if found.by_rate else {f"{found.unit}/s": f"{rate:.0f}" if rate is not None else ""}
         return {
-            "trial": trial.name,
+            "trial": self._called(trial.name),
             CHANGES: self._changed(trial.drawn),
             "curve": sparkline(values, found.ratios),
             self._objective: cli.number(values[-1]) if values else "",

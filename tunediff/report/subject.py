@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from pathlib import Path
 
@@ -109,10 +108,7 @@ class Subject:
     @property
     def crosses_before_first(self) -> bool:
         """Whether the winner is that good at its first evaluation already: when it was so first is not known."""
-        winner, seconds = self.stars.winner, self.crossing_s
-        if seconds is None or winner is None or not winner.points:
-            return False
-        return math.isclose(seconds, winner.points[0]["train_s"])
+        return self.crossing_s is not None and self.stars.winner is not None and self.found.at_first(self.stars.winner)
 
     def by_weight(self) -> list[str]:
         """The searched knobs, those with the largest share of the objective's variance first."""

@@ -115,6 +115,7 @@ def _speedup(known: Evidence, best: TrialRecord) -> dict[str, Any]:
         return ends
     seconds = {} if told.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
     over = f", geometric mean over {told.runs} seeds" if told.low else ""
+    over += "; at least: it was as good at its first evaluation" if told.at_least else ""
     return {**ends, **seconds, "speedup_means": f"baseline's training seconds / those of the best until as good{over}"}
 
 

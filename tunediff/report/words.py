@@ -87,9 +87,11 @@ def between(estimate: Estimate) -> str:
 
 
 def estimated(estimate: Estimate | None) -> str:
-    """`1.85 (1.85 … 1.86)`."""
+    """`1.85 (1.85 … 1.86)`, or `at least 1.85`."""
     if estimate is None:
         return ""
+    if estimate.at_least:
+        return f"at least {number(estimate.low or estimate.mean)}"
     return f"{number(estimate.mean)} ({ends})" if (ends := between(estimate)) else number(estimate.mean)
 
 

@@ -208,6 +208,13 @@ class Results:
         one, two = ([(s, self.loss(v)) for s, v in curve(run, self.metric)] for run in (baseline, trial))
         return reach.sooner(one, two)
 
+    def at_first(self, trial: TrialRecord) -> bool:
+        """Whether it was as good as the baseline's end at its first evaluation: `sooner` is the least it can be."""
+        ratio, base, line = self.sooner(trial), self.baseline_of(trial), curve(trial, self.metric)
+        if ratio is None or self.by_rate or base is None or not line:
+            return False
+        return math.isclose(ratio, float(base.points[-1]["train_s"]) / line[0][0])
+
     def no_baseline(self, trial: TrialRecord) -> str:
         """Why a trial has no finished baseline to be compared with, as a clause; '' where it has one."""
         baseline = self.baseline_of(trial)

@@ -152,11 +152,12 @@ class Comparison:
             return "no run of the baseline ended ok"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        ratios = [ratio for trial in group.done if (ratio := self.found.sooner(trial)) is not None]
+        told = [trial for trial in group.done if self.found.sooner(trial) is not None]
+        ratios = [self.found.sooner(trial) or 1.0 for trial in told]
         one = estimate(ratios, ratios=True)
         if one is None or one.low is None or one.low <= 1 or is_wide(one.low, one.high):
             return f"the curves of {len(ratios)} seeds leave it open"
-        return one
+        return dataclasses.replace(one, at_least=any(map(self.found.at_first, told)))
 
 
 def _ends(name: str, value: Estimate | str) -> dict[str, float | None]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from tunediff import cli, results
 from tunediff.record import TrialRecord
-from tunediff.results import Results, evaluating, failed, last, noise, without_seed
+from tunediff.results import Results, evaluating, failed, last, noise
 from tunediff.results.comparison import Comparison, Group, compare
 from tunediff.results.sequential import Look, look
 from tunediff.results.statistics import BASELINE, BETTER, Difference, mean, sd
@@ -130,13 +130,11 @@ class Confirmation:
 
     def trial(self, group: Group) -> TrialRecord | None:
         """The trial of the search that had this configuration, on its own seed."""
-        config = without_seed(group.runs[0].config)
-        return next((trial for trial in self.search.ranked if without_seed(trial.config) == config), None)
+        return next((trial for trial in self.search.ranked if _knobs(trial) == _knobs(group.runs[0])), None)
 
     def of(self, trial: TrialRecord) -> Group | None:
         """The runs of a trial's configuration, the baseline's among them."""
-        config = without_seed(trial.config)
-        return next((group for group in self.compared.groups if without_seed(group.runs[0].config) == config), None)
+        return next((group for group in self.compared.groups if _knobs(group.runs[0]) == _knobs(trial)), None)
 
     def table(self) -> pd.DataFrame:
         """One row per configuration: mean, sd, difference, speed-up, both with intervals, and the verdict."""
@@ -146,6 +144,11 @@ class Confirmation:
         measured = [{"runs": len(mine), "mean": mean(mine), "sd": sd(mine)} for mine in values]
         told = self.compared.table()
         return pd.concat([told[["configuration"]], pd.DataFrame(measured), told[kept]], axis=1)
+
+
+def _knobs(trial: TrialRecord) -> dict[str, object]:
+    """All but the seed, and the file of the workload, of which every folder has a copy of its own."""
+    return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}
 
 
 def confirm(search: Results, runs: Results) -> Confirmation:

@@ -119,7 +119,9 @@ class Evidence:
         if not (better := self.better(trial)):
             return UNTOLD if better is False else UNKNOWN
         ratio = self.found.sooner(trial)
-        return Estimate(ratio, None, None, 1) if ratio is not None and ratio > 1 else "its curve is not ahead"
+        if ratio is None or ratio <= 1:
+            return "its curve is not ahead"
+        return Estimate(ratio, None, None, 1, self.found.at_first(trial))
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """When it is as good as the baseline of its seed at its end, by this pair of runs; None: not determined."""

@@ -41,6 +41,8 @@ class Estimate:
     low: float | None
     high: float | None
     runs: int
+    at_least: bool = False
+    """Whether what was measured is a bound: it may be any value above."""
 
 
 def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -89,7 +90,7 @@ def _crossing(axes: Axes, found: Results, base: Line, winner: Line, seconds: flo
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
     if seconds is None:
         return
-    (end_s, level), first = base[-1], seconds == winner[0][0]
+    (end_s, level), first = base[-1], math.isclose(seconds, winner[0][0])
     axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED,
               label="baseline at its end")  # fmt: skip
     if not first:
