@@ -95,7 +95,7 @@ def _png(found: Results, name: str, build: Callable[[], Figure], about: str = ""
     def titled() -> Figure:
         figure = build()
         if about:
-            headline(figure, f"{found.folder.name}: {about}")
+            headline(figure, f"{found.folder.name}: {about}".replace(": \n", "\n"))
         return figure
 
     path = found.folder / name

@@ -195,7 +195,7 @@ def say(axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, flo
 
 def ring(axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None) -> None:
     """A hollow dot: a place between evaluations."""
-    axes.plot(*([value] for value in at), marker="o", markersize=size, markerfacecolor="white", markeredgecolor=color,
+    axes.plot(*([value] for value in at), marker="o", color=color, markersize=size, markerfacecolor="white",
               markeredgewidth=1.7, zorder=5, linestyle="none", label=label)  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def plain_logarithms(side: Axis) -> None:
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
     fine: tuple[float, ...] = (1, 2, 5) if decades > 1.5 or side is side.axes.xaxis else (1, 1.5, 2, 3, 4, 6, 8)
     ticks = [at * 10.0**power for power in range(-12, 13) for at in fine if low <= at * 10.0**power <= high]
-    some = ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(5)
+    some = ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(3 if _narrow else 5)
     side.set_major_locator(some if len(ticks) <= 10 else ticker.LogLocator(numticks=8))
     side.set_major_formatter(Digits())
     side.set_minor_locator(ticker.NullLocator())

@@ -21,7 +21,7 @@ from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, marked, note
 from tunediff.report.verdicts import comparison_table, conclusions
-from tunediff.report.words import secs, some
+from tunediff.report.words import secs, short, some
 from tunediff.results import Results, curve
 from tunediff.results.comparison import Comparison, Group
 
@@ -78,7 +78,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
-        _crossing(axes, found, pairs[0][0], pairs[1][0], stars.reached_s)
+        _crossing(axes, found, pairs[0][0], pairs[1], stars.reached_s)
     axes.set_xlabel("training seconds")
     axes.set_xlim(left=0)
     plain_numbers(axes)
@@ -86,19 +86,20 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     return figure
 
 
-def _crossing(axes: Axes, found: Results, base: Line, winner: Line, seconds: float | None) -> None:
+def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], seconds: float | None) -> None:
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
     if seconds is None:
         return
+    winner, color, what = of
     (end_s, level), first = base[-1], math.isclose(seconds, winner[0][0])
     axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED,
               label="baseline at its end")  # fmt: skip
     if not first:
-        ring(axes, (seconds, level), WINNER, 7, "as good as that")
+        ring(axes, (seconds, level), color, 7, f"{what}: as good as that")
     words = f"{'before ' if first else ''}{secs(seconds)}"
     below = found.falls  # a curve that falls leaves room to its lower left, one that rises to its upper left
     shift, side = ((-7, -6), "top") if below else ((-7, 6), "bottom")
-    say(axes, words, (seconds, level), shift, ha="right", va=side, color=WINNER)
+    say(axes, words, (seconds, level), shift, ha="right", va=side, color=color)
 
 
 def _kind(trial: TrialRecord) -> str:
@@ -212,7 +213,7 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
         axes.set_xlabel("training seconds")
         axes.set_xlim(left=0)
         objective_axis(axes, found, all(level.mean > level.sd for level in levels))
-        axes.set_title(f"{panel_knob} = {value}" if panel_knob is not None else "")
+        axes.set_title(short(f"{panel_knob} = {value}", 44) if panel_knob is not None else "")
     if lines:
         order = sorted(
             lines, key=lambda name: list(looks).index(name) if name in looks else -1

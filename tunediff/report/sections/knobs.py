@@ -105,7 +105,7 @@ def _shares(columns: Mapping[str, Importance]) -> Figure:
                   edgecolor=colors.PLAIN, linewidth=1.0)  # fmt: skip
         for place, (name, length) in enumerate(zip(names, lengths, strict=True)):
             say(axes, f"{length:.0f} %" if name in one.shares else "–", (length, place), (4, 0), fontsize=8)
-        axes.set_title(title)
+        axes.set_title(short(title, 28))
         axes.set_xlim(0, max(10.0, 1.18 * max(lengths, default=0.0)))
         axes.set_xlabel("share of the variance (%)")
         axes.grid(True, axis="x")

@@ -64,7 +64,7 @@ def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
                      alpha=0.6 if many else 1.0, rasterized=many, zorder=1, label="other trials")  # fmt: skip
         # No line joins them: between two of them lie trials that nobody ran, and often nothing but noise.
         best = known[known[f"on_front_{name}"]]
-        axes.plot(best[name], best[found.metric], "o", markerfacecolor="none", markeredgecolor=style.INK, markersize=11,
+        axes.plot(best[name], best[found.metric], "o", color=style.INK, markerfacecolor="none", markersize=11,
                   markeredgewidth=1.1, zorder=4, label="beaten by none in both")  # fmt: skip
         for trial, color, what in stars.shown():
             mine = known[known["trial"] == trial.name]
