@@ -25,6 +25,7 @@ from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
+from tunediff.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,8 @@ def _train(images: Images) -> _Trained:
     # One thread: more would add up gradients in another order, and on busy cores they wait for each other for minutes.
     torch.set_num_threads(1)
     try:
-        with torch.enable_grad(), one_ruler(torch.device("cpu")):
+        work = Progress("training the classifier that judges", _STEPS, "steps")
+        with work as progress, torch.enable_grad(), one_ruler(torch.device("cpu")):
             for step in range(_STEPS):
                 for group in optimizer.param_groups:
                     group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
@@ -228,6 +230,7 @@ def _train(images: Images) -> _Trained:
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                progress.step()
         network.eval()
         with torch.no_grad(), one_ruler(torch.device("cpu")):
             found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])

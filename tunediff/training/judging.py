@@ -59,15 +59,20 @@ def pass_s(config: Systems, world: World) -> float | None:
     """
     if (offered := cfg.of(config).offers("evaluation_pass")) is None:
         return None
-    run, count, most = offered(config.knobs, world.device), 1, getattr(config.evaluation, "batch_size", 64)
+    return rate_s(offered(config.knobs, world.device), getattr(config.evaluation, "batch_size", 64), world)
+
+
+def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float = LONG_ENOUGH_S) -> float:
+    """Seconds of a sample in `run(count)`, in batches of up to `most` or until one takes `enough_s`."""
+    count = 1
     while True:
         taken: list[float] = []
-        while len(taken) < 3 or sum(taken) < LONG_ENOUGH_S:  # the first loads kernels, others may be disturbed
+        while len(taken) < 3 or sum(taken) < enough_s:  # the first loads kernels, others may be disturbed
             world.synchronize()
             begin = time.perf_counter()
             run(count)
             world.synchronize()
             taken.append(time.perf_counter() - begin)
-        if min(taken) >= LONG_ENOUGH_S or count >= most:
+        if min(taken) >= enough_s or count >= most:
             return min(taken) / count
         count = min(4 * count, most)

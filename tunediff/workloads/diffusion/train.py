@@ -44,7 +44,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and how the averaged weights are judged
     images = data.load(knobs.data)
-    trial.about(data=images.name, samples=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
+    trial.about(data=images.name, samples=len(images), said=images.said)
     if trial.evaluates:
         evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
 
