@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from tqdm import tqdm
 
 from tunediff import cli
+from tunediff.files import write_text
 
 FIRST_S, EVERY_S = 5.0, 30.0
 """Seconds until a plain line tells of work for the first time, and from one to the next."""
@@ -109,3 +112,29 @@ class Bar:
         self._bar.update(progress.done - self._bar.n)
         if progress.over:
             self._bar.close()
+
+
+DOING = "doing.json"
+"""In the folder of a trial, while it runs: the part of its time, since when, and how far its work is."""
+
+
+class Noted:
+    """Keeps `DOING` of a trial up to date: what a clock and all progress tell of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._part, self._since, self._due = folder / DOING, "setup", time.time(), 0.0
+
+    def part(self, name: str) -> None:
+        """The clock pays another part."""
+        if name not in ("data_wait", self._part):  # batches are fetched too often
+            self._part, self._since = name, time.time()
+            self._write("")
+
+    def __call__(self, progress: Progress) -> None:
+        if (now := time.monotonic()) >= self._due or progress.over:
+            self._due = now + FIRST_S
+            self._write("" if progress.over else progress.said)
+
+    def _write(self, work: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk is told otherwise
+            write_text(self._path, json.dumps({"part": self._part, "since": self._since, "work": work}))

@@ -11,7 +11,7 @@ import io
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tunediff.config import ConfigError
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
+from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.progress import Progress
@@ -58,6 +59,13 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device)
     return Classifier(images, device)
+
+
+def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
+    """(what takes as long as the extractor, d): a classifier need not be trained to see what it costs."""
+    if evaluation.extractor == "inception":
+        return (inception := Inception(weights.find(evaluation), device)), inception.dim
+    return _Network(data.channels, data.image_size, 10).to(device).eval().features, Classifier.dim
 
 
 @contextlib.contextmanager
