@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import yaml
 from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
-from tunediff.report import outputs, summary
+from tunediff.report import outputs, plan, summary
 from tunediff.results import evidence
 from tunediff.training import judging
 from tunediff.tuning import experiment, resources
@@ -134,19 +136,49 @@ def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
 
 def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
     """64 images × 5 steps and 256 × 10 bins at 10 ms each; 640 × 50 steps and the same bins in the end."""
-    monkeypatch.setattr(judging, "pass_s", lambda config, world: 0.01)
+    each = {"network": 0.01, "features": 0.01, "distance": 0.0}
+    monkeypatch.setattr(judging, "pass_s", lambda config, world: each)
     final = {"evaluation.images": 640, "evaluation.steps": 50}
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE | {"confirm": {"of": 2, "seeds": 3, "final": final}}))
     assert search.main([file, "--dry-run", "--trials", "100"]) == 0
     out = capsys.readouterr().out
-    assert "\nevaluation_hours: 1.60 (200 × 29s: " in out
-    assert "\nfinal_evaluation: 5m46s per confirming run, 0.86 hours in all\n" in out
+    assert "\nevaluation: 1h38m (2 × 29s per trial, as timed on this machine)\n" in out
+    assert re.search("\nconfirmation: .* at most, 5m52s per run for its final evaluation\n", out)
+    assert re.search("\nwall-clock: at most .h..m\n", out)
+    assert "\n  evaluation.validation_images=32: " in out
     each = FILE["budget"]["per_trial"]
     assert f"\nconfirming: at most 9 × {each} training; it ends when it is decided\n" in out
     monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
     assert search.main([file, "--dry-run"]) == 0
-    assert "\nevaluation_hours: unknown (the workload has no " in (out := capsys.readouterr().out)
-    assert "\nfinal_evaluation: unknown\n" in out
+    assert "\nevaluation: unknown (the workload has no " in (out := capsys.readouterr().out)
+    assert re.search("\nwall-clock: .* and evaluation\n", out)
+
+
+def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkeypatch):
+    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
+    monkeypatch.setattr(search, "_created", lambda *_: pytest.fail("started"))
+    for words, why in (
+        (["--trials", "10000000"], "10,000,000 trials: over 100,000; change --trials or give a limit, --total"),
+        (
+            ["--budget", "1000000000h"],
+            "days of wall-clock: over 30; change --trials, --budget or evaluation.*, or give",
+        ),
+    ):
+        assert search.main([file, *words]) == 2
+        assert re.fullmatch(f"error: command line: .*{re.escape(why)}.*; --insist starts it all the same\n",
+                            capsys.readouterr().err)  # fmt: skip
+        assert search.main([file, *words, "--dry-run"]) == 2
+        told = capsys.readouterr()
+        assert "\nwall-clock: at most " in told.out or " and evaluation\n" in told.out
+        assert why in told.err
+        assert search.main([file, *words, "--dry-run", "--insist"]) == 0
+        capsys.readouterr()
+    assert search.main([file, "--trials", "10000000", "--total", "1h", "--dry-run"]) == 0, (
+        "as many as there is time for"
+    )
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda _: mock.Mock(free=1000))
+    assert search.main([file, "--dry-run"]) == 2
+    assert "MiB of weights on a disk with 0 MiB free; change --trials or --storage" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- results, export

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from tests.helpers import tiny
 from tunediff import config as cfg
-from tunediff import environment, evaluate
+from tunediff import environment, evaluate, progress
 from tunediff.data import images as data
-from tunediff.evaluation import features, progress
+from tunediff.evaluation import features
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
 from tunediff.workloads.diffusion import handoff, unet
@@ -230,20 +230,22 @@ def test_a_diverged_model_is_a_failure_and_leaves_no_numbers(model, tmp_path, ca
 
 # ----------------------------------------------------------------------------------------------------------- progress
 def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    clock = iter([0.0, *(16.0 * step for step in range(1, 11))])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.Progress(10) as bar:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.shown(), progress.Progress("sampling", 10, "steps") as bar:
         for k in range(10):
+            now[0] += 16.0
             bar.step(k, 10, None)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "sampling: 2 of 10 steps, about 2m08s left"
-    assert len(lines) == 5, "every 30 s at most"
+    assert lines[0] == "sampling: 1 of 10 steps, about 2m24s left", "soon, and then every 30 s at most"
+    assert lines[1] == "sampling: 3 of 10 steps, about 1m52s left"
+    assert len(lines) == 5
 
 
 def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for visible in (True, False):
-        with progress.Progress(4, visible) as bar:
+        with progress.shown(), progress.Progress("sampling", 4, visible=visible) as bar:
             for _ in range(4):
                 bar.step()
         assert ("4/4" in capsys.readouterr().err) == visible

@@ -1,8 +1,10 @@
 """The sample command: which images, in what files, and what it refuses."""
 
 import os
+import re
 import socket
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.helpers import tiny
+from tests.helpers import CPU, tiny
 from tests.test_models import network, run_folder
-from tunediff import sample
-from tunediff.evaluation import progress
-from tunediff.workloads.diffusion import handoff
+from tunediff import config as cfg
+from tunediff import progress, sample
+from tunediff.workloads.diffusion import drawing, handoff
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import Noise
 
@@ -192,15 +194,29 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
     assert not list(run.glob("*.png"))
 
 
+def test_what_would_take_a_day_says_so_before_it_begins(capsys):
+    """2 ms a pass: 100,000 images × 1,000 steps are 200,000 s, by 50 steps of DDIM 10,000 s."""
+    config = cfg.override(cfg.baseline("digits"), {"evaluation.sampler": "ddpm", "process.steps": 1000})
+    drawing.announce(lambda x, t: time.sleep(0.002 * len(x)), config, 100_000, CPU)
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"sampling 100,000 images × 1,000 steps: about (5[5-9]|6\d|7\d)h\d\dm", first)
+    assert re.match(r"WARNING: that is long: --ddim --steps 50 takes about [23]h\d\dm; fewer images", second)
+    drawing.announce(lambda x, t: x, config, 10, CPU)
+    assert capsys.readouterr().err == ""
+
+
 def test_progress(run, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_S", 1000.0)
     drawn(capsys, "-n", "4")
     sample.main(["small", "-n", "4", "--batch-size", "2"])
-    assert capsys.readouterr().err == "", "nothing to say in the first 30 s where nobody watches"
+    assert capsys.readouterr().err == "", "nothing to say of what is quick"
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     sample.main(["small", "-n", "4", "--batch-size", "2"])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[24].startswith("sampling: 25 of 100 steps, about ")
-    assert lines[-1].startswith("sampling: 100 of 100 steps, about 0s left")
+    assert lines[0].startswith("sampling 4 images × 50 steps: about ")
+    assert lines[26].startswith("sampling: 25 of 100 steps, about ")
+    assert lines[-1].startswith("sampling: 99 of 100 steps, about 0s left")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     sample.main(["small", "-n", "4", "--batch-size", "2"])
     assert "100/100" in capsys.readouterr().err

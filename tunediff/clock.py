@@ -43,15 +43,17 @@ class Budget:
 
 
 class Clock:
-    """Seconds spent per part. `synchronize` waits for the device; `now` is a monotonic clock in seconds."""
+    """Seconds spent per part. `synchronize` waits for the device; `now` is a monotonic clock in seconds; `told` hears
+    which part begins."""
 
     def __init__(
         self,
         budget: Budget,
         synchronize: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
+        told: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.budget, self._synchronize, self._now = budget, synchronize, now
+        self.budget, self._synchronize, self._now, self._told = budget, synchronize, now, told
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._running: list[tuple[str, float]] = []  # parts nest: the innermost one is paid
 
@@ -61,6 +63,7 @@ class Clock:
         if name not in self.seconds:
             raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
         self._switch(synchronize)
+        self._told(name)
         self._running.append((name, self._now()))
         try:
             yield

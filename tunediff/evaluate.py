@@ -32,6 +32,7 @@ from tunediff.evaluation import weights
 from tunediff.evaluation.names import KINDS, name_of
 from tunediff.files import numbered, write_text
 from tunediff.models import Saved
+from tunediff.progress import Progress, shown
 from tunediff.workloads.diffusion import drawing
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _judge(model: Saved, out: Path | None) -> int:
     from tunediff.distributed import from_environment
     from tunediff.training.judging import judged
 
-    with from_environment() as world:
+    with from_environment() as world, shown() if world.main else contextlib.nullcontext():
         found = judged(cfg.override(model.config, {"parallel.workers": world.size}), model.state(), world)
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
@@ -181,7 +182,6 @@ def _evaluate(task: _Task) -> int:
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
-    from tunediff.evaluation.progress import Progress
     from tunediff.evaluation.quality import Quality, Real
     from tunediff.training import memory
     from tunediff.workloads.diffusion.process import Diffusion
@@ -189,7 +189,7 @@ def _evaluate(task: _Task) -> int:
 
     config, evaluation, n = task.config, task.config.evaluation, task.config.evaluation.images
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
-    with from_environment() as world:
+    with from_environment() as world, shown() if world.main else contextlib.nullcontext():
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the ruler, the real images
         with open(task.model.weights, "rb") as file:  # now: a training that goes on will replace it
@@ -202,8 +202,9 @@ def _evaluate(task: _Task) -> int:
 
         # ---- sampling
         seconds, values = [], []
+        drawing.announce(network, config, task.seeds * n, world)
         batches, _ = shares(n, world.size, evaluation.batch_size)
-        with Progress(task.seeds * batches * drawing.sampler(config)["steps"], world.main) as progress:
+        with Progress("sampling", task.seeds * batches * drawing.sampler(config)["steps"], "steps") as progress:
             for seed in range(evaluation.seed, evaluation.seed + task.seeds):
                 quality = Quality(extractor, n, world.device, task.kinds)
                 out = task.images if seed == evaluation.seed else None

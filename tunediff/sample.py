@@ -8,6 +8,7 @@ batch size and the number of processes: alone, or as `torchrun --nproc-per-node 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import sys
@@ -20,6 +21,7 @@ from tunediff import cli, models
 from tunediff.config import ConfigError
 from tunediff.files import numbered
 from tunediff.models import Saved
+from tunediff.progress import Progress, shown
 from tunediff.workloads.diffusion import drawing
 
 if TYPE_CHECKING:
@@ -103,7 +105,6 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
     import torch
 
     from tunediff.evaluation.features import one_ruler
-    from tunediff.evaluation.progress import Progress
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
@@ -123,7 +124,9 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
         if k + 1 in kept:
             states.append(to_uint8(x))
 
-    with Progress(turns * steps, world.main) as progress, one_ruler(device):
+    drawing.announce(network, config, n, world, device)
+    work = Progress("sampling", turns * steps, "steps")
+    with shown() if world.main else contextlib.nullcontext(), work as progress, one_ruler(device):
         world.barrier()
         begin = time.monotonic()
         for start, batch in generate(

@@ -9,9 +9,9 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, results, space
 from tunediff.config import ConfigError, Lines
@@ -25,6 +25,7 @@ from tunediff.space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources
 
 if TYPE_CHECKING:
+    from tunediff.training import judging
     from tunediff.tuning.slot import Slots
 
 
@@ -44,6 +45,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
+    add("--insist", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     add("-q", "--quiet", action="store_true", help="print the result only")
@@ -61,13 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_files(wanted.baseline.knobs, wanted.evaluates)
     if args.address is None:
         resources.share(wanted, resources.local())
+    if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
+        planned = plan.values(wanted, folder, None if args.dry_run else {})
+        if args.dry_run:
+            print("\n".join(plan.lines(planned)))
+        plan.check(planned, args.insist)
     if args.dry_run:
-        print("\n".join(plan.lines(wanted, folder)))
         return cli.OK
+    told: dict[str, Any] | None = None
     if content is not None:
-        wanted = _created(folder, wanted, content, args)
+        wanted, told = _created(folder, wanted, content, args)
     try:
-        confirmed = _run(folder, wanted, args)
+        confirmed = _run(folder, wanted, args, told)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "search", folder)
     found = results.read(folder)
@@ -115,17 +122,34 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     return storage / name, wanted, content
 
 
-def _created(folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace) -> SearchSpace:
-    """The space of a new search in its folder, a workload of the user's own having been tried. Raises `ConfigError`."""
-    if args.no_check or wanted.workload.file is None:
-        return experiment.create(folder, wanted, content)
-    from tunediff.tuning import trying  # imports torch
+def _created(
+    folder: Path, wanted: SearchSpace, content: Lines, args: argparse.Namespace
+) -> tuple[SearchSpace, dict[str, Any] | None]:
+    """The space of a new search in its folder, and what it will cost, as measured; a user's workload has been tried.
+
+    Raises `ConfigError`.
+    """
+    quiet, own = args.quiet or args.json, wanted.workload.file is not None
 
     def say(text: str) -> None:
-        if not (args.quiet or args.json):
+        if not quiet:
             print(text, file=sys.stderr, flush=True)
 
-    return trying.create(folder, wanted, content, args.completed, say)
+    measured: judging.Measured = {}
+    if not (own or quiet or args.address):
+        from tunediff.training import judging  # imports torch
+
+        say("looking at the data and timing one evaluation")
+        measured = judging.before_search(wanted.baseline, wanted.evaluates)
+        plan.check(plan.values(wanted, folder, measured), args.insist)
+    if own and not args.no_check:
+        from tunediff.tuning import trying  # imports torch
+
+        wanted, tried = trying.create(folder, wanted, content, args.completed, say)
+        measured = {"evaluation_s": tried.get("evaluation_s"), "parameters": tried.get("parameters", 0)}
+    else:
+        wanted = experiment.create(folder, wanted, content)
+    return wanted, plan.values(wanted, folder, measured) if args.address is None else None
 
 
 def _limits(args: argparse.Namespace) -> Lines:
@@ -133,7 +157,9 @@ def _limits(args: argparse.Namespace) -> Lines:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Confirmation | None:
+def _run(
+    folder: Path, wanted: SearchSpace, args: argparse.Namespace, told: Mapping[str, Any] | None
+) -> Confirmation | None:
     """Run what is not finished, confirming runs included; under a live table in a terminal, else a line per event."""
     searched = confirming.complete(folder, wanted)
     if searched and not confirming.pending(folder, wanted):
@@ -147,7 +173,7 @@ def _run(folder: Path, wanted: SearchSpace, args: argparse.Namespace) -> Confirm
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(experiment.noted(folder))
-        console = session.enter_context(kind(folder, wanted, quiet))
+        console = session.enter_context(kind(folder, wanted, quiet, told=told))
         slots = stack.enter_context(
             experiment.workers(folder, share, args.address, experiment.warm(wanted), console.greet)
         )

@@ -21,6 +21,7 @@ from tunediff.clock import Budget
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.files import write_text
+from tunediff.progress import shown
 from tunediff.record import End, Journal
 from tunediff.space import duration_s
 
@@ -106,7 +107,7 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
     from tunediff.training.observer import Observer
     from tunediff.training.trial import Trial, run
 
-    with from_environment() as world, _asked_to_stop() as asked:
+    with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.workers:
             raise ConfigError(
                 f"parallel.workers: {config.parallel.workers} is not allowed with {world.size} processes; start it as "

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import time
 import urllib.error
@@ -15,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tunediff import progress
 from tunediff.config import ConfigError, baseline
 from tunediff.data import images, sources
 from tunediff.data.knobs import Data
@@ -196,7 +196,7 @@ def test_the_centre_is_kept(tmp_path: Path) -> None:
     assert (found.pixels[0, 0].numpy() == wide[:, 8:16]).all()
 
 
-def test_unreadable_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     files = CLASSES | {
         "cat/broken.png": b"\x89PNG\r\n\x1a\nrubbish",
         "cat/cut.png": encoded(size=(64, 64))[:60],
@@ -208,21 +208,22 @@ def test_unreadable_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFix
         "labels.csv": b"x",
     }
     plain = images.load(data(folder(tmp_path / "set", files)))
-    with caplog.at_level(logging.WARNING):
-        packed = images.load(data(archive(tmp_path / "set.zip", files)))
+    packed = images.load(data(archive(tmp_path / "set.zip", files)))
     assert len(plain) == len(packed) == 6
     for found in (plain, packed):
         reasons = dict(found.skipped)
         assert len(reasons) == 8
-        assert "cannot be read" in reasons["cat/broken.png"]
-        assert "cannot be read" in reasons["cat/cut.png"]
-        assert "cannot be read" in reasons["cat/empty.jpg"]
+        assert reasons["cat/broken.png"] == "without an image inside (no PNG, JPEG, WebP or BMP)"
+        assert reasons["cat/cut.png"] == "cut short"
+        assert reasons["cat/empty.jpg"] == "empty"
         assert reasons["cat/.hidden.png"] == reasons[".DS_Store"] == reasons["__MACOSX/cat/1.png"] == "hidden file"
         assert reasons["README"] == "not an image file (no suffix)"
         assert reasons["labels.csv"] == "not an image file (.csv)"
         assert found.labels is not None
         assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert "8 files skipped" in caplog.text
+        assert found.said[1].startswith("skipped 8 of 14 files: 3 hidden file: .DS_Store, __MACOSX/cat/1.png, cat/")
+        assert "; 1 cut short: cat/cut.png" in found.said[1]
+        assert "object at" not in "".join(found.said)
 
 
 def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
@@ -233,7 +234,50 @@ def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
     path.write_bytes(content)
     found = images.load(data(str(path)))
     assert [name for name, _ in found.skipped] == ["cat/1.png"]
-    assert "CRC" in found.skipped[0][1]
+    assert found.skipped[0][1] == "damaged in the archive"
+
+
+def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) -> None:
+    turned, sixteen = io.BytesIO(), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 16)).save(turned, "JPEG", exif=exif)
+    Image.new("I;16", (8, 8)).save(sixteen, "PNG")
+    files = {
+        "a.png": encoded(), "b.png": encoded("L", (12, 12)), "c.png": encoded("RGBA", (4, 4), (1, 2, 3, 0)),
+        "d.png": sixteen.getvalue(), "e.jpg": turned.getvalue(), "f.png": encoded("P", value=0), "g.png": b"",
+    }  # fmt: skip
+    asked = data(folder(tmp_path / "set", files))
+    said = images.told(asked)
+    assert said == [
+        f"data: 6 images at 8×8 (images {tmp_path / 'set'})",
+        "skipped 1 of 7 files: 1 empty: g.png",
+        "cropped: 1 of 6 are not square and lose their edges, up to 50% of a side",
+        "resized: 2 of 6, from 4×4 … 12×12 to 8×8",
+        "WARNING: enlarged: 1 of 6 are smaller than 8 pixels and become blurred; data.image_size=4 enlarges none",
+        "converted: 2 grey to RGB, 1 without their transparency, 1 of 16 bits to 8, 1 of a palette",
+    ]
+    forget()
+    assert images.told(asked) == said
+    assert images.told(data(str(tmp_path / "set"), channels=1))[-1].startswith("converted: 3 colour to grey, ")
+
+
+def test_of_very_many_files_a_dry_run_looks_at_some(tmp_path: Path) -> None:
+    asked = data(folder(tmp_path / "set", {f"{i:03}.png": colour(i) for i in range(50)}))
+    assert images.told(asked, most=10)[:2] == [
+        "only 10 of 50 files were looked at:", f"data: 10 images at 8×8 (images {tmp_path / 'set'})",
+    ]  # fmt: skip
+    images.load(asked)
+    forget()
+    assert images.told(asked, most=10)[0].startswith("data: 50 images"), "they are decoded already"
+
+
+def test_reading_files_says_how_far_it_is(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with progress.heard(lambda work: heard.append(work.said)):
+        images.load(data(folder(tmp_path / "set", CLASSES)))
+    assert heard[0] == "reading image files: 0 of 6 files"
+    assert heard[-1].startswith("reading image files: 6 of 6 files")
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from rich.console import Console as Terminal
 
 from tests import searches
 from tests.searches import noisy
-from tunediff import cli, record, space
+from tunediff import cli, progress, record, space
 from tunediff import config as cfg
-from tunediff.report import console, words
+from tunediff.report import console, heart, plan, words
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -139,16 +139,71 @@ def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys
     assert "4/8, about 4m00s left" in capsys.readouterr().out
 
 
-def test_skipped_files_are_named_once(night, capsys):
-    folder, loaded = night
-    journal = record.Journal(folder / "trials" / "t0003")
-    journal.write("about", samples=64, skipped_files=1, skipped=[["notes.txt", "no image"]])
-    lines = console.Console(folder, loaded, quiet=False)
-    for index in (1, 2):
-        lines.listen("point", "t0003", {"index": index, "train_s": 2.0, "frechet": 9.0, "samples_per_s": 50.0})
+EACH = {"network": 0.001, "features": 0.0, "distance": 0.0}
+
+
+def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, capsys):
+    wanted = searches.make(tmp_path / "night")
+    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "data": ["skipped 1 of 65 files: 1 empty: a.png"]})
+    console.Console(tmp_path / "night", wanted, quiet=False, told=told).greet(None)
     said = capsys.readouterr().out
-    assert said.count("64 images; skipped 1 files: notes.txt: no image") == 1
-    assert said.count("t0003    2.0 s") == 2
+    for line in (
+        "skipped 1 of 65 files: 1 empty: a.png", "training: 2m40s", "evaluation: 12m02s (4 × 23s per trial, as timed on",
+        "evaluation takes 4.5 times as long as training", "wall-clock: at most 15m",
+    ):  # fmt: skip
+        assert said.count(f"] {line}") == 1, line
+
+
+def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsys):
+    """Before the first trial has ended by the estimate, then by the clock; confirming by the evaluations that were."""
+    content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}}
+    wanted = searches.make(folder := tmp_path / "night", content)
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "prepared": True})
+    lines = console.Console(folder, wanted, quiet=False, told=told)
+    searching, again = 8 * (20 + 4 * 22.56 + 2) + 15, 8 * (20 + 4 * 22.56 + 2)
+    then = f", then at most {cli.seconds(again)} of confirming"
+    assert lines._left() == f"about {cli.seconds(searching)} left{then}"
+    now[0] = 60.0
+    assert lines._left() == f"about {cli.seconds(searching - 60)} left{then}"
+    searches.write(folder, wanted, 0)  # evaluated for 2 s in 2 points
+    lines.listen("end", "t0000", {})
+    assert (
+        f"1/8, about 7m00s left, then at most {cli.seconds(8 * (20 + 4 * 1.0 + 2))} of confirming"
+        in capsys.readouterr().out
+    )
+
+
+def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
+    wanted = searches.make(folder := tmp_path / "night")
+    monkeypatch.setattr(heart, "SILENCE_S", 0.05)
+    said = []
+    beating = heart.Heart(folder, said.append)
+
+    def next_line():
+        said.clear()
+        beating.heard()
+        until = time.monotonic() + 20
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+        return said[0]
+
+    with beating:
+        assert next_line().startswith("starting the workers for ")
+        place = searches.write(folder, wanted, 0, status=None)
+        assert next_line() == "t0000 waits for its workers, which start"
+        doing = progress.Noted(place)
+        doing.part("evaluation")
+        assert re.fullmatch(r"t0000 evaluating for \ds", next_line())
+        with progress.heard(doing), progress.Progress("sampling 64 images", 640, "steps") as work:
+            work.more(120)
+            doing._due = 0.0
+            work.step()
+            assert re.fullmatch(
+                r"t0000 evaluating for \ds: sampling 64 images: 121 of 640 steps, about \ds left", next_line()
+            )
+        assert re.fullmatch(r"t0000 evaluating for \d+s", next_line())
 
 
 def test_a_thousand_trials_fit_a_terminal(night):

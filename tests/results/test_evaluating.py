@@ -9,10 +9,11 @@ import torch
 from tests import searches
 from tests.helpers import CPU, shipped_toy, tiny, toy
 from tunediff import config as cfg
-from tunediff import results, space
+from tunediff import progress, results, space
 from tunediff.data import images as data
 from tunediff.results import evaluating
 from tunediff.training import judging
+from tunediff.workloads.diffusion import train
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
@@ -33,12 +34,15 @@ def test_the_work_of_a_diffusion_is_what_its_evaluation_asks_of_the_network(samp
     for _ in generate(predict, process, config.evaluation, (1, 8, 8), 64, "cpu"):
         pass
     Validation(config.data, config.evaluation, data.load(config.data), CPU)(predict, process)
-    assert evaluating.work(config) == pytest.approx(sum(seen), rel=0.1)  # its last batch is filled up
-    assert evaluating.work(config, {"evaluation.images": 128}) > 1.4 * evaluating.work(config)
+    parts = evaluating.work(config)
+    assert parts["network"] == pytest.approx(sum(seen), rel=0.1)  # its last batch is filled up
+    assert (parts["features"], parts["distance"]) == (64, 1)
+    assert evaluating.work(config, {"evaluation.images": 128})["network"] > 1.4 * parts["network"]
+    assert evaluating.work(config, of="evaluation_once") == {"features": 64 + 400 * 64 * 3}
 
 
 def test_the_work_of_a_classifier_are_its_held_out_images():
-    assert evaluating.work(cfg.baseline("digits_classifier")) == 359  # a fifth of 1,797
+    assert evaluating.work(cfg.baseline("digits_classifier")) == {"": 359}  # a fifth of 1,797
     gone = cfg.override(cfg.baseline("images_classifier"), {"data.path": "/nowhere"}, check=False)
     assert evaluating.work(gone) is None
 
@@ -59,11 +63,44 @@ def test_a_final_evaluation_takes_what_an_evaluation_of_the_search_took_times_it
 
 def test_what_a_search_will_spend_on_judging():
     content = searches.FILE | {"confirm": {"of": 2, "seeds": 4, "final": FULL}}
-    told = evaluating.cost(space.parse(content, "night.yaml"), 0.001)
-    assert (told.evaluation_s, told.evaluations) == (pytest.approx(22.56), 8 * 4)
-    assert told.finals == (("confirming run", 12, pytest.approx(5002.56)),)
-    unknown = evaluating.cost(space.parse(content, "night.yaml"), None)
-    assert (unknown.evaluation_s, unknown.finals) == (None, (("confirming run", 12, None),))
+    wanted = space.parse(content, "night.yaml")
+    each = {"network": 0.001, "features": 0.002, "distance": 0.5}
+    told = evaluating.cost(wanted, each)
+    assert told.evaluation_s == pytest.approx(22.56 + 2.0 + 0.5)
+    assert told.confirming_final_s == pytest.approx(5002.56 + 10.0 + 0.5)
+    parts = told.parts(slots=2)
+    assert parts["training"] == 8 * 20 / 2
+    assert parts["evaluation"] == pytest.approx(8 * 4 * 25.06 / 2)
+    assert parts["confirmation"] == pytest.approx(12 * (20 + 4 * 25.06 + 5013.06 + evaluating.RUN_S))
+    once_s = 0.002 * (1797 + 400 * 64 * 3)
+    assert parts["start_up"] == pytest.approx(evaluating.START_S + 4 * evaluating.RUN_S + once_s)
+    assert parts["wall_clock"] == pytest.approx(sum(parts.values()) / 2)
+    assert evaluating.cost(wanted, each, prepared=True).once_s == 0
+    limited = space.parse(content | {"budget": {**content["budget"], "total": "2m"}}, "night.yaml")
+    short = evaluating.cost(limited, each).parts(slots=1)
+    assert short["wall_clock"] - short["confirmation"] == pytest.approx(120)
+    unknown = evaluating.cost(wanted, None)
+    assert (unknown.evaluation_s, unknown.confirming_final_s, unknown.judging_s) == (None, None, 0.0)
+    assert evaluating.cost(wanted, None, evaluation_s=3.0).judging_s == 12.0, "as one of a user's own was timed"
+
+
+def test_where_judging_takes_longer_than_training_the_knobs_that_save_most_are_named():
+    """100 s a trial at 1 ms: 1,000 × 20 steps + 256 × 10 are 22.56 s a time. Half the points save half of it."""
+    wanted = space.parse(searches.FILE, "night.yaml")
+    each = {"network": 0.001, "features": 0.0, "distance": 0.0}
+    first, *knobs = evaluating.advice(evaluating.cost(wanted, each), each)
+    assert first == "evaluation takes 4.5 times as long as training"
+    assert (
+        knobs
+        == [
+            "  evaluation.images=125: 20s instead of 1m30s per trial",
+            "  evaluation.steps=2: 18s instead of 1m30s per trial",
+            "  evaluation.points=1: 23s instead of 1m30s per trial",
+        ]
+        or knobs
+    )
+    fast = {"network": 0.0001, "features": 0.0, "distance": 0.0}
+    assert evaluating.advice(evaluating.cost(wanted, fast), fast) == []
 
 
 def test_the_rate_of_a_network_is_measured():
@@ -73,6 +110,29 @@ def test_the_rate_of_a_network_is_measured():
         assert evaluating.work(config) is None
         slow = mock.Mock(side_effect=lambda count: time.sleep(0.002 * count))
         with mock.patch.object(cfg.of(config).declared, "evaluation_pass", return_value=slow, create=True):
-            assert judging.pass_s(config, CPU) == pytest.approx(0.002, rel=0.3)
+            assert judging.pass_s(config, CPU) == {"": pytest.approx(0.002, rel=0.3)}
         assert max(count for (count,), _ in slow.call_args_list) == 64
-    assert judging.pass_s(tiny(), CPU) < judging.pass_s(tiny(model__channels=64, model__blocks=3), CPU)
+    small, large = judging.pass_s(tiny(), CPU), judging.pass_s(tiny(model__channels=64, model__blocks=3), CPU)
+    assert small["network"] < large["network"]
+    assert small.keys() == evaluating.work(tiny()).keys()
+
+
+def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):
+    """Decoded images, classifier, reference: the first trial finds them in the cache folder."""
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    for function in (data._load, train.evaluator_of):
+        function.cache_clear()
+    heard = []
+    with progress.heard(lambda work: heard.append(work.what)):
+        found = judging.measured(tiny(), CPU, evaluates=True, prepare=True)
+    assert {"training the classifier that judges", "features of real images (classifier)"} <= set(heard)
+    assert sorted({path.name.partition("-")[0] for path in tmp_path.glob("*z")}) == ["reference"]
+    assert found["data"] == ["data: 64 images at 8×8 (digits)"]
+    assert found["parameters"] > 0
+    for function in (data._load, train.evaluator_of):
+        function.cache_clear()
+
+
+def test_a_measurement_that_fails_costs_nothing_but_the_estimate(capfd):
+    gone = cfg.override(cfg.baseline("images"), {"data.path": "/nowhere"}, check=False)
+    assert judging.before_search(gone, evaluates=True) == {}

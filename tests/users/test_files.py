@@ -229,7 +229,9 @@ def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_pa
     mine.write_text(text)
     content = space.completed(space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
     wanted, said = space.parse(content, "mine.py"), []
-    created = trying.create(tmp_path / "s", wanted, content, True, said.append)
+    created, found = trying.create(tmp_path / "s", wanted, content, True, said.append)
+    assert found["evaluation_s"] > 0
+    assert found["evaluation_s"] > 0
     assert [dimension.name for dimension in created.dimensions] == ["width", "lr", "precision.amp"]
     assert any("never reads the knob loader.batch_size: not searched" in line for line in said)
     again = space.load(tmp_path / "s/search.yaml")

@@ -69,6 +69,7 @@ class Quantity:
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
     "ruler": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
+    "evaluation_once": ("knobs",),
 }  # fmt: skip
 """Functions that a workload may have, and what they take."""
 

@@ -23,14 +23,15 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tunediff.data import sources
+from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
 from tunediff.data.knobs import Data
 from tunediff.data.loader import Prepare, Uniform
+from tunediff.progress import Progress
 
 log = logging.getLogger(__name__)
 
-_CACHE_VERSION = 1  # raise it when the same file would decode to other pixels
+_CACHE_VERSION = 2  # raise it when the same file would decode to other pixels
 _LARGEST_FILE = 256 * 2**20  # bytes; an entry of a zip may claim any size
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
@@ -52,9 +53,37 @@ class Images:
     """(file, reason) of every file that was found and is not among the images."""
     digest: str
     """sha256 of shape and pixels, hex: equal for equal images in equal order."""
+    notes: tuple[str, ...] = ()
+    """What was done to the files to make images of one size and colour, in sentences; those of harm begin with
+    WARNING."""
+
+    @property
+    def said(self) -> list[str]:
+        """How many there are, which files are not among them and why, and what was done to the others."""
+        side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
+        for name, reason in self.skipped:
+            reasons.setdefault(reason, []).append(name)
+        named = (
+            f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+            for reason, names in sorted(reasons.items(), key=lambda one: -len(one[1]))
+        )
+        gone = f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files: {'; '.join(named)}"
+        return [f"data: {len(self):,} images at {side}×{side} ({self.name})", *[gone] * bool(reasons), *self.notes]
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+
+def told(data: Data, most: int | None = None) -> list[str]:
+    """What is said of a set before it is learned: `Images.said`, of `most` files where there are more to decode.
+
+    Raises `ConfigError` as `load` does.
+    """
+    source = sources.find(data)
+    total = len(source.names) if isinstance(source, sources.Listing) else 0
+    if most is None or min(total, data.max_images or total) <= most or _cache(data, source).exists():
+        return load(data).said
+    return [f"only {most:,} of {total:,} files were looked at:", *load(dataclasses.replace(data, max_images=most)).said]
 
 
 def in_unit_range(flip: bool) -> Prepare:
@@ -88,9 +117,6 @@ def _load(data: Data, source: sources.Listing | Path | None) -> Images:
         images = _cifar10(data, source)
     else:
         images = _files(data, source)
-    if images.skipped:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:5])
-        log.warning("%s: %d files skipped: %s", images.name, len(images.skipped), shown)
     return images
 
 
@@ -100,6 +126,7 @@ def _images(
     labels: npt.NDArray[np.int64] | None,
     class_names: Iterable[str] = (),
     skipped: Iterable[tuple[str, str]] = (),
+    notes: Iterable[str] = (),
 ) -> Images:
     pixels = np.ascontiguousarray(pixels)
     content = hashlib.sha256(repr(pixels.shape).encode())
@@ -111,6 +138,7 @@ def _images(
         class_names=tuple(class_names),
         skipped=tuple(skipped),
         digest=content.hexdigest(),
+        notes=tuple(notes),
     )
 
 
@@ -129,7 +157,8 @@ def _digits(data: Data) -> Images:
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     chosen = _chosen(len(pixels), data.max_images)
     fitted = _fit_all(pixels[chosen], data)
-    return _images("digits", fitted, digits.target[chosen], [str(name) for name in digits.target_names])
+    changed = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
+    return _images("digits", fitted, digits.target[chosen], [str(name) for name in digits.target_names], (), changed)
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
@@ -149,23 +178,28 @@ def _cifar10(data: Data, root: Path) -> Images:
     pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
-    return _images("cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes)
+    changed = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
+    return _images("cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes, (), changed)
 
 
 # -------------------------------------------------------------------------------------------------------- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
     """Decode the files of a listing, or read what an earlier run decoded."""
-    setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
-    setting += [data.image_size, data.channels, data.max_images]
-    key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
-    cache = cache_dir() / f"images-{key}.npz"
-    found = once(cache, _read_cache, lambda: _decode(data, listing), _write_cache)
+    found = once(_cache(data, listing), _read_cache, lambda: _decode(data, listing), _write_cache)
     if len(found.pixels) < 2:
         shown = "; ".join(f"{name}: {reason}" for name, reason in found.skipped[:3])
         why = f"{len(found.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
         sources.refuse("path", listing.path, why)
     labels = found.labels if found.class_names else None
-    return _images(f"{data.name} {listing.path}", found.pixels, labels, found.class_names, found.skipped)
+    return _images(f"{data.name} {listing.path}", found.pixels, labels, found.class_names, found.skipped, found.notes)
+
+
+def _cache(data: Data, listing: sources.Listing | Path | None) -> Path:
+    """Where the decoded files of a listing lie."""
+    assert isinstance(listing, sources.Listing)
+    setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
+    setting += [data.image_size, data.channels, data.max_images]
+    return cache_dir() / f"images-{hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]}.npz"
 
 
 class _Decoded(NamedTuple):
@@ -175,17 +209,18 @@ class _Decoded(NamedTuple):
     """[N]; empty without classes."""
     class_names: tuple[str, ...]
     skipped: list[tuple[str, str]]
+    notes: list[str]
 
 
 def _read_cache(path: Path) -> _Decoded:
     with np.load(path, allow_pickle=False) as stored:
         notes = json.loads(str(stored["notes"]))
         skipped = [(name, reason) for name, reason in notes["skipped"]]
-        return _Decoded(stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped)
+        return _Decoded(stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped, notes["notes"])
 
 
 def _write_cache(file: BinaryIO, found: _Decoded) -> None:
-    notes = json.dumps({"class_names": found.class_names, "skipped": found.skipped})
+    notes = json.dumps({"class_names": found.class_names, "skipped": found.skipped, "notes": found.notes})
     np.savez(file, pixels=found.pixels, labels=found.labels, notes=np.array(notes))
 
 
@@ -198,30 +233,35 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
 
     def read(name: str) -> bytes:
         size = archive.getinfo(name).file_size if archive else (listing.path / name).stat().st_size
-        if size > _LARGEST_FILE:
-            raise ValueError(f"larger than {_LARGEST_FILE >> 20} MiB")
+        if size > _LARGEST_FILE or not size:
+            raise fitting.UnusableError(f"larger than {_LARGEST_FILE >> 20} MiB" if size else "empty")
         return archive.read(name) if archive else (listing.path / name).read_bytes()
 
-    def decode(index: int) -> str:
-        """Why the file is skipped; '' if it is not."""
+    def decode(index: int) -> str | fitting.Seen:
+        """What it was, or why the file is skipped."""
         try:
             with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
                 pixels[index] = _fit(image, data)
+                return fitting.Seen.of(image)
         except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
-            return f"cannot be read ({type(error).__name__}: {str(error).replace(str(listing.path), '')})"
-        return ""
+            return fitting.reason(error)
 
     # Threads suffice: Pillow and zlib release the interpreter lock.
-    with archive or contextlib.nullcontext(), ThreadPool(len(os.sched_getaffinity(0))) as pool:
-        reasons = pool.map(decode, range(len(names)), chunksize=64)
-    good = [index for index, reason in enumerate(reasons) if not reason]
+    threads, work = ThreadPool(len(os.sched_getaffinity(0))), Progress("reading image files", len(names), "files")
+    found = []
+    with archive or contextlib.nullcontext(), threads as pool, work as progress:
+        for one in pool.imap(decode, range(len(names)), chunksize=8):
+            found.append(one)
+            progress.step()
+    good = [index for index, one in enumerate(found) if isinstance(one, fitting.Seen)]
     labels = [listing.labels[chosen[index]] for index in good] if listing.labels else []
-    failed = [(name, reason) for name, reason in zip(names, reasons, strict=True) if reason]
+    failed = [(name, why) for name, why in zip(names, found, strict=True) if isinstance(why, str)]
     return _Decoded(
         pixels[good] if failed else pixels,
         np.asarray(labels, np.int64),
         listing.class_names,
         sorted([*listing.skipped, *failed]),
+        fitting.notes([one for one in found if isinstance(one, fitting.Seen)], data),
     )
 
 

@@ -23,6 +23,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_FOLDER = "cifar-10-batches-py"
 NETWORK_TIMEOUT_S = 10.0
+_CIFAR10_IMAGES = {"train": 50_000, "test": 10_000, "all": 60_000}
+_DIGITS_IMAGES = 1_797
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,14 @@ def find(data: Data) -> Listing | Path | None:
             refuse("split", data.split, "the digits have no train and test part; allowed: all")
         return None
     return cifar10_root(data) or listing(data)
+
+
+def count(data: Data) -> int:
+    """Images of a set by the names of its files. Raises `ConfigError` as `check` does."""
+    found = find(data)
+    total = len(found.names) if isinstance(found, Listing) else _CIFAR10_IMAGES[data.split]
+    total = _DIGITS_IMAGES if found is None else total
+    return min(total, data.max_images or total)
 
 
 def has_labels(data: Data) -> bool:

@@ -11,7 +11,7 @@ import io
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from tunediff.config import ConfigError
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
+from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
+from tunediff.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,15 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device)
     return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
+
+
+def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
+    """(what takes as long as the extractor, d): a classifier need not be trained to see what it costs."""
+    if evaluation.extractor == "inception":
+        return (inception := Inception(weights.find(evaluation), device)), inception.dim
+    network = _Network(data.channels, data.image_size, 10).to(device).eval()
+    widths = [layer.num_features for layer in network.body if isinstance(layer, nn.BatchNorm2d)]
+    return network.features, sum(widths) if evaluation.extractor == "random" else Classifier.dim
 
 
 @contextlib.contextmanager
@@ -277,7 +288,8 @@ def _train(images: Images) -> _Trained:
     held_out, learned = order.tensor_split([max(1, len(images) // 10)])
     network = _network(images)
     optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=1e-2)
-    with torch.enable_grad(), one_ruler(torch.device("cpu")), _one_thread():
+    work = Progress("training the classifier that judges", _STEPS, "steps")
+    with work as progress, torch.enable_grad(), one_ruler(torch.device("cpu")), _one_thread():
         for step in range(_STEPS):
             for group in optimizer.param_groups:
                 group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
@@ -286,6 +298,7 @@ def _train(images: Images) -> _Trained:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            progress.step()
         network.eval()
         with torch.no_grad():
             found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypedDict
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation import features
-from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
+from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kernel_distance
 from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.reference import reference
 
@@ -31,6 +31,19 @@ class Distances(TypedDict):
     """N, generated images."""
     label: str
     """What the Fréchet distance may be called: FID, or FD and the extractor."""
+
+
+def rehearsal(dim: int, images: int, device: torch.device) -> Callable[[int], object]:
+    """The distances of one evaluation of so many images, computed so many times: to see what they cost."""
+    features = torch.rand(min(images, KID_IMAGES), dim, device=device)
+    statistics = FeatureStatistics(dim, device)
+    statistics.update(features)
+    real = Reference.of(statistics, features)
+
+    def run(count: int) -> object:
+        return [(frechet(statistics, real), kernel_distance(features, real.features)) for _ in range(count)]
+
+    return run
 
 
 class Judge:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation.distance import FeatureStatistics, Reference
 from tunediff.evaluation.features import Extractor
-
-log = logging.getLogger(__name__)
+from tunediff.progress import Progress
 
 KID_FEATURES = 2000
 """Real images whose features are kept for the kernel distance."""
@@ -45,9 +43,12 @@ def real_features(
         return _read(path, len(chosen), extractor.dim)["features"]
 
     def make() -> Tensor:
-        log.info("features of %d real images with %s", len(chosen), extractor.name)
-        parts = torch.split(chosen, batch_size)
-        return torch.cat([extractor(images.pixels[part].to(device)).float() for part in parts]).cpu()
+        found = []
+        with Progress(f"features of real images ({extractor.name})", len(chosen)) as progress:
+            for part in torch.split(chosen, batch_size):
+                found.append(extractor(images.pixels[part].to(device)).float())
+                progress.more(len(part))
+        return torch.cat(found).cpu()
 
     path = cache_path(images, extractor, f"features{len(chosen)}")
     return once(path, read, make, lambda file, made: np.savez(file, features=made)).to(device)
@@ -65,15 +66,16 @@ def _shuffled(count: int) -> Tensor:
 
 
 def _compute(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
-    log.info("features of %d real images with %s", len(images), extractor.name)
     statistics = FeatureStatistics(extractor.dim, device)
     kept = torch.zeros(len(images), dtype=torch.bool)
     kept[_shuffled(len(images))[:KID_FEATURES]] = True
     features = []
-    for batch, keeps in zip(torch.split(images.pixels, batch_size), torch.split(kept, batch_size), strict=True):
-        found = extractor(batch.to(device))
-        statistics.update(found)
-        features.append(found[keeps.to(device)])
+    with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
+        for batch, keeps in zip(torch.split(images.pixels, batch_size), torch.split(kept, batch_size), strict=True):
+            found = extractor(batch.to(device))
+            statistics.update(found)
+            features.append(found[keeps.to(device)])
+            progress.more(len(batch))
     return Reference.of(statistics, torch.cat(features).float())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
 from tunediff.record import TrialRecord
+from tunediff.report import plan
+from tunediff.report.heart import Heart
 from tunediff.report.verdicts import NEAR, noise_words
 from tunediff.report.words import beside, fitted, short
-from tunediff.results import Results, confirmation, curve, failed, last
+from tunediff.results import Results, confirmation, curve, evaluating, failed, last
 from tunediff.results.comparison import ITSELF
 from tunediff.results.evidence import UNTOLD, Evidence
 from tunediff.results.statistics import Estimate
@@ -29,38 +32,41 @@ CHANGES, CHANGES_WIDTH = "changes to the baseline", 32
 """A column of the live table, and the characters that it is given before others are."""
 
 
-def skipped(wanted: SearchSpace) -> list[str]:
-    """Which combinations of a grid are not run, and why."""
-    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]
-
-
 class Console:
     """One line per event."""
 
-    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool, started: float | None = None) -> None:
-        """`started`: on the monotonic clock, where something went before that the same command did."""
-        self.folder, self.space, self.quiet = folder, wanted, quiet
+    def __init__(
+        self, folder: Path, wanted: SearchSpace, quiet: bool, started: float | None = None,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`started`: on the monotonic clock, where something went before that the same command did. `told`: what was
+        expected, as `plan.values` has it."""
+        self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
         self.begun = time.monotonic()
+        self._heart = Heart(folder, self.say)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
         self._read()
         self._before = self._done()
         self._printed: set[tuple[str, int]] = set()
-        self._told_skipped = False
 
     def _read(self) -> None:
         self.found = Results(self.folder, self.space, record.read_trials(self.folder))
         self.known = Evidence(self.found)
 
     def __enter__(self) -> Console:
+        if not self.quiet:
+            self._heart.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        if not self.quiet:
+            self._heart.__exit__()
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start, unless quiet."""
         if not self.quiet:
+            self._heart.heard()
             try:
                 self._print(f"[{self.confirming}{' ' * bool(self.confirming)}{self._elapsed():>6}] {text}")
             except OSError:  # the terminal went away; a night of trials must not
@@ -74,10 +80,11 @@ class Console:
         if url := getattr(context, "dashboard_url", None):
             self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
         self.say(f"results {self.folder}")
-        for line in skipped(self.space):
-            self.say(line)
         if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
             self.say(warm)
+        told = [*self.told["data"], *plan.cost_lines(self.told)] if self.told is not None else []
+        for line in [*plan.skipped(self.space), *told]:
+            self.say(line)
         budget = self.space.budget
         self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
 
@@ -92,8 +99,6 @@ class Console:
                 if one.status == "skipped" and one.name not in never_run:
                     self.say(f"{self._called(one.name)} skipped  {one.reason}  {self._changed(one.drawn)}")
         trial = next((trial for trial in self.found.trials if trial.name == name), None)
-        if event == "point" and trial is not None:
-            self._tell_skipped(name)
         self._tell(event, name, trial, content)
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
@@ -107,17 +112,6 @@ class Console:
             self.say(f"{self._called(name)} {self._point(trial, content)}")
         elif event == "end":
             self.say(f"{self._called(name)} {self._end(trial)}")
-
-    def _tell_skipped(self, name: str) -> None:
-        """Name the files of the data that cannot be used, once."""
-        if self._told_skipped:
-            return
-        self._told_skipped = True
-        for event in record.events(self.folder / "trials" / name):
-            if event.get("skipped_files"):
-                named = "; ".join(f"{file}: {reason}" for file, reason in event["skipped"])
-                self.say(f"{event['samples']:,} {self.found.unit}; skipped {event['skipped_files']} files: {named}")
-                return
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
@@ -166,12 +160,33 @@ class Console:
         return sum(trial.finished for trial in self.found.trials)
 
     def _left(self) -> str:
-        """How long the rest will take, from what this session has done."""
-        done = self._done()
-        if (left := self.space.budget.trials - done) <= 0 or done <= self._before:
+        """How long the rest will take: from what this session has done, before that from what was expected."""
+        done, spent = self._done(), time.monotonic() - self.begun
+        if (left := self.space.budget.trials - done) > 0 and done > self._before:
+            rest = spent / (done - self._before) * left
+        elif left > 0 and self.told is not None:
+            spends = self.told["seconds"]
+            rest = max(0.0, spends["wall_clock"] - spends["confirmation"] - spent)
+        elif left > 0 or self.space.confirm is None:
             return ""
+        else:
+            rest = 0.0
+        if self.space.budget.total_s is not None:
+            rest = min(rest, max(0.0, self.space.budget.total_s - spent))
         about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
-        return f"{about} {cli.seconds((time.monotonic() - self.begun) / (done - self._before) * left)} left"
+        words = f"{about} {cli.seconds(rest)} left" if left > 0 else ""
+        then = f"then at most {cli.seconds(self._confirming_s())} of confirming" if self.space.confirm else ""
+        return ", ".join(filter(None, [words, then]))
+
+    def _confirming_s(self) -> float:
+        """Wall-clock of all confirming runs there may be: from evaluations that were made, else as expected."""
+        confirm, trials, expected = self.space.confirm, self.found.trials, self.told or {}
+        assert confirm is not None
+        judged = [spent for trial in trials if (spent := evaluating.point_s(trial)) is not None]
+        cost = evaluating.cost(self.space, None, max(judged, default=expected.get("evaluation_s")))
+        last = evaluating.final_s(trials, confirm.final) if confirm.final else 0.0
+        last = expected.get("final_evaluation_s_per_confirming_run") if last is None else last
+        return dataclasses.replace(cost, confirming_final_s=last).confirming_s
 
     def _elapsed(self) -> str:
         return cli.seconds(time.monotonic() - self.started)
@@ -180,11 +195,14 @@ class Console:
 class Table(Console):
     """One table for the whole search, drawn anew where it stands; what must not scroll out of sight is said above."""
 
-    def __init__(self, folder: Path, wanted: SearchSpace, quiet: bool = False, started: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, wanted: SearchSpace, quiet: bool = False, started: float | None = None,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        super().__init__(folder, wanted, quiet, started)
+        super().__init__(folder, wanted, quiet, started, told)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
         self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=1)
 

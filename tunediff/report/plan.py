@@ -3,70 +3,134 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, space
-from tunediff.report.console import skipped
+from tunediff.config import ConfigError
 from tunediff.results import evaluating
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
 
+if TYPE_CHECKING:
+    from tunediff.training.judging import Measured
 
-def lines(wanted: SearchSpace, folder: Path) -> list[str]:
-    """What a search would run and cost."""
+MOST_DAYS, MOST_TRIALS = 30, 100_000
+"""What is more needs `--insist`."""
+WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
+
+
+def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) -> dict[str, Any]:
+    """What a search would run and cost, in JSON types; seconds are wall-clock and at most, None is not known.
+
+    `measured`: what was found on this machine; None: measured here and now. Raises `ConfigError` for unusable data.
+    """
+    if measured is None:
+        from tunediff.distributed import alone
+        from tunediff.training import judging
+
+        measured = judging.measured(wanted.baseline, alone(), wanted.evaluates, prepare=False)
     machine = resources.local()
-    share = resources.share(wanted, machine)
-    trials, per_trial = wanted.budget.trials, wanted.budget.per_trial_s
-    train_h = trials * per_trial / 3600
-    parameters = _parameters(wanted)
-    kept, working = 4 * parameters * trials / 2**20, 20 * parameters * share.slots / 2**20
+    share, sizes, budget = resources.share(wanted, machine), resources.world_sizes(wanted), wanted.budget
+    pass_s = measured.get("pass_s")
+    cost = evaluating.cost(wanted, pass_s, measured.get("evaluation_s"), measured.get("prepared", False))
+    spent, points = cost.parts(share.slots), space.size(wanted)
+    ends = budget.total_s is not None and budget.trials * cost.trial_s / share.slots > budget.total_s
+    trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.slots / cost.trial_s)
+    parameters = measured.get("parameters", 0)
     above = next(path for path in [folder, *folder.parents] if path.exists())
-    free = shutil.disk_usage(above).free / 2**20
-    repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
-    repeats += f", {wanted.noise} of them the baseline, for the noise" if wanted.noise > 1 else ""
-    points = "unlimited" if (n := space.size(wanted)) == float("inf") else f"{n:.0f}"
-    again = " and ".join(f"{runs} × {cli.seconds(each_s)}" for runs, each_s in wanted.again)
+    found = {
+        "search": str(wanted.source), "knobs": len(wanted.dimensions),
+        "points": None if points == float("inf") else points,
+        "trials": budget.trials, "training_s_per_trial": budget.per_trial_s, "at_once": share.slots,
+        "seeds": wanted.seeds, "baseline_runs": wanted.noise,
+        "confirming_runs": [{"runs": runs, "training_s": each_s} for runs, each_s in wanted.again],
+        "seconds": spent, "total_limit_s": budget.total_s,
+        "evaluation_s": cost.evaluation_s, "evaluations_per_trial": wanted.baseline.evaluation.points,
+        "final_evaluation_s": cost.final_s, "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
+        "trial_s": cost.trial_s, "confirming_s": cost.confirming_s, "once_s": cost.once_s,
+        "gpu_hours": spent["training"] * share.slots * max(sizes) / 3600 if share.gpu else 0.0,
+        "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
+        "disk_mib": (4 * parameters * trials + 20 * parameters * share.slots) / 2**20,
+        "disk_free_mib": shutil.disk_usage(above).free / 2**20,
+        "objective": offered(wanted.baseline) if (offered := wanted.workload.offers("ruler")) is not None else None,
+        "data": measured.get("data", []), "advice": evaluating.advice(cost, pass_s),
+        "space": {dimension.name: str(dimension) for dimension in wanted.dimensions},
+        "first": [wanted.changed(point) for point in wanted.candidates], "skipped": skipped(wanted),
+    }  # fmt: skip
+    return found | {"refused": _refused(found, trials)}
+
+
+def _refused(found: Mapping[str, Any], trials: int) -> str | None:
+    """Why nobody can mean such a search. `trials`: those that there is time for."""
+    days, disk, free = found["seconds"]["wall_clock"] / 86400, found["disk_mib"], found["disk_free_mib"]
+    if trials > MOST_TRIALS:
+        return f"{trials:,} trials: over {MOST_TRIALS:,}; change --trials or give a limit, --total"
+    if days > MOST_DAYS:
+        change = "change --trials, --budget or evaluation.*, or give --total"
+        return f"{days:,.0f} days of wall-clock: over {MOST_DAYS}; {change}"
+    if disk > free:
+        return f"{disk:,.0f} MiB of weights on a disk with {free:,.0f} MiB free; change --trials or --storage"
+    return None
+
+
+def check(found: Mapping[str, Any], insist: bool) -> None:
+    """Raise `ConfigError` for a plan that nobody can mean, unless insisted on."""
+    if found["refused"] is not None and not insist:
+        raise ConfigError(f"command line: {found['refused']}; --insist starts it all the same")
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """`values` in words."""
+    repeats = f", {found['seeds']} seeds each" if found["seeds"] > 1 else ""
+    repeats += f", {found['baseline_runs']} of them the baseline, for the noise" if found["baseline_runs"] > 1 else ""
+    points = "unlimited" if found["points"] is None else f"{found['points']:.0f}"
+    each, sizes = cli.seconds(found["training_s_per_trial"]), ", ".join(map(str, found["world_sizes"]))
+    again = " and ".join(f"{one['runs']} × {cli.seconds(one['training_s'])}" for one in found["confirming_runs"])
+    disk, free, count = found["disk_mib"], found["disk_free_mib"], found["parameters"]
     said = [
-        f"search: {wanted.source} ({len(wanted.dimensions)} knobs, {points} points)",
-        f"trials: {trials} × {cli.seconds(per_trial)} training, {share.slots} at once{repeats}",
-        f"training_hours: {train_h:.2f} (evaluation, start-up and compilation come on top)",
+        f"search: {found['search']} ({found['knobs']} knobs, {points} points)",
+        f"trials: {found['trials']} × {each} training, {found['at_once']} at once{repeats}",
         *([f"confirming: at most {again} training; it ends when it is decided"] if again else []),
-        *(_evaluation(wanted) if wanted.evaluates else []),
-        f"gpu_hours: {train_h * max(resources.world_sizes(wanted)) if share.gpu else 0:.2f}",
-        f"total_limit: {cli.seconds(wanted.budget.total_s) if wanted.budget.total_s else 'none'}",
-        f"machine: {machine}; world sizes {', '.join(map(str, resources.world_sizes(wanted)))} fit",
-        f"parameters: {f'{parameters:,}' if parameters else 'unknown (the workload has no network(knobs))'}",
-        f"disk_mib: {kept + working:.0f} of {free:.0f} free ({'fits' if kept + working < free else 'DOES NOT FIT'})",
+        *cost_lines(found),
+        f"gpu_hours: {found['gpu_hours']:.2f}",
+        f"total_limit: {cli.seconds(found['total_limit_s']) if found['total_limit_s'] else 'none'}",
+        f"machine: {found['machine']}; world sizes {sizes} fit",
+        f"parameters: {f'{count:,}' if count else 'unknown (the workload has no network(knobs))'}",
+        f"disk_mib: {disk:.0f} of {free:.0f} free ({'fits' if disk < free else 'DOES NOT FIT'})",
+        *([f"objective: {found['objective']}"] if found["objective"] else []),
+        *found["data"],
     ]
-    said += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
-    said += [f"  first {i}: {cli.knobs(wanted.changed(point))}" for i, point in enumerate(wanted.candidates)]
-    return said + skipped(wanted)
+    said += [f"  {name}: {choices}" for name, choices in found["space"].items()]
+    return [*said, *(f"  first {i}: {cli.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
 
 
-def _evaluation(wanted: SearchSpace) -> list[str]:
-    """What judging takes, by the rate of the baseline's network on this machine."""
-    from tunediff.distributed import alone
-    from tunediff.training import judging
+def cost_lines(found: Mapping[str, Any]) -> list[str]:
+    """Where the wall-clock goes, part by part and in all, and how it could be less."""
+    said, each_s = [], found["evaluation_s"]
+    for part, spent in found["seconds"].items():
+        words = cli.seconds(spent)
+        if part == "evaluation" and each_s is None:
+            words = "unknown (the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device))"
+        elif part == "evaluation" and each_s:
+            last = f", {_short(found['final_evaluation_s'])} in the end" if found["final_evaluation_s"] else ""
+            words += f" ({found['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
+        elif part == "start_up" and found["once_s"] >= 1:
+            words += f" (up to {cli.seconds(found['once_s'])} of it once for what judges, then it is kept)"
+        elif part == "confirmation" and (last := found["final_evaluation_s_per_confirming_run"]):
+            words += f" at most, {cli.seconds(last)} per run for its final evaluation"
+        elif part == "wall_clock":
+            words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
+        if spent or part != "confirmation":
+            said.append(f"{WORDS.get(part, part)}: {words}")
+    return [*said, *found["advice"]]
 
-    pass_s = judging.pass_s(wanted.baseline, alone())
-    cost = evaluating.cost(wanted, pass_s)
-    if cost.evaluation_s is None:
-        why = "the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device), or its data are not here"
-        return [f"evaluation_hours: unknown ({why})"] + ["final_evaluation: unknown"] * bool(cost.finals)
-    hours = cost.evaluations * cost.evaluation_s / 3600
-    measured = f"{cost.evaluations} × {cli.seconds(cost.evaluation_s)}: the baseline's network, timed on this machine"
-    said = [f"evaluation_hours: {hours:.2f} ({measured})"]
-    for of, runs, each_s in cost.finals:
-        assert each_s is not None
-        said.append(f"final_evaluation: {cli.seconds(each_s)} per {of}, {runs * each_s / 3600:.2f} hours in all")
-    return said
+
+def _short(value: float) -> str:
+    return f"{value:.2g}s" if value < 10 else cli.seconds(value)
 
 
-def _parameters(wanted: SearchSpace) -> int:
-    """Of the baseline's model; 0 where its workload does not say how to build it."""
-    import torch
-
-    if (network := wanted.workload.offers("network")) is None:
-        return 0
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in network(wanted.baseline.knobs).parameters())
+def skipped(wanted: SearchSpace) -> list[str]:
+    """Which combinations of a grid are not run, and why."""
+    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]

@@ -29,8 +29,8 @@ class Console(Recorder):
 
     def about(self, facts: Mapping[str, Any]) -> None:
         super().about(facts)
-        for name, reason in facts.get("skipped", ()):
-            print(f"skipped {name}: {reason}", file=sys.stderr)
+        for line in facts.get("said", ()):
+            print(line, file=sys.stderr)
 
     def scalars(self, values: Mapping[str, Any], group: str = "train") -> None:
         for name, value in values.items():

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
 from tunediff import config as cfg
+from tunediff import progress
 from tunediff.clock import Budget
 from tunediff.config.systems import Compile, Systems
-from tunediff.distributed import World
+from tunediff.data import images
+from tunediff.data.knobs import Data
+from tunediff.distributed import World, alone
 from tunediff.training.feed import Feed
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -51,23 +61,104 @@ LONG_ENOUGH_S = 0.25
 """Seconds of passes after which a rate is known."""
 
 
-def pass_s(config: Systems, world: World) -> float | None:
-    """Seconds that one sample takes through the network of an evaluation, here and now, in batches as there.
+PassS = Mapping[str, float]
+"""Seconds of one pass, by the parts of `evaluation_pass`; "" where it has none."""
+
+
+def pass_s(config: Systems, world: World) -> PassS | None:
+    """Seconds that one sample takes through each part of an evaluation, here and now, in batches as there.
 
     Batches grow to `evaluation.batch_size` or until one takes a quarter of a second: a second or two in all. None where
     the workload has no `evaluation_pass`.
     """
     if (offered := cfg.of(config).offers("evaluation_pass")) is None:
         return None
-    run, count, most = offered(config.knobs, world.device), 1, getattr(config.evaluation, "batch_size", 64)
+    runs, most = offered(config.knobs, world.device), getattr(config.evaluation, "batch_size", 64)
+    parts = runs if isinstance(runs, Mapping) else {"": runs}
+    return {part: rate_s(run, most, world) for part, run in parts.items()}
+
+
+class Measured(TypedDict, total=False):
+    """What can be known of a search before it starts."""
+
+    data: list[str]
+    """On the images that are learned: see `Images.said`."""
+    pass_s: PassS | None
+    evaluation_s: float | None
+    """Of one evaluation that was made, where the workload says nothing of its passes."""
+    parameters: int
+    """Of the model; not there where its workload does not say how to build it."""
+    prepared: bool
+    """Whether what an evaluation needs once lies in the cache folder now."""
+
+
+MOST_FILES = 20_000
+"""A dry run decodes no more files than these; a search reads them all."""
+
+
+def measured(config: Systems, world: World, evaluates: bool, prepare: bool) -> Measured:
+    """Look at the data and time the parts of an evaluation; `prepare`: leave in the cache folder what trials need.
+
+    Raises what the data or the set-up of the training raise.
+    """
+    data, found = getattr(config.knobs, "data", None), Measured(data=[], pass_s=None, prepared=prepare)
+    if isinstance(data, Data):
+        found["data"] = images.told(data, None if prepare else MOST_FILES)
+    if prepare:
+        run(_Prepared(dataclasses.replace(config, compile=Compile()), Budget(samples=1), world, Observer(),
+                      evaluates=evaluates))  # fmt: skip
+    if evaluates:
+        found["pass_s"] = pass_s(config, world)
+    if (network := cfg.of(config).offers("network")) is not None:
+        with torch.device("meta"):
+            found["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
+    return found
+
+
+class _Prepared(Trial):
+    """A training that asks for its first batch gets none: all that it makes before is made."""
+
+    def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
+        self._setup.close()
+        self._done = True
+        yield from ()
+
+
+def before_search(config: Systems, evaluates: bool) -> Measured:
+    """`measured` in a process of its own, so that nothing of it is left where the search runs; tells of it on stderr.
+
+    {} where it fails: the first trial will say why.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
+        path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
+        path.write_text(cfg.dump(config), encoding="utf-8")
+        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), str(int(evaluates))]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        found: Measured = json.loads(answer.read_text()) if answer.exists() else {}
+    return found
+
+
+def _main(path: str, answer: str, evaluates: str) -> None:
+    with contextlib.suppress(KeyboardInterrupt), progress.shown():  # the search says that it was interrupted
+        found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), prepare=True)
+        Path(answer).write_text(json.dumps(found))
+
+
+def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float = LONG_ENOUGH_S) -> float:
+    """Seconds of a sample in `run(count)`, in batches of up to `most` or until one takes `enough_s`."""
+    count = 1
     while True:
         taken: list[float] = []
-        while len(taken) < 3 or sum(taken) < LONG_ENOUGH_S:  # the first loads kernels, others may be disturbed
+        while len(taken) < 3 or sum(taken) < enough_s:  # the first loads kernels, others may be disturbed
             world.synchronize()
             begin = time.perf_counter()
             run(count)
             world.synchronize()
             taken.append(time.perf_counter() - begin)
-        if min(taken) >= LONG_ENOUGH_S or count >= most:
+        if min(taken) >= enough_s or count >= most:
             return min(taken) / count
         count = min(4 * count, most)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

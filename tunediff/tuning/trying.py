@@ -16,10 +16,10 @@ from tunediff.tuning import experiment
 
 def create(
     folder: Path, space: SearchSpace, content: Lines, own: bool, say: Callable[[str], None]
-) -> SearchSpace:  # fmt: skip
-    """`experiment.create`, and the check of the copy that lies there then. `own`: the space is not of a search file; it
-    loses the knobs that turn out to change nothing.
+) -> tuple[SearchSpace, check.Report]:  # fmt: skip
+    """`experiment.create`, and the check of the copy that lies there then, with what that found.
 
+    `own`: the space is not of a search file; it loses the knobs that turn out to change nothing.
     Raises `ConfigError` with what is wrong with the workload; the folder is gone then.
     """
     created = experiment.create(folder, space, content)
@@ -43,12 +43,13 @@ def create(
             what = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
             say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {what}")
     if not useless or useless == searched:
-        return created
+        return created, found
     shutil.rmtree(folder)
     dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in useless)
     candidates = tuple({name: point[name] for name in point if name not in useless} for point in space.candidates)
     content = {**content, "search": {name: of for name, of in content["search"].items() if name not in useless}}
-    return experiment.create(folder, dataclasses.replace(space, dimensions=dimensions, candidates=candidates), content)
+    fewer = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
+    return experiment.create(folder, fewer, content), found
 
 
 def _tried(space: SearchSpace) -> Systems:

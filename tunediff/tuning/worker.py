@@ -23,6 +23,7 @@ from tunediff.clock import Clock
 from tunediff.config import code
 from tunediff.config.systems import Precision, Systems
 from tunediff.distributed import World
+from tunediff.progress import DOING, Noted, heard
 from tunediff.record import End, NotFiniteError, Point
 from tunediff.training import memory, precision, state, weights
 from tunediff.training.compilation import cold_cache
@@ -140,6 +141,7 @@ def _end(job: Job, serial: str, slot: Any, end: End) -> None:
     """Write the end of the trial to its journal, then tell its driver."""
     with contextlib.suppress(OSError):  # the driver still hears of it
         record.Journal(job.folder).end(end)
+        (job.folder / DOING).unlink(missing_ok=True)
         if end.status == "ok":  # weights stay, optimizer state does not; until here a restart needs it
             (job.folder / state.CHECKPOINT).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
@@ -165,7 +167,9 @@ def _reset(device: torch.device) -> None:
 
 def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
     config: Systems = cfg.from_dict(job.config, where=job.name)
-    clock, teller = Clock(job.budget, world.synchronize), Teller(job, serial, slot, config.evaluation.points)
+    doing = Noted(job.folder) if world.main else None
+    clock = Clock(job.budget, world.synchronize, told=doing.part if doing is not None else lambda _: None)
+    teller = Teller(job, serial, slot, config.evaluation.points)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         teller.journal.write(
@@ -173,7 +177,7 @@ def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
-    with cold_cache(config.compile):
+    with cold_cache(config.compile), contextlib.nullcontext() if doing is None else heard(doing):
         kept = job.folder if job.keeps else None
         outcome = run(Trial(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tunediff.data.images import Images, in_unit_range
 from tunediff.distributed import World
 from tunediff.evaluation.features import one_ruler
+from tunediff.progress import Progress
 from tunediff.record import NotFiniteError
 
 
@@ -44,7 +45,9 @@ class Judge:
         model.eval()
         try:
             # Every rank fills in rows of its own, in as many batches as every other has; the sum is the whole.
+            work = Progress("held-out images", count)
             for start in range(0, count, world.size * size):
+                work.more(world.size * size * (start > 0))
                 if world.any(should_stop()):
                     raise TimeoutError(f"evaluation stopped after {start} of {count} images")
                 rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)

@@ -15,9 +15,6 @@ from tunediff.data import sources
 from tunediff.data.images import Images, load
 from tunediff.data.knobs import Data
 
-_CIFAR10_IMAGES = {"train": 50_000, "test": 10_000, "all": 60_000}
-_DIGITS_IMAGES = 1_797
-
 
 def classes(data: Data) -> int:
     """The number of classes. Raises `ConfigError` if images have none, or the test split others."""
@@ -61,16 +58,8 @@ def held_out(data: Data, count: int | None) -> Images:
 def held_out_count(data: Data, count: int | None) -> int:
     """How many images `held_out` has, those included that turn out to be unreadable. Raises `ConfigError`."""
     test = _test_split(data)
-    total = _count(test) if test is not None else _fifth(_count(data))
+    total = sources.count(test) if test is not None else _fifth(sources.count(data))
     return min(total, count or total)
-
-
-def _count(data: Data) -> int:
-    """Images of a set by the names of its files."""
-    found = sources.find(data)
-    total = len(found.names) if isinstance(found, sources.Listing) else _CIFAR10_IMAGES[data.split]
-    total = _DIGITS_IMAGES if found is None else total
-    return min(total, data.max_images or total)
 
 
 def _test_split(data: Data) -> Data | None:

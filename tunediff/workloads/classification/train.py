@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff.data.images import in_unit_range
+from tunediff.data.images import in_unit_range, load
 from tunediff.data.loader import Prepare, Uniform
 from tunediff.distributed import World
 from tunediff.evaluation.features import one_ruler
@@ -31,7 +31,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and how the network is judged
     data = sets.learned(knobs.data)
-    trial.about(data=data.name, samples=len(data), skipped_files=len(data.skipped), skipped=data.skipped[:20])
+    trial.about(data=data.name, samples=len(data), said=load(knobs.data).said)
     if trial.evaluates:
         judge = judge_of(knobs, trial.world)
 

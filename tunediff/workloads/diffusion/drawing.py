@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from tunediff import cli
+from tunediff import cli, progress
 from tunediff.config import ConfigError, override
 
 if TYPE_CHECKING:
@@ -61,6 +62,35 @@ def said(how: Sampler) -> str:
     """`ddim, 50 steps, linear, eta 0`."""
     ddim = f", {how['skip']}, eta {how['eta']:g}" if how["name"] == "ddim" else ""
     return f"{how['name']}, {how['steps']} steps{ddim}"
+
+
+SECOND_THOUGHT_S = 4 * 3600
+"""Sampling that takes longer is told how it could take less."""
+
+
+def announce(network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
+    """Say on stderr how long `n` images will take, by passes of a moment. All ranks call it."""
+    import torch
+
+    from tunediff.evaluation.features import one_ruler
+    from tunediff.training.judging import rate_s
+
+    how, where, data = sampler(config), device or world.device, config.data
+
+    def run(count: int) -> object:
+        with torch.no_grad(), one_ruler(where):
+            x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
+            return network(x, torch.zeros(count, dtype=torch.int64, device=where))
+
+    most = min(config.evaluation.batch_size, -(-n // world.size))
+    step_s = world.largest(rate_s(run, most, world, enough_s=0.05) * n / world.size)
+    if not world.main or (spent := step_s * how["steps"]) < progress.FIRST_S:
+        return
+    print(f"sampling {n:,} images × {how['steps']:,} steps: about {cli.seconds(spent)}", file=sys.stderr, flush=True)
+    if spent > SECOND_THOUGHT_S:
+        fewer = f"--ddim --steps {min(50, how['steps'] // 4 or 1)}"
+        less = f"{fewer} takes about {cli.seconds(step_s * min(50, how['steps'] // 4 or 1))}"
+        print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
 
 
 class Drawn:

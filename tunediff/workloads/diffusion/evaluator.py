@@ -9,9 +9,10 @@ from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features
 from tunediff.evaluation.judge import Distances, Judge
+from tunediff.progress import Progress
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
-from tunediff.workloads.diffusion.sampling import generate
+from tunediff.workloads.diffusion.sampling import generate, shares
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 
@@ -43,10 +44,13 @@ class Evaluator:
         TimeoutError if `should_stop()` held before all images were drawn.
         """
         n, world = self._protocol.images, self._world
-        drawn = generate(
-            predict, diffusion, self._protocol, self._shape, n, world.device,
-            rank=world.rank, world=world.size, should_stop=should_stop,
-        )  # fmt: skip
-        distances = self.judge((batch for _, batch in drawn), n)
+        turns, _ = shares(n, world.size, self._protocol.batch_size)
+        steps = diffusion.steps if self._protocol.sampler == "ddpm" else self._protocol.steps
+        with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
+            drawn = generate(
+                predict, diffusion, self._protocol, self._shape, n, world.device,
+                rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
+            )  # fmt: skip
+            distances = self.judge((batch for _, batch in drawn), n)
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {**distances, **losses}

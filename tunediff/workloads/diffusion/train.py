@@ -11,7 +11,9 @@ from torch import Tensor
 from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
+from tunediff.evaluation import features
 from tunediff.evaluation.features import one_ruler
+from tunediff.evaluation.judge import rehearsal
 from tunediff.training import optimizer as adam
 from tunediff.training.ema import Ema
 from tunediff.training.trial import Trial
@@ -44,7 +46,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and how the averaged weights are judged
     images = data.load(knobs.data)
-    trial.about(data=images.name, samples=len(images), skipped_files=len(images.skipped), skipped=images.skipped[:20])
+    trial.about(data=images.name, samples=len(images), said=images.said)
     if trial.evaluates:
         evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
 
@@ -124,8 +126,8 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
     return errors_at
 
 
-def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], object]:
-    """One step of the sampler for so many images, as far as the network goes: the rest of it is next to nothing."""
+def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[int], object]]:
+    """One step of the sampler for so many images, their features, and so many times the distance."""
     unet, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:
@@ -133,7 +135,13 @@ def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], objec
             x, t = torch.zeros(count, knobs.data.channels, side, side), torch.zeros(count, dtype=torch.int64)
             return unet(x.to(device), t.to(device))
 
-    return run
+    look, dim = features.stand_in(knobs.evaluation, knobs.data, device)
+
+    def extract(count: int) -> object:
+        with torch.no_grad(), one_ruler(device):
+            return look(torch.zeros(count, knobs.data.channels, side, side, dtype=torch.uint8, device=device))
+
+    return {"network": run, "features": extract, "distance": rehearsal(dim, knobs.evaluation.images, device)}
 
 
 @functools.lru_cache(maxsize=3)

@@ -20,6 +20,7 @@ from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.features import one_ruler
+from tunediff.progress import Progress
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
@@ -72,7 +73,11 @@ class Validation:
         total = count * width
         errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
-        with torch.no_grad(), one_ruler(device):
+        with (
+            Progress("validation loss", total // self._world.size, "passes") as progress,
+            torch.no_grad(),
+            one_ruler(device),
+        ):
             for start in range(self._world.rank * size, total, self._world.size * size):
                 items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
                 x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
@@ -82,6 +87,7 @@ class Validation:
                 found = diffusion.predict_noise(predict(x_t, t), x_t, t)
                 means = (found - noise).square().flatten(1).mean(1)
                 errors[start : start + size] = means[: total - start].double()
+                progress.more(size)
         self._world.sum(errors)
         if not torch.isfinite(errors).all():
             raise NonFiniteError("non-finite errors on the validation images")

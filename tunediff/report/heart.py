@@ -1,0 +1,61 @@
+"""What goes on where nothing has been said for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunediff import cli, record
+from tunediff.progress import DOING
+
+SILENCE_S = 30.0
+"""Of silence after which a line says what goes on; then after twice as long, up to ten minutes."""
+PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
+         "checkpoint": "saving"}  # fmt: skip
+
+
+class Heart:
+    """Beats in a thread of its own while inside; everything that is said otherwise is told it by `heard`."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say, self._over = folder, say, threading.Event()
+        self._begun = self._last = time.monotonic()
+        self._patience = SILENCE_S
+
+    def __enter__(self) -> Heart:
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=2)
+
+    def heard(self) -> None:
+        """Something was said."""
+        self._last, self._patience = time.monotonic(), SILENCE_S
+
+    def _beat(self) -> None:
+        while not self._over.wait(min(1.0, SILENCE_S / 4)):
+            if time.monotonic() - self._last < self._patience:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # written or taken away at this moment
+                patience = min(2 * self._patience, 600.0)
+                self._say(self.doing())
+                self._last, self._patience = time.monotonic(), patience
+
+    def doing(self) -> str:
+        """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
+        running = [trial for trial in record.read_trials(self._folder) if not trial.finished]
+        if not running:
+            return f"starting the workers for {cli.seconds(time.monotonic() - self._begun)}"
+        name = running[-1].name
+        with contextlib.suppress(FileNotFoundError):
+            told = json.loads((self._folder / "trials" / name / DOING).read_text())
+            work = f": {told['work']}" if told["work"] else ""
+            return f"{name} {PARTS[told['part']]} for {cli.seconds(time.time() - told['since'])}{work}"
+        return f"{name} waits for its workers, which start"
