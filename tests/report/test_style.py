@@ -209,8 +209,8 @@ def test_no_line_joins_a_front_of_noise(drawn):
 
 @pytest.mark.parametrize(("winner", "said"), [(0, ["baseline, best"]), (1, ["baseline", "best"]), (None, ["baseline"])])
 def test_what_the_stars_are_called(night, winner, said):
-    found = subject.read(night).found
-    stars = Stars.of(found, found.trials[winner] if winner is not None else None)
+    trials = subject.read(night).found.trials
+    stars = Stars(trials[0], trials[winner] if winner is not None else None, "best")
     assert [what for _, _, what in stars.shown()] == said
 
 
