@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tunediff import cli, space
 from tunediff.report.console import skipped
@@ -41,6 +42,12 @@ def lines(wanted: SearchSpace, folder: Path) -> list[str]:
     said += [f"  {dimension.name}: {dimension}" for dimension in wanted.dimensions]
     said += [f"  first {i}: {cli.knobs(wanted.changed(point))}" for i, point in enumerate(wanted.candidates)]
     return said + skipped(wanted)
+
+
+def values(wanted: SearchSpace, folder: Path) -> dict[str, Any]:
+    """`lines` by name."""
+    named = [line.partition(": ") for line in lines(wanted, folder)]
+    return {name.strip(): said for name, _, said in named}
 
 
 def _evaluation(wanted: SearchSpace) -> list[str]:
