@@ -456,7 +456,7 @@ def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):
 
 
 def test_train_refuses_a_missing_configuration(capsys):
-    assert "gone.yaml: cannot be read" in refused(capsys, train.main, "--config", "gone.yaml", "--budget", "5s")
+    assert "gone.yaml: no such file" in refused(capsys, train.main, "--config", "gone.yaml", "--budget", "5s")
 
 
 def test_train_runs_under_torchrun(config, tmp_path):

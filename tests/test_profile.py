@@ -168,7 +168,7 @@ def test_one_worker_of_several_is_measured(tmp_path, capsys, quick):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: no such file, and no baseline of that name"),
         (["--config", "digits", "loader.wrkers=2"], "command line: loader.wrkers: no such knob; did you mean"),
         (["--config", "digits", "ema.half_life=7"], "ema.half_life: 7 is not allowed"),
         (["--config", "digits", "--steps", "2"], "--steps: 2 is not allowed; allowed: a whole number of at least 3"),

@@ -7,12 +7,13 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tunediff import starting
 from tunediff.config import ConfigError
@@ -65,9 +66,20 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
     return run
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of all that there is."""
+        said = re.sub(r"invalid int value: (.*)", r"\1 is not allowed; allowed: a whole number", message)
+        said = re.sub(r"invalid float value: (.*)", r"\1 is not allowed; allowed: a number", said)
+        said = re.sub(r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2", said)
+        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", said):
+            said += f"; a knob is written {knob[1]}={knob[2]}"
+        raise ConfigError(f"command line: {said.removeprefix('argument ')}; all options: {self.prog} --help")
+
+
 def parser(module: str, text: str) -> argparse.ArgumentParser:
-    """An argument parser that calls the command as the README does."""
-    return argparse.ArgumentParser(
+    """An argument parser that calls the command as the README does, and raises `ConfigError` for what it refuses."""
+    return _Parser(
         prog=f"python -m tunediff.{module}",
         description=text,
         epilog="Exit codes: 0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted.",

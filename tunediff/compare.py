@@ -159,7 +159,8 @@ def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         found = [[found[0][0]], found[0]]
     if len(found) != 2:
         given = " ".join(words) or "nothing"
-        raise ConfigError(f"command line: {given}: needs A and B, or A and knob=value for what B changes")
+        needed = "needs A and B, or A and knob=value for what B changes"
+        raise ConfigError(f"command line: {given}: {needed}{cfg.apart(words)}")
     return found[0], found[1]
 
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import cli, models, results
+from tunediff import cli, models, results, space
 from tunediff import config as cfg
+from tunediff.config.code import shown
 from tunediff.environment import hardware
 from tunediff.record import TrialRecord
 from tunediff.report import words
@@ -43,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export_configuration(args: argparse.Namespace) -> None:
-    found = results.read((args.storage / args.name).absolute())
+    found = results.read(space.folder_of(args.name, args.storage))
     trial = choose(found, args.trial)
-    out = args.out or args.storage / args.name / (f"{args.trial}.yaml" if args.trial else "best.yaml")
+    out = args.out or Path(shown(found.folder / f"{args.trial or 'best'}.yaml"))
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
@@ -64,7 +65,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
 def _export_pipeline(args: argparse.Namespace) -> None:
     what = args.name
     if args.trial is not None:
-        found = results.read((args.storage / args.name).absolute())
+        found = results.read(space.folder_of(args.name, args.storage))
         what = str(found.folder / "trials" / choose(found, args.trial).name)
     model = models.find(what, args.storage)
     folder = args.out or model.folder / "diffusers"

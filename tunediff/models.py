@@ -79,7 +79,7 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
     named = [Path(what).expanduser(), storage / what]
     paths = [path for one in named for path in (one, one.parent / "trials" / one.name) if path.exists()]  # NAME/t0003
     for path in paths:
-        if path.is_file():
+        if not path.is_dir():
             return _of_file(path)
         if (path / "search.yaml").is_file():
             from tunediff import results

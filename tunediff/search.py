@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import sys
 import time
@@ -13,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, results, space
-from tunediff.config import ConfigError, Lines
+from tunediff import cli, record, results, space
+from tunediff.config import ConfigError, Lines, apart
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
 from tunediff.report.sections import hold as section
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
         planned = plan.values(wanted, folder, None if args.dry_run else {})
         if args.dry_run:
-            print("\n".join(plan.lines(planned)))
+            print(json.dumps(planned, indent=2) if args.json else "\n".join(plan.lines(planned)))
         plan.check(planned, args.insist)
     if args.dry_run:
         return cli.OK
@@ -89,8 +90,10 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
         )
-    folder = args.storage.resolve() / args.resume
-    wanted = experiment.reopen(folder, _limits(args))
+    folder = space.folder_of(args.resume, args.storage).resolve()
+    done = sum(trial.finished for trial in record.read_trials(folder))
+    cli.allow(args.trials is None or args.trials >= done, "--trials", args.trials, f"at least {done}, which are done")
+    wanted = experiment.reopen(folder, _limits(args), keep=not args.dry_run)
     if warning := experiment.foreign(folder):
         print(f"warning: {warning}", file=sys.stderr)
     return folder, wanted, None
@@ -102,7 +105,7 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
         cli.check_name(args.name)
     files = [word for word in args.words if "=" not in word]
     if len(files) > 1:
-        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{apart(args.words)}")
     path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
     storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     # What a cluster elsewhere has is not known before it is asked.
@@ -112,10 +115,10 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     content = space.completed(read, path, words, machine.cores, machine.gpus > 0)
     args.completed = content is not read
     if args.warm_start is not None:
-        content["warm_start"] = str(space.of_search(storage / args.warm_start).parent)
+        content["warm_start"] = str(space.of_search(space.folder_of(args.warm_start, storage)).parent)
     wanted = space.parse(content, str(path), path.parent, words, _limits(args))
     if args.seed is not None:
-        cli.allow(args.seed >= 0, "--seed", args.seed, "a whole number of at least 0")
+        cli.allow(0 <= args.seed < 2**32, "--seed", args.seed, "a whole number of at least 0 and below 2^32")
         wanted = dataclasses.replace(wanted, seed=args.seed)
     stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
     name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name

@@ -92,6 +92,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
             )
+    with cli.writing("--out", folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _identity(budget: Budget) -> dict[str, Any]:

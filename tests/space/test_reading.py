@@ -71,7 +71,7 @@ def test_durations(text, expected):
 def test_find_lists_what_is_shipped(tmp_path):
     assert space.find(None).name == "digits.yaml"
     assert space.find("cifar10_systems") == space.SHIPPED / "cifar10_systems.yaml"
-    with pytest.raises(ConfigError, match=re.escape("nowhere.yaml: no such search file; shipped: cifar10.yaml")):
+    with pytest.raises(ConfigError, match=re.escape("nowhere.yaml: no such search file; shipped: cifar10, ")):
         space.find("nowhere.yaml")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 
 from tunediff.config import workload
-from tunediff.config.knobs import ConfigError, Lines, Values, refuse
+from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
 MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
@@ -96,6 +97,8 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     Raises `ConfigError`.
     """
     content = read_yaml(path)
+    kind = f"{path}: is a search file, not a configuration; its best one is what python -m tunediff.export NAME writes"
+    refuse("budget" in content and {"search", "grid", "trials", "ladder"} & content.keys(), kind)
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
     config = override(schema.default(), flatten(content), where=str(path), check=not words)
     return with_words(config, words)
@@ -110,6 +113,9 @@ def named(path: Path, words: Sequence[str]) -> Any:
     ours = name in workload.baseline_names() and not path.is_file()
     if ours or workload.is_users(name.partition(":")[0]):
         return with_words(workload.baseline(name, "--config"), words)
+    if not path.exists():
+        near = nearest(name, workload.baseline_names())
+        raise ConfigError(f"{name}: no such file, and no baseline of that name; {near}{apart([name, *words])}")
     return load(path, words)
 
 
@@ -129,12 +135,23 @@ def dump(config: Configuration, comments: list[str] | None = None, folder: Path 
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
+def apart(words: Sequence[str]) -> str:
+    """`; did you mean optimizer.lr=3e-3?` where a knob and its value are words of their own; '' otherwise."""
+    for i, word in enumerate(words[:-1]):
+        name, value = word.removesuffix("="), "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("=")
+        named = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith((".yaml", ".yml", ".py"))
+        valued = value and "=" not in value and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
+        if named and valued:
+            return f"; did you mean {name}={value}?"
+    return ""
+
+
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     """`knob=value` words from a command line; values are YAML, and numbers may be written 1e-3."""
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
-        refuse(not equals, f"command line: {word!r} is not understood; write knob=value")
+        refuse(not (name and equals), f"command line: {word!r} is not understood; write knob=value{apart(words)}")
         knob = schema.knob(name, "command line")
         try:
             value = _parsed(text)

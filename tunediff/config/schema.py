@@ -137,6 +137,8 @@ class Schema:
         return self.knobs[name]
 
     def _unknown(self, name: str, where: str) -> str:
+        if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
+            return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
         return f"{where}: {name}: no such knob; {nearest(name, self.knobs)}"
 
     def default(self) -> Any:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import cli
+from tunediff import cli, space
 from tunediff.report import page, subject
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_storage(parser)
     parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
     args = parser.parse_args(argv)
-    folder = (args.storage / args.name).absolute()
+    folder = space.folder_of(args.name, args.storage)
     about, out = subject.read(folder, args.name, args.storage), args.out or folder
     with cli.writing("--out", out):
         written = page.write_all(about, out)

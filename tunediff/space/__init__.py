@@ -2,10 +2,10 @@
 
 from tunediff.space.model import Dimension, Draw, SearchSpace, size, to_params
 from tunediff.space.own import completed
-from tunediff.space.reading import SHIPPED, find, load, of_search, parse, read
+from tunediff.space.reading import SHIPPED, find, folder_of, load, of_search, parse, read
 from tunediff.space.sections import duration_s
 
 __all__ = [
-    "SHIPPED", "Dimension", "Draw", "SearchSpace", "completed", "duration_s", "find", "load", "of_search",
+    "SHIPPED", "Dimension", "Draw", "SearchSpace", "completed", "duration_s", "find", "folder_of", "load", "of_search",
     "parse", "read", "size", "to_params",
 ]  # fmt: skip

@@ -124,7 +124,17 @@ def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
 # ------------------------------------------------------------------------------------------------------ searched knobs
 def _same_everywhere(name: str) -> str:
     hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
-    return f"must be the same in every trial; put it under fixed:{hint}"
+    ruler = ", the ruler that all are measured with" if name.startswith("evaluation.") else ""
+    return f"must be the same in every trial{ruler}; put it under fixed:{hint}"
+
+
+def spread(content: Lines, prefix: str = "") -> Lines:
+    """`loader: {batch_size: [64, 128]}` as `loader.batch_size: [64, 128]`, the way in which a knob is named."""
+    found: Lines = {}
+    for name, spec in content.items():
+        inner = isinstance(spec, dict) and spec and not spec.keys() & vars(Spec())
+        found |= spread(spec, f"{prefix}{name}.") if inner else {f"{prefix}{name}": spec}
+    return found
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:

@@ -16,10 +16,10 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Metric
-from tunediff.config.knobs import refuse
+from tunediff.config.knobs import nearest, refuse
 from tunediff.space import study
 from tunediff.space.model import RATE, SearchBudget, SearchSpace
-from tunediff.space.points import planned
+from tunediff.space.points import planned, spread
 from tunediff.space.sections import COSTS, Budget, Confirm, File, Manner, Objective, checked
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -46,13 +46,20 @@ def find(name: str | None) -> Path:
             return path
     if Path(name).exists():  # a folder, a device: what it is, reading it says
         return Path(name)
-    shipped = ", ".join(sorted(str(p.relative_to(SHIPPED)) for p in SHIPPED.rglob("*.yaml")))
-    raise ConfigError(f"{name}: no such search file; shipped: {shipped}")
+    shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
+    hint = nearest(name.removesuffix(".yaml"), shipped).replace("allowed:", "shipped:")
+    raise ConfigError(f"{name}: no such search file; {hint}")
 
 
 def is_workload(path: Path) -> bool:
     """Whether it is no search file but the file or module of a workload, perhaps with the name of a preset."""
     return cfg.is_users(str(path).partition(":")[0])
+
+
+def folder_of(name: str, storage: Path) -> Path:
+    """The folder of the search that a user names, absolute: in `storage`, or as a path, which a shell completes."""
+    places = (storage / name, Path(name))
+    return next((place for place in places if (place / "search.yaml").is_file()), places[0]).absolute()
 
 
 def of_search(folder: Path) -> Path:
@@ -61,8 +68,8 @@ def of_search(folder: Path) -> Path:
     Raises `ConfigError` if it is none, naming those there are, and for one that an earlier version has made.
     """
     if not (folder / "search.yaml").is_file():
-        found = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
-        raise ConfigError(f"{folder.name}: no such search in {folder.parent}; there are: {', '.join(found) or 'none'}")
+        found = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
+        raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {found}")
     base = folder / "baseline.yaml"
     why = "does not say of which workload its knobs are; use that version, or search anew"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
@@ -97,7 +104,12 @@ def parse(
 
     `folder` is where `base:` is looked for; `words` and `budget` as in `load`.
     """
+    given = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
+    config = "is a configuration, not a search file; a search file names it after base:"
+    refuse("workload" in content and len(content) > 1 and not given, f"{source}: {config}")
     file = checked(File, dict(content), source)
+    search, grid = (spread(form) if form is not None else None for form in (file.search, file.grid))
+    file = dataclasses.replace(file, search=search, grid=grid)
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
     metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from tunediff.config import ConfigError, Knob, Lines, Values
@@ -72,7 +72,7 @@ class Manner:
     """How trials are run: keys of a search file that mean just what they say."""
 
     early_stopping: Literal["none", "asha", "median"] = "none"
-    seed: Annotated[Int, Ge(0)] = 0  # of the search; a training's own is the knob `seed`
+    seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     fresh: Bool = False  # every trial runs in new worker processes
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory

@@ -90,10 +90,10 @@ def _limits(space: SearchSpace) -> dict[str, str | int]:
     return {**durations, "trials": budget.trials, "compile": "charged" if budget.compile_charged else "free"}
 
 
-def reopen(folder: Path, limits: Mapping[str, Any] | None = None) -> SearchSpace:
-    """The space of an existing search; `limits` (`trials`, `total`) replace its own from now on."""
+def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
+    """The space of an existing search; `limits` (`trials`, `total`) replace its own, and are kept from now on."""
     space = spaces.load(spaces.of_search(folder), budget=dict(limits or {}))
-    if limits:
+    if limits and keep:
         content = cfg.read_yaml(folder / "search.yaml")
         content["budget"] |= limits
         try:
