@@ -10,6 +10,7 @@ import functools
 
 import pandas as pd
 
+from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.results import Results, confirmation, noise
@@ -31,10 +32,13 @@ class Evidence:
     told: Confirmation | None = None
     """What its confirming runs say, if any of them ended."""
 
+    judged: Comparison | None = None
+    """Of runs that were looked at more than once, with the error of that."""
+
     @functools.cached_property
     def compared(self) -> Comparison | None:
         """Of a search with several seeds."""
-        return compare(self.found) if self.found.space.seeds > 1 else None
+        return self.judged or (compare(self.found) if self.found.space.seeds > 1 else None)
 
     @functools.cached_property
     def noise(self) -> Noise | None:
@@ -148,7 +152,10 @@ class Evidence:
 
 
 def read(found: Results) -> Evidence:
-    """What a search has shown, its confirming runs included."""
+    """What a search has shown, its confirming runs included; of these themselves the verdicts that they end with."""
+    if confirmation.folder_within(found.folder):
+        told = confirmation.confirm(results.read(found.folder.parent), found)
+        return Evidence(found, judged=told.compared if told.metric == found.metric else None)
     return Evidence(found, confirmation.read(found))
 
 
