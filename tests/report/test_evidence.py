@@ -13,7 +13,7 @@ from tests.searches import make, write
 from tunediff import export, results, search
 from tunediff.report import outputs
 from tunediff.report.style import Stars
-from tunediff.results import confirmation, evidence
+from tunediff.results import comparison, confirmation, evidence
 from tunediff.tuning import confirming
 
 SEARCH = {
@@ -114,6 +114,17 @@ def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path,
     assert f"winner ({winner})" in page
     assert (fast.folder / "confirm.md").read_text().startswith("# night: confirmed\n")
     assert exported(fast, capsys)[0] == winner == evidence.read(fast).best.name
+
+
+def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys):
+    """Equal ones, whose 6 seeds were looked at four times: the p-value of a single look is below 5 %."""
+    near = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (4, 2.6, 2.3, 2.0))
+    told(near, capsys)
+    runs = results.read(near.folder / "confirm")
+    assert comparison.compare(runs).others[0].difference.verdict == "better"
+    for table in (near.folder / "confirm.csv", near.folder / "confirm" / "comparison.csv"):
+        assert column(table, "verdict") == ["baseline", "no difference larger than the noise"]
+    assert set(column(near.folder / "confirm" / "trials.csv", "speedup")) == {""}
 
 
 def test_what_is_as_good_at_its_first_evaluation_is_at_least_so_fast(tmp_path, capsys, plain):

@@ -109,6 +109,15 @@ def test_the_words_of_a_difference_that_is_not_told(capsys):
     assert said[2].endswith("B was ahead in 1 of 4 pairs.")
 
 
+def test_an_interval_over_orders_of_magnitude_is_no_result(capsys):
+    made({"A": [2.0, 2.2, 1.9, 2.1], "B": [0.1, 30.0, 0.2, 9.0]}, pairs=4)
+    out = told(capsys)[1]
+    assert "4 pairs of runs: the difference in FD (classifier) is not determined." in out
+    assert "\nratio_low: none\n" in out
+    found = json.loads(told(capsys, "--json")[1])
+    assert [found[name] for name in ("ratio", "ratio_low", "ratio_high")] == [None] * 3
+
+
 def test_differences_of_an_accuracy_are_in_its_units(capsys):
     made(CASES["rises, better"][0], **UP)
     out = told(capsys)[1]

@@ -132,7 +132,7 @@ def test_the_distance_is_called_what_its_journals_call_it(night, plain, label):
         (Why(20, (2.0, 1.0), (100, 400), 100, (2.0, 2.2)), "is speed (4 times as many images in the same seconds); from each"),
         (Why(20, (2.0, 1.0), (100, 100), 100, (2.0, 1.0)), "Practically all of the gain"),
         (Why(20, (2.0, 1.0), (100, 300), 100, (2.0, 2.0)), "from each image both learn as much"),
-        (Why(20, (1.0, 2.0), (100, 100), 100, (1.0, 2.0)), "No gain: FD 2 instead of 1"),
+        (Why(20, (1.0, 2.0), (100, 100), 100, (1.0, 2.0)), "In these two runs it is not ahead: FD 2 instead of 1"),
         (Why(20, (2.0, 1.0), (100, 900), 100, None), "how much of that is speed cannot be told, for at 100 images"),
     ],
 )  # fmt: skip

@@ -19,9 +19,10 @@ from tunediff.report.html import Html, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
-from tunediff.report.words import interval, percent, rounded, some, with_sd
+from tunediff.report.words import OPEN, interval, percent, rounded, some, with_sd
 from tunediff.results import curve, shown
 from tunediff.results.pairs import SIDES, Pairs
+from tunediff.results.statistics import is_wide
 
 _WHY = {
     "hopeless": "more pairs, up to {most}, would most likely not tell them apart either",
@@ -42,7 +43,9 @@ def block(told: Pairs) -> dict[str, Any]:
         known = [float(value) for value in values[place] if value == value]
         said[f"{side}_{told.label}"] = with_sd(known) or None
     difference, effect = look.differences[0], "ratio" if look.ratios else "difference"
-    said |= {effect: difference.estimate, f"{effect}_low": difference.low, f"{effect}_high": difference.high}
+    open_ = look.ratios and is_wide(difference.low, difference.high)
+    ends = (None,) * 3 if open_ else (difference.estimate, difference.low, difference.high)
+    said |= dict(zip((effect, f"{effect}_low", f"{effect}_high"), ends, strict=True))
     said |= {"resolution": look.resolution, "one_run_each_tells": told.one_run_tells, "stopped": look.state}
     ended = [run for pair in told.runs for run in pair if run is not None and run.finished]
     return said | {"pairs": look.rounds, "runs": len(ended), "training_s": told.trained_s, "results": str(told.folder)}
@@ -81,8 +84,10 @@ def so_far(told: Pairs) -> str:
 
 
 def _difference(told: Pairs) -> str:
-    what = "times A's" if told.look.ratios else "beside A's"
-    return f"{told.label} {interval(told.look.differences[0], told.look.ratios) or 'unknown'} {what}"
+    known = interval(told.look.differences[0], told.look.ratios)
+    if known in ("", OPEN):
+        return f"the difference in {told.label} is {known or 'unknown'}"
+    return f"{told.label} {known} {'times' if told.look.ratios else 'beside'} A's"
 
 
 def _size(told: Pairs, value: float) -> str:

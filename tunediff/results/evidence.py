@@ -10,9 +10,10 @@ import functools
 
 import pandas as pd
 
+from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
-from tunediff.results import Results, confirmation, noise
+from tunediff.results import Results, confirmation, noise, without_seed
 from tunediff.results.comparison import ITSELF, Comparison, Group, compare
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.noise import Noise
@@ -31,10 +32,13 @@ class Evidence:
     told: Confirmation | None = None
     """What its confirming runs say, if any of them ended."""
 
+    judged: Comparison | None = None
+    """Of runs that were looked at more than once, with the error of that."""
+
     @functools.cached_property
     def compared(self) -> Comparison | None:
         """Of a search with several seeds."""
-        return compare(self.found) if self.found.space.seeds > 1 else None
+        return self.judged or (compare(self.found) if self.found.space.seeds > 1 else None)
 
     @functools.cached_property
     def noise(self) -> Noise | None:
@@ -71,11 +75,12 @@ class Evidence:
     @functools.cached_property
     def baseline(self) -> TrialRecord | None:
         """The first run of the baseline with a result."""
-        return min(filter(self.is_baseline, self.found.ranked), key=lambda trial: trial.number, default=None)
+        runs = (trial for trial in self.found.ranked if not without_seed(self.found.changed(trial)))
+        return min(runs, key=lambda trial: trial.number, default=None)
 
     @functools.cached_property
-    def _baselines(self) -> set[str]:
-        return {trial.name for trial in self.found.trials if noise.is_baseline(self.found, trial)}
+    def _asked(self) -> dict[str, bool]:
+        return {}
 
     @functools.cached_property
     def values(self) -> dict[str, float]:
@@ -84,7 +89,9 @@ class Evidence:
 
     def is_baseline(self, trial: TrialRecord) -> bool:
         """Whether a trial is a run of the baseline, on whatever seed."""
-        return trial.name in self._baselines
+        if trial.name not in self._asked:  # a thousand configurations take a second
+            self._asked[trial.name] = noise.is_baseline(self.found, trial)
+        return self._asked[trial.name]
 
     def better(self, trial: TrialRecord) -> bool | None:
         """Whether a trial is better than the baseline by more than the noise; None: not known, or it is a baseline."""
@@ -148,7 +155,10 @@ class Evidence:
 
 
 def read(found: Results) -> Evidence:
-    """What a search has shown, its confirming runs included."""
+    """What a search has shown, its confirming runs included; of these themselves the verdicts that they end with."""
+    if confirmation.folder_within(found.folder):
+        told = confirmation.confirm(results.read(found.folder.parent), found)
+        return Evidence(found, judged=told.compared if told.metric == found.metric else None)
     return Evidence(found, confirmation.read(found))
 
 

@@ -71,15 +71,15 @@ def sentences(held: Held) -> list[str]:
         known = sum(row.forecast is not None for row in held.rows)
         said = [f"Forecast from runs of {short} for {long}: {known} of {some(len(held.rows), 'configuration')}."]
     for place, (ahead, other, at) in enumerate(held.crossings):
-        words = f"{ahead.finalist.name} is ahead with {short}. " if not place else ""
+        words = f"{ahead.finalist.name} has the best mean with {short}. " if not place else ""
         said.append(f"{words}{_stays(ahead, other, at)}.")
     for ahead, later, seconds in held.crossed:
         said.append(
-            f"Measured, {later.finalist.name} has passed {ahead.finalist.name}: means are equal with about "
+            f"Measured, the mean of {later.finalist.name} has passed that of {ahead.finalist.name}: equal with about "
             f"{duration(seconds)}."
         )
     if len(told) > 1 and not held.crossed:
-        said.append("Measured, none has passed another.")
+        said.append("Measured, no mean has passed another.")
     return said
 
 

@@ -91,7 +91,7 @@ def explain(told: Why, label: str, trust: str, unit: str) -> str:
         )
     same = f"{number(told.at_samples[1])} instead of {number(told.at_samples[0])} at {told.equal_samples:,} {unit}"
     if told.total >= 0:
-        return f"No gain: {at_end}, {same}, with {many} in the same seconds{end}"
+        return f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same seconds{end}"
     learning, throughput = told.learning / told.total, told.throughput / told.total
     each = f"from each {one_of(unit)}"
     learned, sped = f"learning more {each} ({same})", f"speed ({many} in the same seconds)"
