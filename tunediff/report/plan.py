@@ -106,6 +106,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     return [*said, *(f"  first {i}: {cli.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
 
 
+def start_lines(found: Mapping[str, Any]) -> list[str]:
+    """What a search says of itself when it starts."""
+    measure = [f"objective: {found['objective']}"] if found["objective"] else []
+    return [*measure, *found["data"], *cost_lines(found)]
+
+
 def cost_lines(found: Mapping[str, Any]) -> list[str]:
     """Where the wall-clock goes, part by part and in all, and how it could be less."""
     said, each_s = [], found["evaluation_s"]
