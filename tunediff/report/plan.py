@@ -128,6 +128,8 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
             words += f" at most, {cli.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
+            if (limit := found["total_limit_s"]) is not None and sum(found["seconds"].values()) > 2 * spent:
+                words += f", since no trial starts that would not end within {cli.seconds(limit)}"
         if spent or part != "confirmation":
             said.append(f"{WORDS.get(part, part)}: {words}")
     return [*said, *found["advice"]]
