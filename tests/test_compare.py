@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import subprocess
 import types
 from pathlib import Path
@@ -228,6 +229,15 @@ def test_what_is_elsewhere_is_not_judged_by_this_machine():
     assert found.configs[1].compile.mode == "reduce-overhead"
 
 
+def test_what_would_take_months_is_refused_unless_insisted_on(capsys):
+    words = ["digits", "optimizer.lr=2e-3", "--budget", "100h"]
+    assert compare.main([*words, "--resolution", "2"]) == 2
+    allowed = "at most 30 days for 12 pairs; --insist starts it all the same"
+    assert capsys.readouterr().err == f"error: --budget: '100h' is not allowed; allowed: {allowed}\n"
+    assert compare.main([*words, "--resolution", "2", "--insist"]) == 2
+    assert "--resolution" in capsys.readouterr().err
+
+
 def test_a_name_that_is_taken(capsys):
     folder = made(BETTER)
     assert compare.main(["digits", "seed=99", "--name", "x"]) == 2
@@ -304,6 +314,8 @@ def test_pairs_run_until_it_is_decided(slot, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
     out = capsys.readouterr().out
     assert "at most 12 pairs × 2 × 20s training" in out
+    assert "data: 1,797 images at 8×8 (digits)" in out
+    assert re.search(r"\] evaluation: .* per run; wall-clock: at most .* for all pairs\n", out)
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
     assert slot.notes[:2] == [

@@ -19,10 +19,10 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import environment, evaluate, progress
 from tunediff.data import images as data
-from tunediff.evaluation import features
+from tunediff.evaluation import features, names
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
-from tunediff.workloads.diffusion import handoff, unet
+from tunediff.workloads.diffusion import handoff, knobs, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 
@@ -226,6 +226,23 @@ def test_a_diverged_model_is_a_failure_and_leaves_no_numbers(model, tmp_path, ca
     assert evaluate.main(["small.yaml", "--images", "16"]) == 1
     assert "error: non-finite values in generated images 0…15" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
+    assert evaluate.main(["small.yaml", "--images", "16"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: FD (classifier) over 16 images: biased high, its covariance of 64 features is singular; compare it only "
+        "with others over 16",
+        "note: FD∞ (classifier) needs 1,024 images: N/4 of 4 per feature, of which there are 64",
+    ]
+    assert (
+        names.caution("FID", 5000, 2048) == "FID over 5,000 images: biased high; compare it only with others over 5,000"
+    )
+    assert names.caution("FID", 10_000, 2048) == ""
+    few, enough = (knobs.ruler(tiny(evaluation__images=n)) for n in (64, 1000))
+    assert few.startswith("64 generated images (few for 64 features: biased high), DDIM")
+    assert enough.startswith("1,000 generated images, DDIM")
 
 
 # ----------------------------------------------------------------------------------------------------------- progress

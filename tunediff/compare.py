@@ -32,7 +32,9 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import ConfigError, Systems
 from tunediff.files import write_text
-from tunediff.results import confirmation, pairs
+from tunediff.report.heart import Heart
+from tunediff.report.plan import MOST_DAYS
+from tunediff.results import confirmation, evaluating, pairs
 from tunediff.results.pairs import Pairs
 from tunediff.space import duration_s
 from tunediff.tuning import experiment, resources
@@ -59,6 +61,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
     add("--address", help="a running Ray cluster (default: one on this machine for this comparison)")
+    add("--insist", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
     add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     add("-q", "--quiet", action="store_true", help="print the result only")
@@ -76,10 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (args.quiet or args.json):
             with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
                 print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
+            if heart is not None:
+                heart.heard()
 
+    heart: Heart | None = None
     folder = _resumed(args) if args.resume is not None else _new(args, say)
+    if args.resume is None and args.address is None and not (args.quiet or args.json):
+        _estimate(pairs.read(folder), say)
+    heart = Heart(folder, say)
     try:
-        _run(pairs.read(folder), args.address, say)
+        with contextlib.nullcontext() if args.quiet or args.json else heart:
+            _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "compare", folder)
     from tunediff.report import pairs as report  # imports matplotlib
@@ -114,6 +124,8 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
     folder: Path = args.storage.resolve() / name
     if folder.exists():
         raise ConfigError(f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}")
+    cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or args.insist, "--budget", args.budget,
+              f"at most {MOST_DAYS} days for {most} pairs; --insist starts it all the same")  # fmt: skip
     asked = _sides(args.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
         sides = [_side(words, Path(elsewhere) / side) for words, side in zip(asked, pairs.SIDES, strict=True)]
@@ -261,6 +273,23 @@ def _check(config: Systems, say: Callable[[str], None]) -> None:
     found = check.before_search(config, say)
     for text in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
         say(f"WARNING: {cfg.of(config).title}: {text}")
+
+
+def _estimate(told: Pairs, say: Callable[[str], None]) -> None:
+    """Say what all pairs would take, by one evaluation of A timed here; nothing where its workload cannot say."""
+    from tunediff.training import judging  # imports torch
+
+    config = told.configs[0]
+    if cfg.of(config).file is not None:
+        return
+    say("looking at the data and timing one evaluation")
+    measured = judging.before_search(config, evaluates=True)
+    for line in measured.get("data", []):
+        say(line)
+    if (each_s := evaluating.seconds_of(config, measured.get("pass_s"), {})) is not None:
+        judging_s = config.evaluation.points * each_s
+        all_s = evaluating.START_S + 2 * told.most * (told.budget_s + judging_s + evaluating.RUN_S)
+        say(f"evaluation: {cli.seconds(judging_s)} per run; wall-clock: at most {cli.seconds(all_s)} for all pairs")
 
 
 def _needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

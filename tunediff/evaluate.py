@@ -29,7 +29,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
-from tunediff.evaluation.names import KINDS, name_of
+from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
 from tunediff.files import numbered, write_text
 from tunediff.models import Saved
 from tunediff.progress import Progress, shown
@@ -226,6 +226,7 @@ def _evaluate(task: _Task) -> int:
         if world.main:
             found = _result(task, digest, images, extractor, values, seconds, world)
             print(_table(found))
+            print("".join(_cautions(found, extractor.dim)), end="")
             print(f"json: {_write(found, task.numbers)}")
     return cli.OK
 
@@ -331,6 +332,18 @@ def _table(found: dict[str, Any]) -> str:
         count = "∞" if metric["images"] is None else str(metric["images"])
         rows.append([metric["name"], value, *[spread] * sd, count])
     return "\n".join([cli.block(lines), *cli.table(rows)])
+
+
+def _cautions(found: dict[str, Any], dim: int) -> Iterator[str]:
+    """What is said below the table of distances over few images; each with its line end."""
+    if (infinite := found["metrics"].get("frechet_infinite")) is None:
+        return
+    label, n = found["extractor"]["label"], found["images"]
+    if said := caution(label, n, dim):
+        yield f"note: {said}\n"
+    if infinite["value"] is None:
+        why = f"N/4 of {STRAIGHT} per feature, of which there are {dim:,}"
+        yield f"note: {infinite['name']} needs {4 * STRAIGHT * dim:,} images: {why}\n"
 
 
 def _write(found: Mapping[str, object], path: Path) -> Path:

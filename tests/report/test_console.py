@@ -192,7 +192,7 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     with beating:
         assert next_line().startswith("starting the workers for ")
         place = searches.write(folder, wanted, 0, status=None)
-        assert next_line() == "t0000 waits for its workers, which start"
+        assert re.fullmatch("t0000 waits for its workers for .s: they start", next_line())
         doing = progress.Noted(place)
         doing.part("evaluation")
         assert re.fullmatch(r"t0000 evaluating for \ds", next_line())

@@ -11,6 +11,24 @@ KINDS: dict[str, tuple[str, ...]] = {
 """What can be asked for, and the values it gives."""
 
 
+FEATURES = {"inception": 2048, "classifier": 64}
+"""d, length of a feature vector, by extractor."""
+STRAIGHT = 4
+"""From so many images per feature on the bias of a Fréchet distance goes with 1/N, as its extrapolation needs."""
+
+
+def caution(label: str, images: int, dim: int) -> str:
+    """What a Fréchet distance over so many images with `dim` features is not; '' where it is what it says.
+
+    An estimated covariance has at most N − 1 ranks: below `dim` + 1 images it is singular (Chong & Forsyth 2020, arXiv
+    1911.07023, on the bias that remains above).
+    """
+    if images >= STRAIGHT * dim:
+        return ""
+    singular = f", its covariance of {dim:,} features is singular" if images <= dim else ""
+    return f"{label} over {images:,} images: biased high{singular}; compare it only with others over {images:,}"
+
+
 def name_of(value: str, label: str) -> str:
     """What a value may be called in a table, given what the Fréchet distance of the same features may be called.
 

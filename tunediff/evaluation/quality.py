@@ -14,7 +14,7 @@ from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, kernel_distance
 from tunediff.evaluation.features import Extractor, one_ruler
-from tunediff.evaluation.names import KINDS
+from tunediff.evaluation.names import KINDS, STRAIGHT
 from tunediff.evaluation.reference import real_features, reference
 
 FEATURES = 10_000
@@ -104,7 +104,7 @@ class Quality:
                     distances.append(frechet(seen, real.reference))
                 found["frechet_quarter"], found["frechet_half"], found["frechet"] = map(Value, distances, self._stops)
                 # With fewer images per feature the bias follows another law than 1/N: see `extrapolated`.
-                straight = self._stops[0] >= 4 * self._extractor.dim
+                straight = self._stops[0] >= STRAIGHT * self._extractor.dim
                 found["frechet_infinite"] = Value(extrapolated(self._stops, distances) if straight else None, None)
             if "kid" in self._kinds:
                 assert real.features is not None

@@ -82,7 +82,7 @@ class Console:
         self.say(f"results {self.folder}")
         if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
             self.say(warm)
-        told = [*self.told["data"], *plan.cost_lines(self.told)] if self.told is not None else []
+        told = plan.start_lines(self.told) if self.told is not None else []
         for line in [*plan.skipped(self.space), *told]:
             self.say(line)
         budget = self.space.budget

@@ -13,7 +13,7 @@ from tunediff import cli, record
 from tunediff.progress import DOING
 
 SILENCE_S = 30.0
-"""Of silence after which a line says what goes on; then after twice as long, up to ten minutes."""
+"""Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
 PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
          "checkpoint": "saving"}  # fmt: skip
 
@@ -44,7 +44,7 @@ class Heart:
             if time.monotonic() - self._last < self._patience:
                 continue
             with contextlib.suppress(OSError, ValueError):  # written or taken away at this moment
-                patience = min(2 * self._patience, 600.0)
+                patience = min(1.5 * self._patience, 300.0)
                 self._say(self.doing())
                 self._last, self._patience = time.monotonic(), patience
 
@@ -58,4 +58,5 @@ class Heart:
             told = json.loads((self._folder / "trials" / name / DOING).read_text())
             work = f": {told['work']}" if told["work"] else ""
             return f"{name} {PARTS[told['part']]} for {cli.seconds(time.time() - told['since'])}{work}"
-        return f"{name} waits for its workers, which start"
+        begun = (self._folder / "trials" / name / record.JOURNAL).stat().st_mtime
+        return f"{name} waits for its workers for {cli.seconds(time.time() - begun)}: they start"

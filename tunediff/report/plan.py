@@ -106,6 +106,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     return [*said, *(f"  first {i}: {cli.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
 
 
+def start_lines(found: Mapping[str, Any]) -> list[str]:
+    """What a search says of itself when it starts."""
+    measure = [f"objective: {found['objective']}"] if found["objective"] else []
+    return [*measure, *found["data"], *cost_lines(found)]
+
+
 def cost_lines(found: Mapping[str, Any]) -> list[str]:
     """Where the wall-clock goes, part by part and in all, and how it could be less."""
     said, each_s = [], found["evaluation_s"]
@@ -122,6 +128,8 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
             words += f" at most, {cli.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
+            if (limit := found["total_limit_s"]) is not None and sum(found["seconds"].values()) > 2 * spent:
+                words += f", since no trial starts that would not end within {cli.seconds(limit)}"
         if spent or part != "confirmation":
             said.append(f"{WORDS.get(part, part)}: {words}")
     return [*said, *found["advice"]]

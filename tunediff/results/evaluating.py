@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -119,11 +120,8 @@ class Cost:
             "evaluation": trials * (self.judging_s + (self.final_s or 0.0)),
             "start_up": START_S + trials * self.run_s + self.once_s,
         }
-        searching = sum(found.values())
-        if total_s is not None and searching > total_s:  # it ends there, whatever is not done
-            found = {part: spent * total_s / searching for part, spent in found.items()}
-        found["confirmation"] = self.confirming_s
-        return found | {"wall_clock": sum(found.values())}
+        searching = min(sum(found.values()), math.inf if total_s is None else total_s)
+        return found | {"confirmation": self.confirming_s, "wall_clock": searching + self.confirming_s}
 
 
 def seconds_of(

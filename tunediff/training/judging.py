@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -66,10 +67,9 @@ PassS = Mapping[str, float]
 
 
 def pass_s(config: Systems, world: World) -> PassS | None:
-    """Seconds that one sample takes through each part of an evaluation, here and now, in batches as there.
+    """Seconds that one sample takes through each part of an evaluation, here and now.
 
-    Batches grow to `evaluation.batch_size` or until one takes a quarter of a second: a second or two in all. None where
-    the workload has no `evaluation_pass`.
+    In batches of up to `evaluation.batch_size`, for seconds in all. None where the workload has no `evaluation_pass`.
     """
     if (offered := cfg.of(config).offers("evaluation_pass")) is None:
         return None
@@ -145,19 +145,22 @@ def _main(path: str, answer: str, evaluates: str) -> None:
 
 
 def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float = LONG_ENOUGH_S) -> float:
-    """Seconds of a sample in `run(count)`, in batches of up to `most` or until one takes `enough_s`."""
-    count = 1
+    """Seconds of a sample in `run(count)`, in batches of up to `most`, or as soon as one takes `enough_s` and is no
+    cheaper for each of its samples than a smaller one."""
+    count, before = 1, math.inf
     while True:
         taken: list[float] = []
-        while len(taken) < 3 or sum(taken) < enough_s:  # the first loads kernels, others may be disturbed
+        # The first loads kernels, others may be disturbed.
+        while sum(taken) < enough_s or len(taken) < (3 if min(taken) < enough_s else 2):
             world.synchronize()
             begin = time.perf_counter()
             run(count)
             world.synchronize()
             taken.append(time.perf_counter() - begin)
-        if min(taken) >= enough_s or count >= most:
-            return min(taken) / count
-        count = min(4 * count, most)
+        each = min(taken) / count
+        if count >= most or (min(taken) >= enough_s and each > 0.7 * before):
+            return min(each, before)
+        count, before = min(4 * count, most), each
 
 
 if __name__ == "__main__":
