@@ -167,10 +167,12 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     assert lines._left() == f"about {cli.seconds(searching)} left{then}"
     now[0] = 60.0
     assert lines._left() == f"about {cli.seconds(searching - 60)} left{then}"
+    lines.listen("start", "t0000", {})
+    now[0] = 90.0
     searches.write(folder, wanted, 0)  # evaluated for 2 s in 2 points
     lines.listen("end", "t0000", {})
     assert (
-        f"1/8, about 7m00s left, then at most {cli.seconds(8 * (20 + 4 * 1.0 + 2))} of confirming"
+        f"1/8, about 3m30s left, then at most {cli.seconds(8 * (20 + 4 * 1.0 + 2))} of confirming"
         in capsys.readouterr().out
     )
 

@@ -47,7 +47,7 @@ class Console:
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
         self._read()
-        self._before = self._done()
+        self._before, self._first = self._done(), 0.0
         self._printed: set[tuple[str, int]] = set()
 
     def _read(self) -> None:
@@ -92,7 +92,9 @@ class Console:
         """Take in what happened to a trial."""
         if self.quiet:
             return
-        if event != "start":
+        if event == "start":
+            self._first = self._first or time.monotonic()  # the cluster was up by then: no trial pays for it again
+        else:
             never_run = {trial.name for trial in self.found.trials if trial.status == "skipped"}
             self._read()
             for one in self.found.trials:  # no event tells of them
@@ -163,7 +165,7 @@ class Console:
         """How long the rest will take: from what this session has done, before that from what was expected."""
         done, spent = self._done(), time.monotonic() - self.begun
         if (left := self.space.budget.trials - done) > 0 and done > self._before:
-            rest = spent / (done - self._before) * left
+            rest = (time.monotonic() - (self._first or self.begun)) / (done - self._before) * left
         elif left > 0 and self.told is not None:
             spends = self.told["seconds"]
             rest = max(0.0, spends["wall_clock"] - spends["confirmation"] - spent)

@@ -13,7 +13,7 @@ from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
-from tunediff.evaluation.names import FEATURES
+from tunediff.evaluation.names import length
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
@@ -406,7 +406,7 @@ def ruler(config: Any) -> str:
     """How the Fréchet distance is measured."""
     protocol, data = config.evaluation, config.data
     steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
-    dim = FEATURES.get(protocol.extractor, 0)
+    dim = length(protocol.extractor, data.image_size)
     few = f" (few for {dim:,} features: biased high)" * (protocol.images <= dim)
     drawn = f"{protocol.images:,} generated images{few}, {protocol.sampler.upper()}{steps}, averaged weights"
     return f"{drawn}, the same noise in all trials, against {data.name} at {data.image_size}×{data.image_size}"
