@@ -60,8 +60,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
     add("--address", help="a running Ray cluster (default: one on this machine for this comparison)")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
-    add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
-    add("-q", "--quiet", action="store_true", help="print the result only")
+    cli.add_printing(parser)
     return parser.parse_intermixed_args(argv)
 
 
