@@ -404,7 +404,7 @@ PRESETS: dict[str, Values] = {
 def ruler(config: Any) -> str:
     """How the Fréchet distance is measured."""
     protocol, data = config.evaluation, config.data
-    steps = f", {protocol.steps} step{'s' * (protocol.steps > 1)}" if protocol.sampler == "ddim" else ""
+    steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
     drawn = f"{protocol.images:,} generated images, {protocol.sampler.upper()}{steps}, averaged weights"
     return f"{drawn}, the same noise in all trials, against {data.name} at {data.image_size}×{data.image_size}"
 
