@@ -2,14 +2,16 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests import searches
-from tunediff import search, space
+from tunediff import cli, search, space
 from tunediff.config import ConfigError, apart
+from tunediff.workloads.diffusion import drawing
 
 FILE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -18,6 +20,9 @@ FILE = {
 SEARCH_FILE = (
     "ok.yaml: is a search file, not a configuration; its best one is what python -m tunediff.export NAME writes"
 )
+
+TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data.max_images=64", "evaluation.images=16",
+        "evaluation.steps=2", "evaluation.points=1", "loader.workers=0"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +150,46 @@ def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys):
     for name in ("night", "night/", "ray_results/night", str(folder.absolute())):
         assert space.folder_of(name, Path("ray_results")) == folder.absolute()
     assert search.main(["--resume", "ray_results/night/", "--dry-run"]) == 0
+
+
+COMMANDS = ["search", "compare", "train", "evaluate", "sample", "profile", "export", "report.__main__"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_called_the_same_in_every_command(command, capsys, monkeypatch):
+    """All find and leave folders in --storage, tell JSON and write where they are told, under one name each."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"tunediff.{command}").main(["--help"])
+    found = re.findall(r"^  (-\S.*?)  +(\S.*)$", capsys.readouterr().out, re.M)
+    options = {re.search(r"--[a-z-]+", names)[0]: (names, text) for names, text in found}
+    assert options["--json"] == ("--json", "print the result as JSON, nothing else on stdout")
+    assert options["--storage"][0] == "--storage STORAGE"
+    assert options["--storage"][1].startswith("folder of ")
+    assert ("--out" in options) != ("--name" in options), "what is searched and compared is found again by its name"
+    assert options.get("--quiet", ("-q, --quiet", "print the result only")) == ("-q, --quiet", "print the result only")
+    assert not [names for names, _ in options.values() if names.startswith("-") and names[1] not in "-hq"]
+
+
+def test_a_result_is_json_wherever_it_is_asked_for(capsys):
+    searches.night(Path("kept/night"))
+    told = {}
+    for command, words in (
+        ("report.__main__", ["night"]),
+        ("export", ["night"]),
+        ("train", ["--config", "digits", *TINY, "--samples", "128"]),
+        ("sample", ["train-digits", "--images", "2", "--ddim", "--steps", "2"]),
+        ("evaluate", ["train-digits", *"--images 8 --ddim --steps 2 --metrics fd".split()]),
+    ):
+        assert importlib.import_module(f"tunediff.{command}").main([*words, "--storage", "kept", "--json"]) == 0
+        told[command] = json.loads(capsys.readouterr().out)
+    assert told["report.__main__"]["report"] == str(Path("kept/night/report.html").absolute())
+    assert told["export"]["configuration"] == "kept/night/best.yaml"
+    assert told["train"]["steps"] == 1
+    assert told["sample"]["images"] == 2
+    assert Path(told["evaluate"]["json"]).is_file()
+
+
+def test_one_of_a_thing_is_not_called_many():
+    assert [cli.some(count, "seed") for count in (0, 1, 2, 1000)] == ["0 seeds", "1 seed", "2 seeds", "1,000 seeds"]
+    assert drawing.said({"name": "ddpm", "steps": 1, "skip": None, "eta": None}) == "ddpm, 1 step"

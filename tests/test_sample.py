@@ -63,17 +63,17 @@ def assert_same(images, others):
 
 
 def test_images_do_not_depend_on_the_batch_size_or_the_kind_of_file(run, capsys, tmp_path):
-    images = array(capsys, "-n", "10")
+    images = array(capsys, "--images", "10")
     assert images.dtype == np.uint8
     assert images.std() > 30
     assert_same(images, expected(10))
-    assert_same(images, array(capsys, "-n", "10", "--batch-size", "3"))
-    assert_same(images, array(capsys, "-n", "10", "--batch-size", "8"))
-    assert_same(images[:4], array(capsys, "-n", "4"))
-    assert_same(expected(10, seed=5), array(capsys, "-n", "10", "--seed", "5"))
+    assert_same(images, array(capsys, "--images", "10", "--batch-size", "3"))
+    assert_same(images, array(capsys, "--images", "10", "--batch-size", "8"))
+    assert_same(images[:4], array(capsys, "--images", "4"))
+    assert_same(expected(10, seed=5), array(capsys, "--images", "10", "--seed", "5"))
     assert np.mean(images != expected(10, seed=5)) > 0.9
 
-    assert drawn(capsys, "-n", "10", "--out", "new/folder", "--batch-size", "4")["path"] == "new/folder"
+    assert drawn(capsys, "--images", "10", "--out", "new/folder", "--batch-size", "4")["path"] == "new/folder"
     files = sorted((tmp_path / "new" / "folder").iterdir())
     assert [file.name for file in files] == [f"{i:04d}.png" for i in range(10)]
     assert_same(images, np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
@@ -95,7 +95,7 @@ def _rank(rank, ports, folder):
     torch.set_num_threads(1)
     for port, out in zip(ports, ("two.npz", "two"), strict=True):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        assert sample.main(["small", "-n", "10", "--batch-size", "2", "--out", out]) == 0
+        assert sample.main(["small", "--images", "10", "--batch-size", "2", "--out", out]) == 0
 
 
 def _free_port():
@@ -105,16 +105,16 @@ def _free_port():
 
 
 def test_ddim(run, capsys):
-    result = drawn(capsys, "--ddim", "-n", "4", "--out", "a.png")
+    result = drawn(capsys, "--ddim", "--images", "4", "--out", "a.png")
     assert result["sampler"] == "ddim, 5 steps, linear, eta 0", "as in the evaluations of the model"
-    assert_same(array(capsys, "--ddim", "-n", "4"), expected(4, sampler="ddim", steps=5))
+    assert_same(array(capsys, "--ddim", "--images", "4"), expected(4, sampler="ddim", steps=5))
     words = ["--ddim", "--steps", "7", "--skip", "quadratic", "--eta", "0.5"]
     how = {"sampler": "ddim", "steps": 7, "skip": "quadratic", "eta": 0.5}
-    assert_same(array(capsys, *words, "-n", "4"), expected(4, **how))
+    assert_same(array(capsys, *words, "--images", "4"), expected(4, **how))
 
 
 def test_sheets_are_numbered_and_nothing_is_overwritten(run, capsys):
-    first, second = drawn(capsys), drawn(capsys, "-n", "100")
+    first, second = drawn(capsys), drawn(capsys, "--images", "100")
     assert first["path"] == "ray_results/small/samples-small-ddpm.png"
     assert second["path"] == "ray_results/small/samples-small-ddpm-2.png"
     assert (first["images"], first["sampler"], first["seed"]) == ("64", "ddpm, 50 steps", "0")
@@ -140,15 +140,15 @@ def test_the_strip_shows_noise_becoming_the_image(run, capsys):
     for row, image in enumerate(expected(8)):
         assert_same(cell(row, 9), image[..., 0])
     # Fewer steps than columns: every state once; batches do not matter.
-    path = drawn(capsys, "--strip", "-n", "3", "--ddim", "--batch-size", "2", "--out", "s.png")["path"]
+    path = drawn(capsys, "--strip", "--images", "3", "--ddim", "--batch-size", "2", "--out", "s.png")["path"]
     assert np.asarray(Image.open(path)).shape == (3 * 34 + 2, 6 * 34 + 2)
 
 
 def test_other_models(run, capsys, tmp_path):
     handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network(CONFIG).state_dict())
-    assert sample.main(["pipeline", "-n", "3", "--out", "p.npz"]) == 0
+    assert sample.main(["pipeline", "--images", "3", "--out", "p.npz"]) == 0
     assert_same(np.load("p.npz")["arr_0"], expected(3))
-    assert sample.main(["pipeline", "-n", "3"]) == 0
+    assert sample.main(["pipeline", "--images", "3"]) == 0
     assert (tmp_path / "pipeline" / "samples-pipeline-ddpm.png").exists()
 
 
@@ -156,8 +156,8 @@ def test_other_models(run, capsys, tmp_path):
     ("words", "message"),
     [
         (["gone"], "gone: no such file or folder, and no training or search of that name in ray_results; there are: small"),
-        (["small", "-n", "0"], "-n: 0 is not allowed; allowed: a whole number of at least 1"),
-        (["small", "--strip", "-n", "9"], "-n: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
+        (["small", "--images", "0"], "--images: 0 is not allowed; allowed: a whole number of at least 1"),
+        (["small", "--strip", "--images", "9"], "--images: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
         (["small", "--steps", "5"], "--steps: belongs to --ddim"),
         (["small", "--skip", "linear"], "--skip: belongs to --ddim"),
         (["small", "--eta", "0"], "--eta: belongs to --ddim"),
@@ -189,7 +189,7 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
     state = network(CONFIG).state_dict()
     state["output.bias"].fill_(torch.nan)
     save_file(state, run / "weights.safetensors")
-    assert sample.main(["small", "-n", "2"]) == 1
+    assert sample.main(["small", "--images", "2"]) == 1
     assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
     assert not list(run.glob("*.png"))
 
@@ -207,16 +207,16 @@ def test_what_would_take_a_day_says_so_before_it_begins(capsys):
 
 def test_progress(run, capsys, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_S", 1000.0)
-    drawn(capsys, "-n", "4")
-    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    drawn(capsys, "--images", "4")
+    sample.main(["small", "--images", "4", "--batch-size", "2"])
     assert capsys.readouterr().err == "", "nothing to say of what is quick"
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    sample.main(["small", "--images", "4", "--batch-size", "2"])
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("sampling 4 images × 50 steps: about ")
     assert lines[26].startswith("sampling: 25 of 100 steps, about ")
     assert lines[-1].startswith("sampling: 99 of 100 steps, about 0s left")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    sample.main(["small", "-n", "4", "--batch-size", "2"])
+    sample.main(["small", "--images", "4", "--batch-size", "2"])
     assert "100/100" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import functools
+import json
 import os
 import re
 import shlex
@@ -93,6 +94,18 @@ def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> No
     parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
 
 
+def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
+    """The options --json and, of what tells how far it is, --quiet."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
+    if quiet:
+        parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+
+
+def result(values: Mapping[str, Any], as_json: bool) -> None:
+    """Print a result as lines of `key: value`, or as JSON."""
+    print(json.dumps(values, indent=2, default=str) if as_json else block(values))
+
+
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
     """A command as one pastes it here: its words quoted, and `--storage` where that is not the default."""
     if (place := shown(storage.absolute())) != str(STORAGE):
@@ -155,6 +168,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table whose first column is words and the others numbers."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
+
+
+def some(count: int, one: str, many: str = "") -> str:
+    """`1 trial`, `1,000 trials`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def seconds(value: float) -> str:

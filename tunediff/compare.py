@@ -63,8 +63,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--address", help="a running Ray cluster (default: one on this machine for this comparison)")
     add("--insist", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
-    add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
-    add("-q", "--quiet", action="store_true", help="print the result only")
+    cli.add_printing(parser)
     return parser.parse_intermixed_args(argv)
 
 

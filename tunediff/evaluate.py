@@ -74,11 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
     add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
+    cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
     if cfg.of(model.config).name != "diffusion":
-        return _judge(model, args.out)
+        return _judge(model, args.out, args.json)
     config = _configured(_with_data(model, args), args)
     learned: Data = config.data
     other = args.split not in (None, learned.split)  # all images of another split, or the learned ones
@@ -96,10 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
     cli.check_writable("--out", args.out or numbers)
     command = shlex.join(["python", "-m", "tunediff.evaluate", *(sys.argv[1:] if argv is None else argv)])
-    return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command))
+    return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command, args.json))
 
 
-def _judge(model: Saved, out: Path | None) -> int:
+def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
     """Whatever is not diffusion is judged by its workload's own evaluation, as its training was."""
     path = out or model.folder / NUMBERS
     cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
@@ -113,7 +114,7 @@ def _judge(model: Saved, out: Path | None) -> int:
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
             write_text(path, json.dumps({**about, **found}, indent=2))
-            print(cli.block({**about, **found, "json": path}))
+            cli.result({**about, **found, "json": path}, as_json)
     return cli.OK
 
 
@@ -128,6 +129,7 @@ class _Task:
     """Where those of the first seed go; None: nowhere."""
     numbers: Path
     command: str
+    as_json: bool
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -225,9 +227,13 @@ def _evaluate(task: _Task) -> int:
         # ---- result
         if world.main:
             found = _result(task, digest, images, extractor, values, seconds, world)
-            print(_table(found))
-            print("".join(_cautions(found, extractor.dim)), end="")
-            print(f"json: {_write(found, task.numbers)}")
+            written = _write(found, task.numbers)
+            if task.as_json:
+                print(json.dumps(found | {"json": str(written)}, indent=2))
+            else:
+                print(_table(found))
+                print("".join(_cautions(found, extractor.dim)), end="")
+                print(f"json: {written}")
     return cli.OK
 
 

@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
     places = "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers (default: "
     parser.add_argument("--out", type=Path, help=f"{places}diffusers in the folder of the model)")
+    cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     if args.diffusers:
         _export_pipeline(args)
@@ -59,7 +60,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
             written["weights"] = str(beside)
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(found, trial, out), out.parent), encoding="utf-8")
-    print(cli.block(written | {"train": _train(trial, out)}))
+    cli.result(written | {"train": _train(trial, out)}, args.json)
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -75,7 +76,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
     steps = model.config.process.steps
     sample = f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
-    print(cli.block({"model": model.name, "pipeline": folder, "sample": sample}))
+    cli.result({"model": model.name, "pipeline": folder, "sample": sample}, args.json)
 
 
 def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:

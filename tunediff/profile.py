@@ -30,17 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     add, either = parser.add_argument, argparse.BooleanOptionalAction
     add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
     add("--config", type=Path, required=True, help="configuration file, or digits, cifar10, mine.py")
-    add("--out", type=Path, help="new folder for the results (default: ray_results/profile-CONFIG)")
+    add("--out", type=Path, help="new folder for the results (default: profile-CONFIG in the folder of all searches)")
+    cli.add_storage(parser)
     add("--steps", type=int, help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)")
     pays = "measure when torch.compile pays (default: on a GPU; on a CPU it takes minutes)"
     add("--compile", action=either, help=pays)
     add("--sweep", action=either, default=True, help="measure other batch sizes (default: yes)")
     add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
-    add("--json", action="store_true", help="print all numbers as JSON instead of tables")
+    cli.add_printing(parser)
     args = parser.parse_args(argv)
     config, workers = _one_worker(cfg.named(args.config, args.words))
     _check(config, args.steps)
-    args.out = _folder(args.out, args.config.stem)
+    args.out = _folder(args.out, args.storage, args.config.stem)
     args.command = shlex.join(["python", "-m", "tunediff.profile", *(sys.argv[1:] if argv is None else argv)])
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -68,9 +69,9 @@ def _check(config: Systems, steps: int | None) -> None:
         check_files(config.knobs, evaluates=False)
 
 
-def _folder(out: Path | None, stem: str) -> Path:
+def _folder(out: Path | None, storage: Path, stem: str) -> Path:
     """A folder that holds nothing yet. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
-    names = [out] if out is not None else numbered(cli.STORAGE, f"profile-{stem}")
+    names = [out] if out is not None else numbered(storage, f"profile-{stem}")
     for folder in names:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             with cli.writing("--out", folder):
@@ -95,7 +96,8 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{cli.seconds(time.monotonic() - began):>6}] {text}", file=sys.stderr, flush=True)
+        if not args.quiet:
+            print(f"[{cli.seconds(time.monotonic() - began):>6}] {text}", file=sys.stderr, flush=True)
 
     try:
         found = run.profile(

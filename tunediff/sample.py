@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser, "names")
-    add("-n", type=int, metavar="N", help="images (default: 64, with --strip 8)")
+    add("--images", type=int, metavar="N", help="images (default: 64, with --strip 8)")
     kinds = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
     add("--out", type=Path, help=f"{kinds}(default: a new samples-….png in the folder of the model)")
     add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
@@ -50,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
+    cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
-    args.n = args.n if args.n is not None else STRIP_IMAGES if args.strip else 64
+    args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
     model = models.find(args.run, args.storage)
     model.need("diffusion", "sample")
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse what needs no model to be refused."""
     most = STRIP_IMAGES if args.strip else 1_000_000
-    cli.allow(1 <= args.n <= most, "-n", args.n, f"a whole number of at least 1 and at most {most}")
+    cli.allow(1 <= args.images <= most, "--images", args.images, f"a whole number of at least 1 and at most {most}")
     known = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
     cli.allow(known, "--device", args.device, "cpu, cuda, cuda:N")
     drawing.check(args, "--out", args.out, ".png", ".npz")
@@ -85,10 +86,10 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
             if world.main:
                 path = args.out if images is None else _write(images, args, model, how["name"])
                 lines = {
-                    "images": args.n, "sampler": drawing.said(how), "seed": config.evaluation.seed,
-                    "seconds": seconds, "images_per_s": args.n / seconds, "path": path,
+                    "images": args.images, "sampler": drawing.said(how), "seed": config.evaluation.seed,
+                    "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
-                print(cli.block(lines))
+                cli.result(lines, args.json)
     except OSError as error:
         print(f"error: {args.out or model.folder}: {error}", file=sys.stderr)
         return cli.FAILED
@@ -108,7 +109,7 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
-    n, evaluation = args.n, config.evaluation
+    n, evaluation = args.images, config.evaluation
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
     device = _device(args.device) if args.device is not None else world.device
     network, diffusion = model.network(device), Diffusion(config.process, device)

@@ -48,8 +48,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
     add("--insist", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
-    add("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
-    add("-q", "--quiet", action="store_true", help="print the result only")
+    cli.add_printing(parser)
     return parser.parse_intermixed_args(argv)  # knob=value may stand before and after options
 
 

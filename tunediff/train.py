@@ -7,6 +7,7 @@ parallel.workers = N. TensorBoard curves lie in the folder of the run.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -39,15 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
     add("--samples", type=int, help="training samples, instead of or besides --budget")
     add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
-    add("--out", type=Path, help="folder of the run (default: ray_results/train-CONFIG)")
+    add("--out", type=Path, help="folder of the run (default: train-CONFIG in the folder of all trainings)")
+    cli.add_storage(parser, "all searches and trainings")
     add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
+    cli.add_printing(parser)
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
     budget = _budget(args.budget, args.samples, args.every, config)
-    folder = args.out or cli.STORAGE / f"train-{args.config.stem}"
+    folder = args.out or args.storage / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
     try:
-        return _train(config, budget, folder.absolute(), args.initial)
+        return _train(config, budget, folder.absolute(), args)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command again resumes from the last checkpoint", file=sys.stderr)
         return cli.INTERRUPTED
@@ -101,7 +104,7 @@ def _identity(budget: Budget) -> dict[str, Any]:
     return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
 
 
-def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> int:
+def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
     from tunediff.distributed import from_environment
     from tunediff.record import NotFiniteError
     from tunediff.training import weights
@@ -118,15 +121,15 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         known = record.read_trial(folder)
         if known is not None and known.status == "ok":
             if world.main:
-                _conclude(folder)
+                _conclude(folder, args.json)
             return cli.OK
 
         # ---- journal and curves, on rank 0
-        start = _weights(initial, config) if initial is not None else None
+        start = _weights(args.initial, config) if args.initial is not None else None
         observer, journal = Observer(asked), Journal(folder)
         if world.main:
             done = known.points[-1].samples if known is not None and known.points else None
-            observer = Console(folder, cfg.of(config), done, asked)
+            observer = Console(folder, cfg.of(config), done, asked, quiet=args.quiet or args.json)
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -163,9 +166,9 @@ def _train(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
                 print(f"WARNING: train(trial) never reads the knob {knob}: not effective", file=sys.stderr)
             if outcome.finished:
                 journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
-                _conclude(folder)
+                _conclude(folder, args.json)
             else:
-                again = f"stopped after {outcome.steps:,} steps; the same command again goes on"
+                again = f"stopped after {cli.some(outcome.steps, 'step')}; the same command again goes on"
                 print(f"\n{again}\nweights: {folder / weights.NAME}", file=sys.stderr)
         return cli.OK if outcome.finished else cli.INTERRUPTED
 
@@ -205,8 +208,8 @@ def _asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _conclude(folder: Path) -> None:
-    """The result of a finished training, as `key: value`."""
+def _conclude(folder: Path, as_json: bool) -> None:
+    """Print the result of a finished training."""
     known = record.read_trial(folder)
     assert known is not None
     assert known.end is not None
@@ -223,7 +226,7 @@ def _conclude(folder: Path) -> None:
         **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
-    print(cli.block(lines))
+    cli.result(lines, as_json)
 
 
 if __name__ == "__main__":

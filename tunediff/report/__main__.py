@@ -21,12 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="name of the search")
     cli.add_storage(parser)
     parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
+    cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     folder = space.folder_of(args.name, args.storage)
     about, out = subject.read(folder, args.name, args.storage), args.out or folder
     with cli.writing("--out", out):
         written = page.write_all(about, out)
-    print(cli.block(written))
+    cli.result(written, args.json)
     return cli.OK
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tunediff.cli import cut as cut
 from tunediff.cli import number
+from tunediff.cli import some as some
 from tunediff.results.comparison import ITSELF
 from tunediff.results.statistics import SAME, Difference, Estimate, is_wide, mean, sd
 
@@ -111,11 +112,6 @@ def interval(difference: Difference, ratios: bool) -> str:
 def verdict(difference: Difference) -> str:
     """Short enough for a terminal."""
     return "not told apart" if difference.verdict == SAME else difference.verdict
-
-
-def some(count: int, one: str, many: str = "") -> str:
-    """`1 trial`, `1,000 trials`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def short(words: str, most: int) -> str:

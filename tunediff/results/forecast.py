@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 
+from tunediff import cli
 from tunediff.record import TrialRecord
 from tunediff.results import curve
 from tunediff.results.statistics import quantile
@@ -132,7 +133,7 @@ def _line(points: Curve, scale: Scale) -> _Line | str:
     end_s = known[-1][0] if known else 0.0
     usable = [(t, y) for t, y in known if t >= 0.99 * end_s / WINDOW]
     if len(usable) < FEWEST:
-        return f"its curve has {len(usable)} points in its second half, and needs {FEWEST}"
+        return f"its curve has {cli.some(len(usable), 'point')} in its second half, and needs {FEWEST}"
     seconds, values = (np.asarray(side, dtype=float) for side in zip(*usable, strict=True))
     u, z = np.log(seconds / end_s), np.asarray([scale.to(float(value)) for value in values])
     around = u - u.mean()

@@ -20,11 +20,11 @@ from tunediff.training.observer import Recorder, Shown
 class Console(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
-    def __init__(self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int]) -> None:
+    def __init__(self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int], quiet: bool) -> None:
         """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
         super().__init__(folder, asked)
         purge = None if done is None else done + 1
-        self._workload, self._pictures = workload, set[str]()
+        self._workload, self._pictures, self._quiet = workload, set[str](), quiet
         self._curves = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
 
     def about(self, facts: Mapping[str, Any]) -> None:
@@ -53,7 +53,8 @@ class Console(Recorder):
         metric = self._workload.objective
         value = f"{point.get('label', metric.label or metric.name)} {cli.number(point.get(metric.name))}"
         rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
-        print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
+        if not self._quiet:
+            print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
         return True
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tunediff import cli
 from tunediff.clock import Budget, Clock
 from tunediff.config import Systems, flatten, of, to_dict
 from tunediff.config.code import WorkloadError
@@ -157,7 +158,7 @@ class Loop:
         if self._feed is None and not self._done:
             raise self._mistake("train(trial) never asked for a batch: for batch in trial.batches(data): …")
         if not self._done:
-            left = f"train(trial) left its loop after {self._pace.steps} steps, before its budget was spent"
+            left = f"train(trial) left its loop after {cli.some(self._pace.steps, 'step')}, before its budget was spent"
             raise self._mistake(f"{left}; trial.batches ends by itself")
 
     def _passes(self, feed: Feed) -> Iterator[Any]:
@@ -213,7 +214,7 @@ class Loop:
             return
         self._meter.read()
         if self.world.any(self._meter.streak >= self._amp.patience):
-            raise NotFiniteError(f"the loss is not finite after {pace.steps} steps ({pace.train_s:.1f} s)")
+            raise NotFiniteError(f"the loss is not finite after {cli.some(pace.steps, 'step')} ({pace.train_s:.1f} s)")
         if self.world.main:
             rates = {"loss": float(self._loss or 0.0), "learning_rate": self._learning_rate}
             known = {name: value for name, value in rates.items() if math.isfinite(value) or name == "loss"}
@@ -283,7 +284,7 @@ class Loop:
         if isinstance(plain[metric], bool) or not isinstance(plain[metric], int | float):
             raise self._mistake(f'evaluate_with: "{metric}" is {plain[metric]!r}; it must be one number')
         if self.world.any(not math.isfinite(plain[metric])):
-            raise NotFiniteError(f"{metric} is {plain[metric]} after {self._pace.steps} steps")
+            raise NotFiniteError(f"{metric} is {plain[metric]} after {cli.some(self._pace.steps, 'step')}")
         finite = {name: value for name, value in plain.items() if not isinstance(value, float) or math.isfinite(value)}
         return finite
 

@@ -61,7 +61,7 @@ def sampler(config: Any) -> Sampler:
 def said(how: Sampler) -> str:
     """`ddim, 50 steps, linear, eta 0`."""
     ddim = f", {how['skip']}, eta {how['eta']:g}" if how["name"] == "ddim" else ""
-    return f"{how['name']}, {how['steps']} steps{ddim}"
+    return f"{how['name']}, {how['steps']} step{'s' * (how['steps'] > 1)}{ddim}"
 
 
 SECOND_THOUGHT_S = 4 * 3600
