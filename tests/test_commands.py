@@ -145,7 +145,7 @@ def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
     assert "\nevaluation: 1h38m (2 × 29s per trial, as timed on this machine)\n" in out
     assert re.search("\nconfirmation: .* at most, 5m52s per run for its final evaluation\n", out)
     assert re.search("\nwall-clock: at most .h..m\n", out)
-    assert "\n  evaluation.validation_images=32: " in out
+    assert "\n  evaluation.validation_images=64: " in out
     each = FILE["budget"]["per_trial"]
     assert f"\nconfirming: at most 9 × {each} training; it ends when it is decided\n" in out
     monkeypatch.setattr(judging, "pass_s", lambda config, world: None)

@@ -15,6 +15,7 @@ from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
 from tunediff import cli, compare, evaluate, export, results, search, space, train
 from tunediff.report import summary
+from tunediff.results import evidence
 from tunediff.tuning import experiment, study_file
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
@@ -49,7 +50,7 @@ def commands(text):
 
 def test_what_a_search_ends_with(storage, capsys):
     searches.night(storage / NAME)
-    block = summary.values(results.read(storage / NAME), 1.0)
+    block = summary.values(evidence.read(results.read(storage / NAME)), 1.0)
     assert pasted(block["report"]) == 0
     assert pasted(block["export"]) == 0
     told = commands(capsys.readouterr().out) + commands((storage / NAME / "best.yaml").read_text())

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+HEARING = ["env", "--default-signal=INT"]
+"""Ctrl-C is heard, also where the tests run in the background of a shell, which has it ignored."""
 COMMANDS = sorted(set(re.findall(r"python -m tunediff\.(\w+)", (ROOT / "README.md").read_text())))
 
 
 def started(command, *words, **more):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.Popen([sys.executable, "-m", f"tunediff.{command}", *words], env=environment, text=True, **pipes)
+    return subprocess.Popen(
+        [*HEARING, sys.executable, "-m", f"tunediff.{command}", *words], env=environment, text=True, **pipes
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -35,7 +39,7 @@ def test_an_interruption_during_imports(command, tmp_path):
 
 def test_an_import_by_somebody_else_leaves_the_signal_alone():
     code = "import signal, tunediff; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+    assert subprocess.run([*HEARING, sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["digits", "--dry-run"]])

@@ -91,9 +91,9 @@ def test_where_judging_takes_longer_than_training_the_knobs_that_save_most_are_n
     first, *knobs = evaluating.advice(evaluating.cost(wanted, each), each)
     assert first == "evaluation takes 4.5 times as long as training"
     assert knobs == [
-        "  evaluation.steps=2: 18s instead of 1m30s per trial",
-        "  evaluation.images=125: 20s instead of 1m30s per trial",
         "  evaluation.points=1: 23s instead of 1m30s per trial",
+        "  evaluation.steps=5: 30s instead of 1m30s per trial",
+        "  evaluation.images=250: 30s instead of 1m30s per trial",
     ]
     fast = {"network": 0.0001, "features": 0.0, "distance": 0.0}
     assert evaluating.advice(evaluating.cost(wanted, fast), fast) == []

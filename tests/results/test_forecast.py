@@ -81,7 +81,7 @@ def test_intervals_widen_with_the_budget_and_where_less_is_known():
     [
         ([], "none of its runs ended"),
         ([[(10.0, 3.0), (20.0, 2.0)]], "its curve has 2 points in its second half, and needs 3"),
-        ([[(1.0, 9.0), (2.0, 8.0), (10.0, math.nan), (20.0, 2.0)]], "its curve has 1 points in its second half"),
+        ([[(1.0, 9.0), (2.0, 8.0), (10.0, math.nan), (20.0, 2.0)]], "its curve has 1 point in its second half"),
         ([[(5.0, 3.0), (10.0, 0.0), (15.0, 2.0), (20.0, 1.0)]], "a value that is not positive has no logarithm"),
     ],
 )
