@@ -120,3 +120,21 @@ def test_unknown_part(time):
     with pytest.raises(ValueError, match="not a part of the clock"), clock(time).part("training"):
         pass
     assert "training" not in PARTS
+
+
+def test_who_hears_of_parts_hears_of_the_one_that_goes_on(time):
+    """A checkpoint in the middle of a training is not all that is told of the rest; telling is paid by no part."""
+    heard = []
+
+    def told(part):
+        time.s += 100
+        heard.append(part)
+
+    c = Clock(Budget(10.0), time.synchronize, time, told)
+    with c.part("train"):
+        time.s += 1
+        with c.part("checkpoint"):
+            time.s += 2
+        time.s += 4
+    assert heard == ["train", "checkpoint", "train"]
+    assert (c.seconds["train"], c.seconds["checkpoint"]) == (5, 2)

@@ -71,6 +71,7 @@ class Clock:
             self._switch(synchronize)
             self._running.pop()
             if self._running:
+                self._told(self._running[-1][0])
                 self._running[-1] = (self._running[-1][0], self._now())
 
     def _switch(self, synchronize: bool) -> None:

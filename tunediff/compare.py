@@ -32,6 +32,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import ConfigError, Systems
 from tunediff.files import write_text
+from tunediff.progress import harmless
 from tunediff.report.heart import Heart
 from tunediff.report.plan import MOST_DAYS
 from tunediff.results import confirmation, evaluating, pairs
@@ -317,11 +318,14 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
 
     said = [""]
 
-    def over() -> bool:
-        now = pairs.read(folder)
+    def tell(now: Pairs) -> None:
         if now.runs and (words := so_far(now)) != said[-1]:  # a resumed one passes over the pairs that it has
             said.append(words)
             say(words)
+
+    def over() -> bool:
+        now = pairs.read(folder)
+        harmless("how far it is", tell, now)
         return now.over
 
     def greet(context: Any) -> None:

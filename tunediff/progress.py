@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,20 @@ from tqdm import tqdm
 from tunediff import cli
 from tunediff.files import write_text
 
+log = logging.getLogger(__name__)
+
 FIRST_S, EVERY_S = 5.0, 30.0
 """Seconds until a plain line tells of work for the first time, and from one to the next."""
+
+
+def harmless(what: str, show: Callable[..., object], *about: object) -> bool:
+    """Whether `show(*about)` went well: what is only shown must not end hours of work. An error is logged."""
+    try:
+        show(*about)
+    except Exception:
+        log.exception("could not show %s", what)
+        return False
+    return True
 
 
 class Progress:
@@ -55,8 +68,9 @@ class Progress:
         return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{left}"
 
     def _tell(self) -> Progress:
-        for hear in _hearers if self._visible else ():
-            hear(self)
+        for hear in tuple(_hearers) if self._visible else ():
+            if not harmless("progress", hear, self) and hear in _hearers:  # not once more for every part
+                _hearers.remove(hear)
         return self
 
 
@@ -71,7 +85,8 @@ def heard(by: Hearer) -> Iterator[None]:
     try:
         yield
     finally:
-        _hearers.remove(by)
+        if by in _hearers:
+            _hearers.remove(by)
 
 
 @contextlib.contextmanager
@@ -121,8 +136,9 @@ DOING = "doing.json"
 class Noted:
     """Keeps `DOING` of a trial up to date: what a clock and all progress tell of."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path, self._part, self._since, self._due = folder / DOING, "setup", time.time(), 0.0
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: None on all but one of several ranks, which write nothing."""
+        self._folder, self._part, self._since, self._due = folder, "setup", time.time(), 0.0
 
     def part(self, name: str) -> None:
         """The clock pays another part."""
@@ -137,4 +153,6 @@ class Noted:
 
     def _write(self, work: str) -> None:
         with contextlib.suppress(OSError):  # a full disk is told otherwise
-            write_text(self._path, json.dumps({"part": self._part, "since": self._since, "work": work}))
+            if self._folder is not None:
+                told = {"part": self._part, "since": self._since, "work": work}
+                write_text(self._folder / DOING, json.dumps(told))

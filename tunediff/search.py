@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record, results, space
 from tunediff.config import ConfigError, Lines, apart
+from tunediff.progress import harmless
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
 from tunediff.report.sections import hold as section
@@ -196,17 +197,23 @@ def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> N
     for place, wanted in [prepared, *confirming.longer(found, of)]:
         if confirming.over(found, place):
             continue
-        many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
         with console(place, wanted) as listening:
-            seeds = f"up to {wanted.seeds} new seeds each, fewer if it is decided before"
-            if wanted is not again:
-                seeds = f"{cli.seconds(wanted.budget.per_trial_s)} of training, {wanted.seeds} seeds each"
-                for held in hold.read(found, results.read(of), results.read):
-                    for sentence in section.sentences(held) if held.long_s == wanted.budget.per_trial_s else ():
-                        listening.say(sentence)
-            listening.say(f"confirming: {many} and the baseline, {seeds}")
+            harmless("what is confirmed", _announce, listening, found, of if wanted is not again else None)
             tell = functools.partial(_tell, listening)
             confirming.run(found, place, wanted, slots, listening.listen, tell)
+
+
+def _announce(console: Console, found: results.Results, confirmed: Path | None) -> None:
+    """Say what begins. `confirmed`: the folder of the confirming runs, where their budgets become longer."""
+    wanted = console.space
+    many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
+    seeds = f"up to {some(wanted.seeds, 'new seed')} each, fewer if it is decided before"
+    if confirmed is not None:
+        seeds = f"{cli.seconds(wanted.budget.per_trial_s)} of training, {some(wanted.seeds, 'seed')} each"
+        for held in hold.read(found, results.read(confirmed), results.read):
+            for sentence in section.sentences(held) if held.long_s == wanted.budget.per_trial_s else ():
+                console.say(sentence)
+    console.say(f"confirming: {many} and the baseline, {seeds}")
 
 
 def _tell(console: Console, told: Confirmation) -> None:

@@ -177,6 +177,36 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     )
 
 
+def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
+    wanted = searches.make(folder := tmp_path / "night", searches.FILE | {"budget": {"per_trial": "20s", "trials": 8,
+                                                                                     "total": "5m"}})  # fmt: skip
+    (folder / "sessions.jsonl").write_text(
+        '{"event": "begin", "monotonic_s": 10}\n{"event": "end", "monotonic_s": 280}'
+    )
+    lines = console.Console(folder, wanted, quiet=False, told=plan.values(wanted, tmp_path, {}))
+    assert lines._left() == "about 30s left"
+
+
+def test_what_cannot_be_shown_ends_no_search(night, monkeypatch, capsys):
+    """A table whose drawing fails, whatever prints; progress that nobody can be told, which is tried once."""
+    folder, loaded = night
+    monkeypatch.setattr(console.Table, "_headline", lambda _: 1 / 0)
+    with console.Table(folder, loaded) as table:
+        table.say("a line")
+    said = capsys.readouterr().out
+    assert "a line" in said
+    assert "the table cannot be drawn: ZeroDivisionError" in said
+    heard = []
+
+    def closed(work):
+        heard.append(work.done)
+        raise BrokenPipeError
+
+    with progress.heard(closed), progress.Progress("reading", 3) as work:
+        work.step()
+    assert (work.done, heard) == (1, [0])
+
+
 def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     wanted = searches.make(folder := tmp_path / "night")
     monkeypatch.setattr(heart, "SILENCE_S", 0.05)
@@ -206,6 +236,11 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
                 r"t0000 evaluating for \ds: sampling 64 images: 121 of 640 steps, about \ds left", next_line()
             )
         assert re.fullmatch(r"t0000 evaluating for \d+s", next_line())
+        (place / progress.DOING).write_text('{"part": "a new one", "since": 0, "work": ""}')
+        beating.heard()
+        time.sleep(0.3)  # what it does not understand is no end of it
+        searches.write(folder, wanted, 0)
+        assert next_line() == "1 run ended, none is under way"
 
 
 def test_a_thousand_trials_fit_a_terminal(night):

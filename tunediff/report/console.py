@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
+from tunediff.config.code import described
 from tunediff.record import TrialRecord
 from tunediff.report import plan
 from tunediff.report.heart import Heart
@@ -21,7 +23,7 @@ from tunediff.results.comparison import ITSELF
 from tunediff.results.evidence import UNTOLD, Evidence
 from tunediff.results.statistics import Estimate
 from tunediff.space import SearchSpace
-from tunediff.tuning import warm_start
+from tunediff.tuning import experiment, warm_start
 from tunediff.tuning.resources import local
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Console:
         """`started`: on the monotonic clock, where something went before that the same command did. `told`: what was
         expected, as `plan.values` has it."""
         self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
-        self.begun = time.monotonic()
+        self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
         self._heart = Heart(folder, self.say)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
@@ -52,7 +54,7 @@ class Console:
 
     def _read(self) -> None:
         self.found = Results(self.folder, self.space, record.read_trials(self.folder))
-        self.known = Evidence(self.found)
+        self.known, self._again_s = Evidence(self.found), functools.cache(self._confirming_s)  # of every trial, anew
 
     def __enter__(self) -> Console:
         if not self.quiet:
@@ -86,7 +88,8 @@ class Console:
         for line in [*plan.skipped(self.space), *told]:
             self.say(line)
         budget = self.space.budget
-        self.say(f"{budget.trials} trials × {cli.seconds(budget.per_trial_s)} training; starting the workers")
+        many = cli.some(budget.trials, "trial")
+        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} training; starting the workers")
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Take in what happened to a trial."""
@@ -174,10 +177,10 @@ class Console:
         else:
             rest = 0.0
         if self.space.budget.total_s is not None:
-            rest = min(rest, max(0.0, self.space.budget.total_s - spent))
+            rest = min(rest, max(0.0, self.space.budget.total_s - self._spent_s - spent))
         about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
         words = f"{about} {cli.seconds(rest)} left" if left > 0 else ""
-        then = f"then at most {cli.seconds(self._confirming_s())} of confirming" if self.space.confirm else ""
+        then = f"then at most {cli.seconds(self._again_s())} of confirming" if self.space.confirm else ""
         return ", ".join(filter(None, [words, then]))
 
     def _confirming_s(self) -> float:
@@ -206,7 +209,7 @@ class Table(Console):
 
         super().__init__(folder, wanted, quiet, started, told)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
-        self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=1)
+        self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)
 
     def __enter__(self) -> Table:
         self._live.start()
@@ -221,6 +224,12 @@ class Table(Console):
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "end" and trial is not None and failed(trial):
             self.say(f"{self._called(name)} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
+
+    def _shown(self) -> RenderableType:
+        try:
+            return self._render()
+        except Exception as error:  # it is drawn by whatever prints, and at the end of the search: neither may fail
+            return f"the table cannot be drawn: {described(error)}"
 
     def _render(self) -> RenderableType:
         from rich.console import Group

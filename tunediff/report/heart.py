@@ -24,7 +24,7 @@ class Heart:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say, self._over = folder, say, threading.Event()
         self._begun = self._last = time.monotonic()
-        self._patience = SILENCE_S
+        self._patience, self._before = SILENCE_S, len(record.read_trials(folder))
 
     def __enter__(self) -> Heart:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
@@ -43,14 +43,17 @@ class Heart:
         while not self._over.wait(min(1.0, SILENCE_S / 4)):
             if time.monotonic() - self._last < self._patience:
                 continue
-            with contextlib.suppress(OSError, ValueError):  # written or taken away at this moment
-                patience = min(1.5 * self._patience, 300.0)
+            patience = min(1.5 * self._patience, 300.0)
+            with contextlib.suppress(Exception):  # files are written and taken away meanwhile
                 self._say(self.doing())
-                self._last, self._patience = time.monotonic(), patience
+            self._last, self._patience = time.monotonic(), patience
 
     def doing(self) -> str:
         """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
-        running = [trial for trial in record.read_trials(self._folder) if not trial.finished]
+        trials = record.read_trials(self._folder)
+        running = [trial for trial in trials if not trial.finished]
+        if not running and (ended := len(trials) - self._before):
+            return f"{cli.some(ended, 'run')} ended, none is under way"
         if not running:
             return f"starting the workers for {cli.seconds(time.monotonic() - self._begun)}"
         name = running[-1].name

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tunediff import cli, record, results
 from tunediff import config as cfg
 from tunediff import space as spaces
+from tunediff.progress import harmless
 from tunediff.results import Results, confirmation
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import SearchSpace
@@ -104,7 +105,7 @@ def run(
         told = confirmation.confirm(found, runs)
         if told.look.rounds > heard:
             heard = told.look.rounds
-            tell(told)
+            harmless("how far the confirming runs are", tell, told)
         return told.over
 
     with experiment.noted(folder):

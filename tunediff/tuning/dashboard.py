@@ -7,27 +7,23 @@ those who have Prometheus and Grafana beside it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import cli, record
 from tunediff.files import plain
+from tunediff.progress import harmless
 from tunediff.space import SearchSpace
 
 Listener = Callable[[str, str, Mapping[str, Any]], None]
 """Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray Tune has them."""
-log = logging.getLogger(__name__)
 
 
 def tell_all(listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]) -> None:
     """Tell every listener; what is only shown must not end a night of trials."""
     for listener in listeners:
-        try:
-            listener(event, name, content)
-        except Exception:
-            log.exception("could not show %s of %s", event, name)
+        harmless(f"{event} of {name}", listener, event, name, content)
 
 
 WIDTH = 200

@@ -35,6 +35,7 @@ from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError
 from tunediff.files import write_text
+from tunediff.progress import harmless
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
@@ -199,7 +200,7 @@ def workers(
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
         from tunediff.tuning import slot  # imports Ray, which takes seconds
 
-        greet(context)
+        harmless("the start", greet, context)
         with slot.opened(folder, here or share(machine(address)), warm) as slots:
             yield slots
 

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -107,7 +107,8 @@ def work(job: Job, serial: str, slot: Any, world: World) -> None:
             ray.get(slot.post.remote(serial, known.end))
         return
     try:
-        outcome = _train(job, serial, slot, world)
+        with heard(doing := Noted(job.folder if world.main else None)):
+            outcome = _train(job, serial, slot, world, doing.part)
         if world.main:
             status = "ok" if outcome.finished else "pruned"
             _end(job, serial, slot, End(status, "", outcome.seconds, outcome.steps, outcome.peak))
@@ -165,10 +166,10 @@ def _reset(device: torch.device) -> None:
     memory.reset(device)
 
 
-def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
+def _train(job: Job, serial: str, slot: Any, world: World, told: Callable[[str], object]) -> Outcome:
+    """The training, its final evaluation and its profile; `told` hears which part of its time begins."""
     config: Systems = cfg.from_dict(job.config, where=job.name)
-    doing = Noted(job.folder) if world.main else None
-    clock = Clock(job.budget, world.synchronize, told=doing.part if doing is not None else lambda _: None)
+    clock = Clock(job.budget, world.synchronize, told=told)
     teller = Teller(job, serial, slot, config.evaluation.points)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
@@ -177,7 +178,7 @@ def _train(job: Job, serial: str, slot: Any, world: World) -> Outcome:
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
-    with cold_cache(config.compile), contextlib.nullcontext() if doing is None else heard(doing):
+    with cold_cache(config.compile):
         kept = job.folder if job.keeps else None
         outcome = run(Trial(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
