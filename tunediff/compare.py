@@ -84,8 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     heart: Heart | None = None
     folder = _resumed(args) if args.resume is not None else _new(args, say)
-    if args.resume is None and args.address is None and not (args.quiet or args.json):
-        _estimate(pairs.read(folder), say)
     heart = Heart(folder, say)
     try:
         with contextlib.nullcontext() if args.quiet or args.json else heart:
@@ -142,6 +140,8 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:
                 checked.add(cfg.fingerprint(config))
                 _check(config, say)
+        if args.address is None and not (args.quiet or args.json):
+            _estimate(sides[0], most, budget_s, say)
         content = {
             "a": " ".join(asked[0]), "b": " ".join(asked[1]), "budget_s": budget_s, "pairs": most, "within": within,
             "compile": args.compile or "charged",
@@ -275,11 +275,13 @@ def _check(config: Systems, say: Callable[[str], None]) -> None:
         say(f"WARNING: {cfg.of(config).title}: {text}")
 
 
-def _estimate(told: Pairs, say: Callable[[str], None]) -> None:
-    """Say what all pairs would take, by one evaluation of A timed here; nothing where its workload cannot say."""
+def _estimate(config: Systems, most: int, budget_s: float, say: Callable[[str], None]) -> None:
+    """Say what all pairs would take, by one evaluation of A timed here; nothing where its workload cannot say.
+
+    Raises `ConfigError` for data that cannot be used.
+    """
     from tunediff.training import judging  # imports torch
 
-    config = told.configs[0]
     if cfg.of(config).file is not None:
         return
     say("looking at the data and timing one evaluation")
@@ -288,7 +290,7 @@ def _estimate(told: Pairs, say: Callable[[str], None]) -> None:
         say(line)
     if (each_s := evaluating.seconds_of(config, measured.get("pass_s"), {})) is not None:
         judging_s = config.evaluation.points * each_s
-        all_s = evaluating.START_S + 2 * told.most * (told.budget_s + judging_s + evaluating.RUN_S)
+        all_s = evaluating.START_S + 2 * most * (budget_s + judging_s + evaluating.RUN_S)
         say(f"evaluation: {cli.seconds(judging_s)} per run; wall-clock: at most {cli.seconds(all_s)} for all pairs")
 
 

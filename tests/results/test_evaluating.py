@@ -1,5 +1,6 @@
 """What judging costs, told before it is done."""
 
+import os
 import time
 from unittest import mock
 
@@ -10,6 +11,7 @@ from tests import searches
 from tests.helpers import CPU, shipped_toy, tiny, toy
 from tunediff import config as cfg
 from tunediff import progress, results, space
+from tunediff.config import ConfigError
 from tunediff.data import images as data
 from tunediff.results import evaluating
 from tunediff.training import judging
@@ -47,6 +49,25 @@ def test_the_work_of_a_classifier_are_its_held_out_images():
     assert evaluating.work(gone) is None
 
 
+def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
+    """Such as one that finds no memory left on the GPU: a line, no pages."""
+    monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
+    monkeypatch.setattr(judging.signal, "signal", mock.Mock())
+    (tmp_path / "config.yaml").write_text(cfg.dump(tiny()))
+    judging._main(str(tmp_path / "config.yaml"), str(tmp_path / "answer.json"), "1")
+    assert (tmp_path / "answer.json").read_text() == "{}"
+    said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
+    assert capfd.readouterr() == ("", said)
+
+
+def test_who_measures_ends_with_who_asked(monkeypatch):
+    """A search that was killed leaves no process behind."""
+    monkeypatch.setattr(judging.time, "sleep", lambda _: monkeypatch.setattr(judging.os, "getppid", lambda: 1))
+    monkeypatch.setattr(judging.os, "_exit", mock.Mock(side_effect=SystemExit))
+    with pytest.raises(SystemExit):
+        judging._end_with(os.getppid())
+
+
 def test_a_final_evaluation_takes_what_an_evaluation_of_the_search_took_times_its_work(tmp_path):
     """Each trial was evaluated for 2 s in 2 points; 1,000 images × 20 steps and 256 × 10 bins become 5,000 × 1,000."""
     wanted = searches.make(folder := tmp_path / "night")
@@ -59,6 +80,8 @@ def test_a_final_evaluation_takes_what_an_evaluation_of_the_search_took_times_it
     searches.write(folder, wanted, 1, {"loader.batch_size": 32}, curve=((20.0, 4000, 2.0),))  # 2 s for one point
     assert evaluating.final_s(results.read(folder).trials, FULL) == pytest.approx(2 * expected)
     assert evaluating.final_s([], FULL) is None
+    with mock.patch.object(evaluating, "work", return_value={"": 0.0}):  # a workload that judges nothing
+        assert evaluating.final_s(found.trials, FULL) is None
 
 
 def test_what_a_search_will_spend_on_judging():
@@ -131,6 +154,8 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
         function.cache_clear()
 
 
-def test_a_measurement_that_fails_costs_nothing_but_the_estimate(capfd):
+def test_data_that_cannot_be_used_are_refused_before_the_search(capfd):
     gone = cfg.override(cfg.baseline("images"), {"data.path": "/nowhere"}, check=False)
-    assert judging.before_search(gone, evaluates=True) == {}
+    with pytest.raises(ConfigError, match="^data.path: '/nowhere' is not allowed: there is no such file"):
+        judging.before_search(gone, evaluates=True)
+    assert capfd.readouterr() == ("", "")

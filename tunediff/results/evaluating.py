@@ -60,9 +60,9 @@ def final_s(trials: Iterable[TrialRecord], protocol: Mapping[str, Any]) -> float
             config = trial.configuration
         except ConfigError:  # the journal of another version
             continue
-        measured, before, then = point_s(trial), work(config), work(config, protocol)
-        if measured is not None and before and then:
-            found.append(measured * max(then[part] / before[part] for part in before if before[part]))
+        measured, before, then = point_s(trial), work(config) or {}, work(config, protocol) or {}
+        if measured is not None and (times := [then[part] / before[part] for part in before if before[part]]):
+            found.append(measured * max(times))
     return max(found, default=None)
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
+from tunediff import cli, progress
 from tunediff import config as cfg
-from tunediff import progress
 from tunediff.clock import Budget
+from tunediff.config import ConfigError
+from tunediff.config.code import described
 from tunediff.config.systems import Compile, Systems
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
+from tunediff.files import write_text
 from tunediff.training.feed import Feed
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -127,21 +132,39 @@ class _Prepared(Trial):
 def before_search(config: Systems, evaluates: bool) -> Measured:
     """`measured` in a process of its own, so that nothing of it is left where the search runs; tells of it on stderr.
 
-    {} where it fails: the first trial will say why.
+    {} where that fails, after a line that says why. Raises `ConfigError` for data that cannot be used, as every trial
+    would.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
         command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), str(int(evaluates))]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-        found: Measured = json.loads(answer.read_text()) if answer.exists() else {}
-    return found
+        found = json.loads(answer.read_text()) if answer.exists() else {}
+    if refused := found.get("refused"):
+        raise ConfigError(refused)
+    return cast("Measured", found)
 
 
 def _main(path: str, answer: str, evaluates: str) -> None:
-    with contextlib.suppress(KeyboardInterrupt), progress.shown():  # the search says that it was interrupted
-        found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), prepare=True)
-        Path(answer).write_text(json.dumps(found))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(cli.INTERRUPTED))  # the search says that it was interrupted
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    found: Mapping[str, Any] = {}
+    try:
+        with progress.shown():
+            found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), prepare=True)
+    except ConfigError as error:
+        found = {"refused": str(error)}
+    except Exception as error:
+        print(f"WARNING: what a trial costs could not be measured: {described(error)}", file=sys.stderr)
+    write_text(Path(answer), json.dumps(found))
+
+
+def _end_with(parent: int) -> None:
+    """A search that was killed leaves nobody who measures for it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(cli.FAILED)
 
 
 def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float = LONG_ENOUGH_S) -> float:
