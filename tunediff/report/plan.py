@@ -85,12 +85,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """`values` in words."""
     repeats = f", {found['seeds']} seeds each" if found["seeds"] > 1 else ""
     repeats += f", {found['baseline_runs']} of them the baseline, for the noise" if found["baseline_runs"] > 1 else ""
-    points = "unlimited" if found["points"] is None else f"{found['points']:.0f}"
+    points = "unlimited points" if found["points"] is None else cli.some(round(found["points"]), "point")
     each, sizes = cli.seconds(found["training_s_per_trial"]), ", ".join(map(str, found["world_sizes"]))
     again = " and ".join(f"{one['runs']} × {cli.seconds(one['training_s'])}" for one in found["confirming_runs"])
     disk, free, count = found["disk_mib"], found["disk_free_mib"], found["parameters"]
     said = [
-        f"search: {found['search']} ({found['knobs']} knobs, {points} points)",
+        f"search: {found['search']} ({cli.some(found['knobs'], 'knob')}, {points})",
         f"trials: {found['trials']} × {each} training, {found['at_once']} at once{repeats}",
         *([f"confirming: at most {again} training; it ends when it is decided"] if again else []),
         *cost_lines(found),

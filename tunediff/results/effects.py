@@ -101,8 +101,9 @@ def _groups(dimension: Dimension, trials: list[TrialRecord]) -> list[tuple[str, 
     for place in sorted(set(places)):
         inside = [trial for trial, at in zip(trials, places, strict=True) if at == place]
         drawn = [trial.drawn[dimension.name] for trial in inside]
-        found.append((f"{number(min(drawn))} … {number(max(drawn))}", inside))
-    return found
+        found.append((min(drawn), max(drawn), inside))
+    tiny = any("e" in number(end) for *ends, _ in found for end in ends)  # then all are written so
+    return [(" … ".join(f"{end:.2e}" if tiny else number(end) for end in ends), inside) for *ends, inside in found]
 
 
 def effects_table(found: Results, effects: Sequence[Effect]) -> pd.DataFrame:
