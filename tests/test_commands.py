@@ -384,12 +384,13 @@ def test_train_resumes_after_kill(config, tmp_path):
         (["--budget", "5s", "--initial", "none.safetensors"], "--initial: none.safetensors: no such file"),
         (
             ["--budget", "5s", "parallel.workers=2"],
-            "parallel.workers: 2 is not allowed with 1 processes; start it as torchrun",
+            "parallel.workers: 2 is not allowed with 1 process; start it as torchrun --nproc-per-node 2 -m tunediff.train "
+            "--config {config} --budget 5s parallel.workers=2, or set parallel.workers=1\n",
         ),
     ],
 )
 def test_train_refuses(config, capsys, words, message):
-    assert message in refused(capsys, train.main, "--config", config, *words)
+    assert message.format(config=config) in refused(capsys, train.main, "--config", config, *words)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -29,6 +29,10 @@ TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
+    searches.make(tmp_path / "taken", FILE)
+    Path("taken", "sessions.jsonl").write_text(
+        '{"event": "begin", "monotonic_s": 1}\n{"event": "end", "monotonic_s": 61}'
+    )
     Path("ok.yaml").write_text(yaml.safe_dump(FILE))
     Path("config.yaml").write_text("workload: diffusion\nloader: {batch_size: 64}\n")
     Path("empty.yaml").write_text("")
@@ -47,7 +51,10 @@ search ok.yaml --trials                             | command line: --trials: ex
 search ok.yaml --seed 4294967296                    | --seed: 4294967296 is not allowed; allowed: a whole number of at least 0 and below 2^32
 search ok.yaml ok.yaml                              | one search file at most, found ok.yaml, ok.yaml
 search empty.yaml                                   | empty.yaml: is empty; it needs `key: value` lines
-search folder                                       | folder: is a folder, not a file
+search folder                                       | folder: is a folder, not a search file; to learn the images in it: python -m tunediff.search images data.path=folder
+search taken                                        | taken: is a folder, not a search file; its search file is taken/search.yaml
+search ok.yaml --name taken --storage .             | --name: 'taken' exists in {here}; choose another name, or --resume taken
+search --resume taken --storage . --total 59s       | --total: '59s' is not allowed; allowed: at least 60s, which are spent
 search /dev/zero                                    | /dev/zero: is a binary file, not a text file
 search config.yaml                                  | config.yaml: is a configuration, not a search file; a search file names it after base:
 search digits_classifer                             | digits_classifer: no such search file; did you mean digits_classifier
@@ -78,7 +85,7 @@ def test_what_is_typed_wrong(row, capsys):
     module = importlib.import_module("tunediff.report.__main__" if command == "report" else f"tunediff.{command}")
     assert module.main(words) == 2
     out, said = capsys.readouterr()
-    assert answer.format(search_file=SEARCH_FILE) in said
+    assert answer.format(search_file=SEARCH_FILE, here=Path.cwd()) in said
     assert (said[:7], said.count("\n"), out) == ("error: ", 1, "")
 
 

@@ -192,8 +192,9 @@ def test_refusals(tmp_path, capsys, words, message):
 
 def test_torchrun_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert profile.main(["--config", "digits"]) == 2
-    assert "profile runs in one process" in capsys.readouterr().err
+    assert profile.main(["--config", "digits", "--steps", "9"]) == 2
+    said = "profile runs in one process; start it as python -m tunediff.profile --config digits --steps 9\n"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

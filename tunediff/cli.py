@@ -113,6 +113,12 @@ def command(module: str, *words: object, storage: Path = STORAGE) -> str:
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 
 
+def typed(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
+    """A command as it was typed, or as it should have been for so many processes."""
+    start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
+    return shlex.join([*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)])
+
+
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
     """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
@@ -129,11 +135,19 @@ def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
         raise ConfigError(f"{option}: {cut(said, 60)} is not allowed; allowed: {allowed}")
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that no folder or no command line would take. Raises `ConfigError`."""
+def check_name(name: str, storage: Path) -> None:
+    """Refuse a name that no folder or no command line would take, or that is taken. Raises `ConfigError`."""
     plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".", "-")
     allowed = f"a plain folder name of at most {MOST_BYTES} bytes, without / and \\, that begins with neither . nor -"
     allow(plain and len(os.fsencode(name)) <= MOST_BYTES, "--name", name, allowed)
+    check_free(storage / name)
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to begin anew where there is something. Raises `ConfigError`."""
+    if folder.exists():
+        name = folder.name
+        raise ConfigError(f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}")
 
 
 def cut(words: str, most: int) -> str:

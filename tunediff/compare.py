@@ -118,10 +118,8 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
     most = MOST if args.pairs is None else args.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
-    cli.check_name(name)
     folder: Path = args.storage.resolve() / name
-    if folder.exists():
-        raise ConfigError(f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}")
+    cli.check_name(name, folder.parent)
     cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or args.insist, "--budget", args.budget,
               f"at most {MOST_DAYS} days for {most} pairs; --insist starts it all the same")  # fmt: skip
     asked = _sides(args.words)

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -96,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
     cli.check_writable("--out", args.out or numbers)
-    command = shlex.join(["python", "-m", "tunediff.evaluate", *(sys.argv[1:] if argv is None else argv)])
+    command = cli.typed("evaluate", argv)
     return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command, args.json))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -39,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
     cli.add_printing(parser)
     args = parser.parse_args(argv)
+    args.command = cli.typed("profile", argv)
     config, workers = _one_worker(cfg.named(args.config, args.words))
-    _check(config, args.steps)
+    _check(config, args)
     args.out = _folder(args.out, args.storage, args.config.stem)
-    args.command = shlex.join(["python", "-m", "tunediff.profile", *(sys.argv[1:] if argv is None else argv)])
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -60,11 +59,11 @@ def _one_worker(config: Systems) -> tuple[Systems, int]:
     return (cfg.override(config, share), workers) if workers > 1 else (config, 1)
 
 
-def _check(config: Systems, steps: int | None) -> None:
+def _check(config: Systems, args: argparse.Namespace) -> None:
     """Refuse what would fail later, before torch is imported."""
-    cli.allow(steps is None or steps >= 3, "--steps", steps, "a whole number of at least 3")
+    cli.allow(args.steps is None or args.steps >= 3, "--steps", args.steps, "a whole number of at least 3")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("torchrun: profile runs in one process; start it with python -m tunediff.profile")
+        raise ConfigError(f"torchrun: profile runs in one process; start it as {args.command}")
     if (check_files := cfg.of(config).offers("check_files")) is not None:
         check_files(config.knobs, evaluates=False)
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -93,6 +94,9 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
     folder = space.folder_of(args.resume, args.storage).resolve()
     done = sum(trial.finished for trial in record.read_trials(folder))
     cli.allow(args.trials is None or args.trials >= done, "--trials", args.trials, f"at least {done}, which are done")
+    spent_s = experiment.spent_s(folder)
+    enough = args.total is None or space.duration_s(args.total, "--total") >= spent_s
+    cli.allow(enough, "--total", args.total, f"at least {math.ceil(spent_s)}s, which are spent")
     wanted = experiment.reopen(folder, _limits(args), keep=not args.dry_run)
     if warning := experiment.foreign(folder):
         print(f"warning: {warning}", file=sys.stderr)
@@ -101,13 +105,13 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
 
 def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     """Folder, space and search file of a new search."""
+    storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     if args.name is not None:
-        cli.check_name(args.name)
+        cli.check_name(args.name, storage)
     files = [word for word in args.words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{apart(args.words)}")
     path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
-    storage = args.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     # What a cluster elsewhere has is not known before it is asked.
     machine = resources.local()
     content = space.read(path, resources.world_sizes_of(machine) if args.address is None else ())

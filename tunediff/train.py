@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_printing(parser)
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
+    args.command = cli.typed("train", argv, config.parallel.workers)
     budget = _budget(args.budget, args.samples, args.every, config)
     folder = args.out or args.storage / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
@@ -114,10 +115,9 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
     with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.workers:
-            raise ConfigError(
-                f"parallel.workers: {config.parallel.workers} is not allowed with {world.size} processes; start it as "
-                f"torchrun --nproc-per-node {config.parallel.workers} -m tunediff.train …, or set parallel.workers=1"
-            )
+            needed, started = config.parallel.workers, cli.some(world.size, "process", "processes")
+            hint = f"start it as {args.command}, or set parallel.workers={world.size}"
+            raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
         known = record.read_trial(folder)
         if known is not None and known.status == "ok":
             if world.main:

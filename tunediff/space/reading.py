@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Metric
 from tunediff.config.knobs import nearest, refuse
@@ -44,7 +45,11 @@ def find(name: str | None) -> Path:
     for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return path
-    if Path(name).exists():  # a folder, a device: what it is, reading it says
+    if Path(name).is_dir():
+        inside, images = Path(name) / "search.yaml", cli.command("search", "images", f"data.path={name}")
+        hint = f"its search file is {inside}" if inside.is_file() else f"to learn the images in it: {images}"
+        raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
+    if Path(name).exists():  # a device: what it is, reading it says
         return Path(name)
     shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
     hint = nearest(name.removesuffix(".yaml"), shipped).replace("allowed:", "shipped:")

@@ -64,10 +64,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
 
     Raises `ConfigError` if the name is taken or the place cannot be written.
     """
-    if folder.exists():
-        raise ConfigError(
-            f"--name: {folder.name!r} exists in {folder.parent}; choose another name, or --resume {folder.name}"
-        )
+    cli.check_free(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
