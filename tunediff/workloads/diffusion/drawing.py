@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +77,7 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
     from tunediff.training.judging import rate_s
 
     how, where, data = sampler(config), device or world.device, config.data
+    here = dataclasses.replace(world, device=where)  # what is waited for when a pass is timed
 
     def run(count: int) -> object:
         with torch.no_grad(), one_ruler(where):
@@ -83,13 +85,13 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
             return network(x, torch.zeros(count, dtype=torch.int64, device=where))
 
     most = min(config.evaluation.batch_size, -(-n // world.size))
-    step_s = world.largest(rate_s(run, most, world, enough_s=0.05) * n / world.size)
+    step_s = world.largest(rate_s(run, most, here, enough_s=0.05) * n / world.size)
     if not world.main or (spent := step_s * how["steps"]) < progress.FIRST_S:
         return
     print(f"sampling {n:,} images × {how['steps']:,} steps: about {cli.seconds(spent)}", file=sys.stderr, flush=True)
     if spent > SECOND_THOUGHT_S:
-        fewer = f"--ddim --steps {min(50, how['steps'] // 4 or 1)}"
-        less = f"{fewer} takes about {cli.seconds(step_s * min(50, how['steps'] // 4 or 1))}"
+        fewer = min(50, how["steps"] // 4 or 1)
+        less = f"--ddim --steps {fewer} takes about {cli.seconds(step_s * fewer)}"
         print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
 
 
