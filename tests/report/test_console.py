@@ -241,6 +241,21 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
         time.sleep(0.3)  # what it does not understand is no end of it
         searches.write(folder, wanted, 0)
         assert next_line() == "1 run ended, none is under way"
+    assert not beating._thread.is_alive()
+
+
+def test_the_heart_of_a_console_ends_with_it(tmp_path, monkeypatch):
+    """Also where the terminal went away meanwhile; runs are called as they are everywhere."""
+    wanted = searches.make(folder := tmp_path / "night")
+    searches.make(folder / "confirm")
+    searches.write(folder / "confirm", wanted, 0, status=None)
+    monkeypatch.setattr(console.Console, "_print", lambda *_: 1 / 0)
+    monkeypatch.setattr(heart, "SILENCE_S", 0.05)
+    with console.Console(folder / "confirm", wanted, quiet=False) as lines:
+        assert lines._heart.doing().startswith("confirm/t0000 waits for its workers")
+        time.sleep(0.2)
+        lines.quiet = True
+    assert not lines._heart._thread.is_alive()
 
 
 def test_a_thousand_trials_fit_a_terminal(night):

@@ -52,7 +52,6 @@ def test_the_work_of_a_classifier_are_its_held_out_images():
 def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
     """Such as one that finds no memory left on the GPU: a line, no pages."""
     monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
-    monkeypatch.setattr(judging.signal, "signal", mock.Mock())
     (tmp_path / "config.yaml").write_text(cfg.dump(tiny()))
     judging._main(str(tmp_path / "config.yaml"), str(tmp_path / "answer.json"), "1")
     assert (tmp_path / "answer.json").read_text() == "{}"

@@ -45,7 +45,7 @@ class Console:
         expected, as `plan.values` has it."""
         self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
         self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
-        self._heart = Heart(folder, self.say)
+        self._heart = Heart(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
         self._read()
@@ -62,8 +62,7 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.quiet:
-            self._heart.__exit__()
+        self._heart.__exit__()
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start, unless quiet."""

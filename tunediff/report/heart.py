@@ -21,19 +21,21 @@ PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "eva
 class Heart:
     """Beats in a thread of its own while inside; everything that is said otherwise is told it by `heard`."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say, self._over = folder, say, threading.Event()
+    def __init__(self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str) -> None:
+        """`called`: how trials are called here."""
+        self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
         self._begun = self._last = time.monotonic()
         self._patience, self._before = SILENCE_S, len(record.read_trials(folder))
 
     def __enter__(self) -> Heart:
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(timeout=2)
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
 
     def heard(self) -> None:
         """Something was said."""
@@ -56,10 +58,10 @@ class Heart:
             return f"{cli.some(ended, 'run')} ended, none is under way"
         if not running:
             return f"starting the workers for {cli.seconds(time.monotonic() - self._begun)}"
-        name = running[-1].name
+        name, called = running[-1].name, self._called(running[-1].name)
         with contextlib.suppress(FileNotFoundError):
             told = json.loads((self._folder / "trials" / name / DOING).read_text())
             work = f": {told['work']}" if told["work"] else ""
-            return f"{name} {PARTS[told['part']]} for {cli.seconds(time.time() - told['since'])}{work}"
+            return f"{called} {PARTS[told['part']]} for {cli.seconds(time.time() - told['since'])}{work}"
         begun = (self._folder / "trials" / name / record.JOURNAL).stat().st_mtime
-        return f"{name} waits for its workers for {cli.seconds(time.time() - begun)}: they start"
+        return f"{called} waits for its workers for {cli.seconds(time.time() - begun)}: they start"

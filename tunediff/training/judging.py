@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -139,7 +138,8 @@ def before_search(config: Systems, evaluates: bool) -> Measured:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
         command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), str(int(evaluates))]
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        # Ctrl-C is for the search alone, which kills this.
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, start_new_session=True)
         found = json.loads(answer.read_text()) if answer.exists() else {}
     if refused := found.get("refused"):
         raise ConfigError(refused)
@@ -147,7 +147,6 @@ def before_search(config: Systems, evaluates: bool) -> Measured:
 
 
 def _main(path: str, answer: str, evaluates: str) -> None:
-    signal.signal(signal.SIGINT, lambda *_: os._exit(cli.INTERRUPTED))  # the search says that it was interrupted
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     found: Mapping[str, Any] = {}
     try:
