@@ -255,7 +255,10 @@ def test_a_damaged_folder(capsys):
     folder = made(BETTER)
     (folder / pairs.FILE).write_text("a: digits\n")
     assert compare.main(["--resume", "x"]) == 2
-    assert "compare.yaml: is damaged: b, budget_s, compile, pairs, within is missing" in capsys.readouterr().err
+    said = "compare.yaml: is damaged: b, budget_s, compile, pairs, within is missing"
+    assert said in capsys.readouterr().err
+    assert compare.main(["--resume", str(folder), "--storage", "elsewhere"]) == 2, "as a path, which a shell completes"
+    assert said in capsys.readouterr().err
 
 
 def test_what_was_interrupted_can_be_resumed(capsys):

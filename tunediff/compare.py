@@ -37,7 +37,7 @@ from tunediff.report.heart import Heart
 from tunediff.report.plan import MOST_DAYS
 from tunediff.results import confirmation, evaluating, pairs
 from tunediff.results.pairs import Pairs
-from tunediff.space import duration_s
+from tunediff.space import duration_s, folder_of
 from tunediff.tuning import experiment, resources
 
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
@@ -107,7 +107,7 @@ def _resumed(args: argparse.Namespace) -> Path:
     if args.words or any(option is not None for option in given):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
-    folder: Path = args.storage.resolve() / args.resume
+    folder = folder_of(args.resume, args.storage, pairs.FILE).resolve()
     pairs.read(folder)
     return folder
 

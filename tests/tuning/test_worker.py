@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import os
 import pickle
 import subprocess
@@ -17,6 +18,7 @@ from tunediff import record
 from tunediff.clock import Budget
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.progress import DOING, Progress
 from tunediff.record import NotFiniteError, Point
 from tunediff.training import state, weights
 from tunediff.tuning import group, worker
@@ -97,6 +99,21 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     worker.work(job, "s2", Slot(tmp_path), alone())
     assert kinds(tmp_path) == [*before, "worker", "about", "end"]
     assert record.read_trial(tmp_path).status == "ok"
+
+
+def test_a_final_evaluation_tells_how_far_it_is(tmp_path, job, monkeypatch):
+    """It may take longer than all that was before."""
+    told = []
+
+    def evaluate(*_):
+        with Progress("sampling", 4, "steps") as progress:
+            progress.step()
+            told.append(json.loads((tmp_path / DOING).read_text()))
+
+    monkeypatch.setattr(worker, "evaluate_finally", evaluate)
+    worker.work(dataclasses.replace(job, final={"evaluation.images": 64}), "s1", Slot(tmp_path), alone())
+    assert [(one["part"], one["work"][:9]) for one in told] == [("evaluation", "sampling:")]
+    assert not (tmp_path / DOING).exists()
 
 
 def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):

@@ -61,10 +61,10 @@ def is_workload(path: Path) -> bool:
     return cfg.is_users(str(path).partition(":")[0])
 
 
-def folder_of(name: str, storage: Path) -> Path:
-    """The folder of the search that a user names, absolute: in `storage`, or as a path, which a shell completes."""
+def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
+    """The folder with `file` that a user names, absolute: in `storage`, or as a path, which a shell completes."""
     places = (storage / name, Path(name))
-    return next((place for place in places if (place / "search.yaml").is_file()), places[0]).absolute()
+    return next((place for place in places if (place / file).is_file()), places[0]).absolute()
 
 
 def of_search(folder: Path) -> Path:
