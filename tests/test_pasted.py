@@ -16,6 +16,7 @@ from tests.test_models import search_folder
 from tunediff import cli, compare, evaluate, export, results, search, space, train
 from tunediff.report import summary
 from tunediff.results import evidence
+from tunediff.training import judging
 from tunediff.tuning import experiment, study_file
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
@@ -28,6 +29,7 @@ def storage(tmp_path, monkeypatch):
     (here / STORAGE).mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setattr(train, "_train", lambda *_: cli.OK)  # what comes before it is what may not understand
+    monkeypatch.setattr(judging, "before_search", lambda *_, **__: {})
     return here / STORAGE
 
 

@@ -42,7 +42,15 @@ def test_an_import_by_somebody_else_leaves_the_signal_alone():
     assert subprocess.run([*HEARING, sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["digits", "--dry-run"]])
+@pytest.fixture
+def quick(tmp_path):
+    """A search without evaluations, of which there is nothing to measure."""
+    searched = "workload: digits\nobjective: samples_per_s\nbudget: {per_trial: 1s, trials: 2}\nsearch: {loader.batch_size: [32, 64]}\n"
+    (tmp_path / "quick.yaml").write_text(searched)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("words", [["--help"], ["quick.yaml", "--dry-run"]])
 def test_nobody_reads_on(words, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
@@ -52,15 +60,17 @@ def test_nobody_reads_on(words, tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_full_disk_is_told_in_a_line(tmp_path):
     with open("/dev/full", "w") as full:
-        process = started("search", "digits", "--dry-run", cwd=tmp_path, stdout=full)
+        process = started("search", "quick.yaml", "--dry-run", cwd=tmp_path, stdout=full)
     assert process.communicate(timeout=120)[1] == "error: No space left on device\n"
     assert process.returncode == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_without_an_output(tmp_path):
-    line = f"{sys.executable} -m tunediff.search digits --dry-run >&-"
+    line = f"{sys.executable} -m tunediff.search quick.yaml --dry-run >&-"
     done = subprocess.run(line, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
                           stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -121,7 +121,8 @@ def test_where_judging_takes_longer_than_training_the_knobs_that_save_most_are_n
     assert evaluating.advice(evaluating.cost(wanted, fast), fast) == []
 
 
-def test_the_rate_of_a_network_is_measured():
+def test_the_rate_of_a_network_is_measured(monkeypatch):
+    monkeypatch.setattr(judging, "LONG_ENOUGH_S", 0.15)
     with shipped_toy():
         config = toy()
         assert judging.pass_s(config, CPU) is None

@@ -62,7 +62,7 @@ def judged(
     return judge.found
 
 
-LONG_ENOUGH_S = 0.25
+LONG_ENOUGH_S = 0.15
 """Seconds of passes after which a rate is known."""
 
 
@@ -166,10 +166,10 @@ def _end_with(parent: int) -> None:
     os._exit(cli.FAILED)
 
 
-def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float = LONG_ENOUGH_S) -> float:
+def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float | None = None) -> float:
     """Seconds of a sample in `run(count)`, in batches of up to `most`, or as soon as one takes `enough_s` and is no
     cheaper for each of its samples than a smaller one."""
-    count, before = 1, math.inf
+    count, before, enough_s = 1, math.inf, LONG_ENOUGH_S if enough_s is None else enough_s
     while True:
         taken: list[float] = []
         # The first loads kernels, others may be disturbed.
