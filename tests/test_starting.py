@@ -45,7 +45,7 @@ def test_an_import_by_somebody_else_leaves_the_signal_alone():
 @pytest.fixture
 def quick(tmp_path):
     """A search without evaluations, of which there is nothing to measure."""
-    searched = "workload: digits\nobjective: samples_per_s\nbudget: {per_trial: 1s, trials: 2}\nsearch: {loader.batch_size: [32, 64]}\n"
+    searched = "workload: digits\nobjective: samples_per_s\nbudget: {per_trial: 1s, trials: 2}\nsearch: {loader.batch_size: [64, 128]}\n"
     (tmp_path / "quick.yaml").write_text(searched)
 
 
