@@ -17,6 +17,7 @@ from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs, plan, summary
+from tunediff.report.sections import curves
 from tunediff.results import evidence
 from tunediff.training import judging
 from tunediff.tuning import experiment, resources
@@ -210,6 +211,13 @@ def finished(folder, loaded):
 @pytest.fixture
 def found(tmp_path):
     return finished(tmp_path / "results" / "night", space.parse(FILE, "space.yaml"))
+
+
+def test_a_figure_that_cannot_be_drawn_takes_nothing_else_along(found, monkeypatch):
+    monkeypatch.setattr(curves, "of_trials", mock.Mock(side_effect=ValueError("no such font")))
+    outputs.write_all(found)
+    assert (found.folder / "trials.csv").is_file()
+    assert not (found.folder / "curves.png").exists()
 
 
 def test_results(found):

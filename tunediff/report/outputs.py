@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from tunediff.cli import seconds
 from tunediff.environment import hardware
+from tunediff.progress import harmless
 from tunediff.report import study_figure, study_table
 from tunediff.report.sections import curves
 from tunediff.report.style import Stars, headline, png
@@ -98,7 +99,7 @@ def _png(found: Results, name: str, build: Callable[[], Figure], about: str = ""
             headline(figure, f"{found.folder.name}: {about}".replace(": \n", "\n"))
         return figure
 
-    path = found.folder / name
-    if (drawn := png(titled)) is not None:
-        path.write_bytes(drawn)
+    path, drawn = found.folder / name, list[bytes | None]()
+    if harmless(name, lambda: drawn.append(png(titled))) and drawn[0] is not None:
+        path.write_bytes(drawn[0])
     return {name: path}
