@@ -131,6 +131,9 @@ def test_the_rate_of_a_network_is_measured(monkeypatch):
         with mock.patch.object(cfg.of(config).declared, "evaluation_pass", return_value=slow, create=True):
             assert judging.pass_s(config, CPU) == {"": pytest.approx(0.002, rel=0.3)}
         assert max(count for (count,), _ in slow.call_args_list) == 64
+    passes = mock.Mock(side_effect=lambda count: time.sleep(0.05))
+    assert judging.rate_s(passes, 64, CPU, enough_s=0.004) == pytest.approx(0.05, rel=0.3)
+    assert passes.call_count == 2, "whoever waits is not kept waiting for larger batches"
     overhead = mock.Mock(side_effect=lambda count: time.sleep(0.1))
     assert judging.rate_s(overhead, 64, CPU, enough_s=0.05) == pytest.approx(0.1 / 64, rel=0.3), "a batch costs no more"
     small, large = judging.pass_s(tiny(), CPU), judging.pass_s(tiny(model__channels=64, model__blocks=3), CPU)

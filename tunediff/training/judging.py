@@ -180,7 +180,8 @@ def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: floa
             world.synchronize()
             taken.append(time.perf_counter() - begin)
         each = min(taken) / count
-        if count >= most or (min(taken) >= enough_s and each > 0.7 * before):
+        slow = min(taken) >= 10 * enough_s  # larger batches would keep the user waiting
+        if count >= most or slow or (min(taken) >= enough_s and each > 0.7 * before):
             return min(each, before)
         count, before = min(4 * count, most), each
 
