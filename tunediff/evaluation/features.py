@@ -26,6 +26,7 @@ from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
+from tunediff.evaluation.names import length
 from tunediff.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,10 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
 
 def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
     """(what takes as long as the extractor, d): a classifier need not be trained to see what it costs."""
+    dim = length(evaluation.extractor, data.image_size)
     if evaluation.extractor == "inception":
-        return (inception := Inception(weights.find(evaluation), device)), inception.dim
-    network = _Network(data.channels, data.image_size, 10).to(device).eval()
-    widths = [layer.num_features for layer in network.body if isinstance(layer, nn.BatchNorm2d)]
-    return network.features, sum(widths) if evaluation.extractor == "random" else Classifier.dim
+        return Inception(weights.find(evaluation), device), dim
+    return _Network(data.channels, data.image_size, 10).to(device).eval().features, dim
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import cli, record
-from tunediff.progress import DOING
+from tunediff.progress import DOING, harmless
 
 SILENCE_S = 30.0
 """Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
@@ -46,9 +46,12 @@ class Heart:
             if time.monotonic() - self._last < self._patience:
                 continue
             patience = min(1.5 * self._patience, 300.0)
-            with contextlib.suppress(Exception):  # files are written and taken away meanwhile
-                self._say(self.doing())
+            harmless("what goes on", self._tell)
             self._last, self._patience = time.monotonic(), patience
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # files are written and taken away meanwhile; the next beat tells
+            self._say(self.doing())
 
     def doing(self) -> str:
         """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
