@@ -11,17 +11,13 @@ Curve = Sequence[tuple[float, float]]
 def smooth(curve: Curve) -> list[tuple[float, float]]:
     """The falling curve that is nearest by least squares: what rises is pooled with its neighbours to their mean.
 
-    M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent violators). A curve that is as good once by
-    luck does not count as having got there, and none ends worse than it was.
+    Not empty. M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent violators). A curve that is as good
+    once by luck does not count as having got there, and none ends worse than it was.
     """
-    pools: list[tuple[float, int]] = []
-    for _, loss in curve:
-        pools.append((loss, 1))
-        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-            (mean, many), (before, few) = pools.pop(), pools.pop()
-            pools.append(((mean * many + before * few) / (many + few), many + few))
-    levels = [level for level, many in pools for _ in range(many)]
-    return [(seconds, level) for (seconds, _), level in zip(curve, levels, strict=True)]
+    from scipy import optimize  # half a second
+
+    seconds, losses = zip(*curve, strict=True)
+    return list(zip(seconds, optimize.isotonic_regression(losses, increasing=False).x.tolist(), strict=True))
 
 
 def seconds_to(falling: Curve, loss: float) -> float | None:
