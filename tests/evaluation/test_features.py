@@ -63,7 +63,11 @@ def test_random_network_judges_without_labels(digits: Images) -> None:
     assert features.Random(unlabelled, "cpu").digest == network.digest
     assert network.dim == names.length("random", 8) == 160
     fewer = dataclasses.replace(unlabelled, pixels=digits.pixels[:500])
-    assert features.Random(fewer, "cpu").digest != network.digest
+    scaled = features.Random(fewer, "cpu")
+    assert scaled.digest != network.digest
+    before = scaled._layers[0](fewer.pixels.float() / 127.5 - 1)
+    assert torch.allclose(scaled._layers[1].running_mean, before.mean((0, 2, 3)), atol=1e-4), "of these very images"
+    assert torch.allclose(scaled._layers[1].running_var, before.var((0, 2, 3)), rtol=1e-3)
 
 
 def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> None:
