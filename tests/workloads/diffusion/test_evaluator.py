@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tests.helpers import ranks
 from tests.workloads.diffusion.conftest import Identity
 from tunediff.config import baseline, override
 from tunediff.data import images
@@ -89,17 +88,15 @@ def test_deadline(digits: Images, config: Any, identity: Any) -> None:
         judge(config, digits)(network, identity, should_stop=lambda: next(answers))
 
 
-def _rank(rank: int, folder: Path, queue: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+def _judged(world: World) -> tuple[Any, Any, list[str]]:
     conf = override(baseline("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
-    world, real = World(rank, 2, CPU.device), images.load(conf.data)
+    real = images.load(conf.data)
     evaluator = judge(conf, real, world)
     scores = evaluator(network, Identity())
     validation = Validation(conf.data, conf.evaluation, real, world)
 
     def diverges_on_rank_1(x: Tensor, t: Tensor) -> Tensor:
-        return x * float("nan") if rank == 1 else x
+        return x * float("nan") if world.rank == 1 else x
 
     failures = []
     for measure in (evaluator, validation):
@@ -107,24 +104,15 @@ def _rank(rank: int, folder: Path, queue: Any) -> None:
             measure(diverges_on_rank_1, Identity())
         except NonFiniteError as error:
             failures.append(str(error))
-    queue.put((rank, scores, evaluator.judge.last_images.numpy(), failures))
-    dist.destroy_process_group()
+    return scores, evaluator.judge.last_images.numpy(), failures
 
 
 def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tmp_path: Path) -> None:
     alone = judge(config, digits)
     expected: Scores = alone(network, identity)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_rank, args=(rank, tmp_path, queue)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    results = sorted((queue.get(timeout=60) for _ in processes), key=lambda result: result[0])
-    for process in processes:
-        process.join(20)
-        assert process.exitcode == 0
-    for _, scores, first, failures in results:
-        assert scores == results[0][1], "every rank has the very same numbers"
+    results = ranks(_judged, tmp_path)
+    for scores, first, failures in results:
+        assert scores == results[0][0], "every rank has the very same numbers"
         assert scores["frechet"] == pytest.approx(expected["frechet"], rel=1e-4)
         assert scores["kid"] == pytest.approx(expected["kid"], rel=1e-3)
         assert (first == alone.judge.last_images.numpy()).all()

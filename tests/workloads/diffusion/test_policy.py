@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tests.helpers import ranks
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
@@ -221,21 +221,16 @@ def steps_of_a_rank(sampler: BetaPolicy, rank: int, world: int) -> None:
         sampler.after_step(model.errors_at)
 
 
-def rank_main(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    sampler = policy(world=World(rank, 2, torch.device("cpu")))
-    steps_of_a_rank(sampler, rank, 2)
-    torch.save({"p": sampler.probabilities(), "selected": sampler._selected}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def learned(world: World) -> tuple[Tensor, Tensor]:
+    sampler = policy(world=world)
+    steps_of_a_rank(sampler, world.rank, world.size)
+    return sampler.probabilities(), sampler._selected
 
 
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(rank_main, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
     alone = policy()
     steps_of_a_rank(alone, 0, 1)
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(found["p"], alone.probabilities(), rtol=1e-4, atol=1e-7)
-        assert torch.equal(found["selected"], alone._selected)
+    for probabilities, selected in ranks(learned, tmp_path):
+        torch.testing.assert_close(probabilities, alone.probabilities(), rtol=1e-4, atol=1e-7)
+        assert torch.equal(selected, alone._selected)
     assert alone.probabilities()[STEPS // 2 :].sum() > 0.51

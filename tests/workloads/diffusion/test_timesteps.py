@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tests.helpers import ranks
 from tunediff import config as cfg
 from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
@@ -509,20 +509,18 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
     return torch.randint(5, (12,), generator=generator(i)), torch.rand(12, generator=generator(100 + i)) / (1 + i)
 
 
-def train_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    world = World(rank, 2, torch.device("cpu"))
-    for number, member in enumerate(DISTRIBUTED):
+def learned(world: World) -> list[Tensor]:
+    found, first = [], 6 * world.rank
+    for member in DISTRIBUTED:
         sampler = build(member, 5, world=world)
         for i in range(2 * PACE):
             if i == PACE + 3:  # three batches wait to be learned from
                 state, sampler = sampler.state_dict(), build(member, 5, world=world)
                 sampler.load_state_dict(state)
             t, losses = global_batch(i)
-            learn(sampler, t[6 * rank : 6 * rank + 6], losses[6 * rank : 6 * rank + 6])
-        torch.save(sampler.probabilities(), f"{folder}/{number}-{rank}.pt")
-    dist.destroy_process_group()
+            learn(sampler, t[first : first + 6], losses[first : first + 6])
+        found.append(sampler.probabilities())
+    return found
 
 
 def test_two_processes_learn_what_one_learns_from_the_global_batch(
@@ -530,13 +528,10 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
 ) -> None:
     """Refreshed at the usual pace, and continued from a state in between."""
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    torch.multiprocessing.spawn(train_rank, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
-    for number, member in enumerate(DISTRIBUTED):
+    for member, of_ranks in zip(DISTRIBUTED, zip(*ranks(learned, tmp_path), strict=True), strict=True):
         alone = build(member, 5)
         for i in range(2 * PACE):
             learn(alone, *global_batch(i))
-        for rank in range(2):
-            torch.testing.assert_close(
-                torch.load(tmp_path / f"{number}-{rank}.pt"), alone.probabilities(), rtol=0, atol=1e-12
-            )
+        for probabilities in of_ranks:
+            torch.testing.assert_close(probabilities, alone.probabilities(), rtol=0, atol=1e-12)
         assert alone.probabilities().max() > 0.21  # something was learned
