@@ -66,6 +66,14 @@ def test_every_package_is_packed():
     assert set(packed) == found | {"tunediff.search_spaces"}
 
 
+def test_every_file_beside_the_code_is_packed():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {path for name, of in patterns.items() for one in of for path in ROOT.joinpath(*name.split(".")).glob(one)}
+    found = {path for path in (ROOT / "tunediff").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert found == packed & found
+    assert {path.suffix for path in found} == {".css", ".js", ".safetensors", ".typed"}
+
+
 def test_every_dependency_says_what_needs_it():
     text = (ROOT / "pyproject.toml").read_text()
     block = text[text.index("dependencies = [") : text.index("]\n", text.index("ray[default")) + 2]
