@@ -294,7 +294,8 @@ def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monke
             "--extractor: evaluation.extractor: 'vgg16' is not allowed; allowed: one of inception",
         ),
         (["--extractor", "inception"], "--extractor: evaluation.extractor: 'inception' is not allowed: Inception says"),
-        (["--weights-path", "x.pth"], "--weights-path: belongs to --extractor inception"),
+        (["--extractor", "cifar10-resnet"], "'cifar10-resnet' is not allowed: a network for 32×32 says nothing about"),
+        (["--weights-path", "x.pth"], "--weights-path: belongs to --extractor inception or cifar10-resnet"),
         (
             ["--out", "images.zip"],
             "--out: 'images.zip' is not allowed; allowed: a name that ends in .npz or .json, or a folder",

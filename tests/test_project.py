@@ -17,7 +17,7 @@ FLOORS = {
     "tunediff": 7, "tunediff.cli": 0, "tunediff.clock": 0, "tunediff.colors": 0, "tunediff.config": 0,
     "tunediff.environment": 0, "tunediff.files": 0, "tunediff.progress": 0, "tunediff.record": 0, "tunediff.space": 0,
     "tunediff.starting": 0,
-    "tunediff.data": 1, "tunediff.distributed": 1,
+    "tunediff.data": 1, "tunediff.distributed": 1, "tunediff.networks": 1,
     "tunediff.evaluation": 2, "tunediff.training": 2,
     "tunediff.workloads": 3,
     "tunediff.results": 4,
@@ -64,6 +64,14 @@ def test_every_package_is_packed():
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {name_of(path) for path in MODULES if path.name == "__init__.py"}
     assert set(packed) == found | {"tunediff.search_spaces"}
+
+
+def test_every_file_beside_the_code_is_packed():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {path for name, of in patterns.items() for one in of for path in ROOT.joinpath(*name.split(".")).glob(one)}
+    found = {path for path in (ROOT / "tunediff").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert found == packed & found
+    assert {path.suffix for path in found} == {".css", ".js", ".safetensors", ".typed"}
 
 
 def test_every_dependency_says_what_needs_it():

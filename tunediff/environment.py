@@ -50,7 +50,7 @@ class Environment(TypedDict):
     versions: dict[str, str]
     """Of packages, by name."""
     code: str
-    """12 hex digits that are equal exactly for equal sources of what trains and measures here."""
+    """12 hex digits that are equal exactly for equal sources and shipped weights of what trains and measures here."""
 
 
 def unwritable(folder: Path) -> str | None:
@@ -169,7 +169,7 @@ def _gpus() -> list[str]:
 
 def _code(package: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.safetensors")]):
         if (relative := path.relative_to(package)).parts[0] not in _AFTERWARDS:
             digest.update(repr((relative.as_posix(), path.read_bytes())).encode())
     return digest.hexdigest()[:12]

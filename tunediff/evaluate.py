@@ -28,6 +28,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
+from tunediff.evaluation.knobs import PRETRAINED
 from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
 from tunediff.files import numbered, write_text
 from tunediff.models import Saved
@@ -63,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, default=1, metavar="K", help=seeds)
     add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
     add("--metrics", default=",".join(KINDS), help="of %(default)s, separated by commas (default: all)")
-    add("--extractor", help="inception, classifier or random (default: as in the model's evaluations)")
-    add("--weights-path", metavar="FILE", help="Inception weights (default: as for a training)")
+    extractors = "inception, cifar10-resnet, classifier or random"
+    add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
+    add("--weights-path", metavar="FILE", help="weights of inception or cifar10-resnet (default: as for a training)")
     add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
     add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
     add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = dataclasses.replace(config, data=real)
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
-    if config.evaluation.extractor != "inception":  # they are made from what is learned, whatever is compared with
+    if config.evaluation.extractor not in PRETRAINED:  # they are made from what is learned, whatever is compared with
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
@@ -170,11 +172,13 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
     if args.ddim:
         steps = DDIM_STEPS if args.steps is None else args.steps
         wanted |= {"steps": steps, "skip": args.skip or "linear", "eta": args.eta or 0.0}
+    if args.extractor not in (None, config.evaluation.extractor):  # the weights that are named are another network's
+        config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
     config = drawing.configured(config, wanted)
     if args.data_path is not None:
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
-    if args.weights_path is not None and config.evaluation.extractor != "inception":
-        raise ConfigError("--weights-path: belongs to --extractor inception")
+    if args.weights_path is not None and config.evaluation.extractor not in PRETRAINED:
+        raise ConfigError(f"--weights-path: belongs to --extractor {' or '.join(PRETRAINED)}")
     return cfg.with_absolute_paths(config)
 
 
@@ -197,7 +201,7 @@ def _evaluate(task: _Task) -> int:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         network, diffusion = task.model.network(world.device), Diffusion(config.process, world.device)
         images = data.load(task.real)
-        learned = data.load(config.data) if evaluation.extractor != "inception" else images
+        learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
         real = Real.of(images, extractor, world.device, evaluation.batch_size, task.kinds)
 

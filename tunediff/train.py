@@ -160,7 +160,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
         # ---- conclude, on rank 0
         if world.main:
-            metadata = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
+            metadata = weights.about(config, folder, outcome.steps)
             weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
             for knob in outcome.unread:
                 print(f"WARNING: train(trial) never reads the knob {knob}: not effective", file=sys.stderr)

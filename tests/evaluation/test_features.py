@@ -18,7 +18,7 @@ from torch import Tensor
 from tunediff.config import ConfigError, baseline
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
-from tunediff.evaluation import features, names, weights
+from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 from tunediff.evaluation.knobs import Evaluation
 
@@ -61,7 +61,7 @@ def test_random_network_judges_without_labels(digits: Images) -> None:
     assert (found.shape, logits.shape) == ((40, network.dim), (40, 0))
     assert torch.allclose(found[7:9], network(digits.pixels[7:9]), atol=1e-5)
     assert features.Random(unlabelled, "cpu").digest == network.digest
-    assert network.dim == names.length("random", 8) == 160
+    assert network.dim == weights.length(Evaluation(extractor="random"), 8) == 160
     fewer = dataclasses.replace(unlabelled, pixels=digits.pixels[:500])
     scaled = features.Random(fewer, "cpu")
     assert scaled.digest != network.digest
@@ -183,7 +183,9 @@ def test_classifier_takes_any_size(size: int, channels: int) -> None:
     network = features._Network(channels, size, 5)
     pixels = torch.zeros(2, channels, size, size, dtype=torch.uint8)
     assert network.features(pixels).shape == (2, 64)
-    assert sum(layer.num_features for layer in network.body[1::3]) == names.length("random", size)
+    assert sum(layer.num_features for layer in network.body[1::3]) == weights.length(
+        Evaluation(extractor="random"), size
+    )
     assert network(pixels).shape == (2, 5)
 
 

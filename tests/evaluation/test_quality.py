@@ -218,4 +218,6 @@ def test_only_inception_has_the_published_names() -> None:
     ]  # fmt: skip
     assert all("(classifier)" in name for name in names("FD (classifier)"))
     assert name_of("inception_score", "FD (classifier)") == "IS (classifier)"
+    of_resnet = names("FD (cifar10-resnet, 88 %)")
+    assert of_resnet[3:6] == ["FD∞ (cifar10-resnet, 88 %)", "KID (cifar10-resnet, 88 %)", "IS (cifar10-resnet, 88 %)"]
     assert not any(name in ("FID", "KID", "IS") for name in names("FD (inception, own weights)"))

@@ -20,14 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tunediff import networks
 from tunediff.config import ConfigError
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.evaluation.names import length
 from tunediff.progress import Progress
+from tunediff.training.weights import check_fit
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Extractor(Protocol):
     """What an evaluation needs of a feature network."""
 
     name: str
-    """Short name for files: "inception-v3-compat", "classifier", "random"."""
+    """Short name for files: "inception-v3-compat", "cifar10-resnet", "classifier", "random"."""
     label: str
     """What the Fréchet distance of these features may be called; "FID" only with FID's own network and weights."""
     digest: str
@@ -59,14 +60,18 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
     """The extractor of `evaluation.extractor` on `device`. Raises `ConfigError` if weights or labels are missing."""
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device)
+    if evaluation.extractor == "cifar10-resnet":
+        return Resnet(weights.trained(evaluation), device)
     return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
 
 
 def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
     """(what takes as long as the extractor, d): a classifier need not be trained to see what it costs."""
-    dim = length(evaluation.extractor, data.image_size)
+    dim = weights.length(evaluation, data.image_size)
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device), dim
+    if evaluation.extractor == "cifar10-resnet":
+        return Resnet(weights.trained(evaluation), device), dim
     return _Network(data.channels, data.image_size, 10).to(device).eval().features, dim
 
 
@@ -124,6 +129,46 @@ class Inception(Extractor):
         with torch.no_grad(), one_ruler(self._device):
             found = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
         return torch.cat([features for features, _ in found]), torch.cat([logits for _, logits in found])
+
+
+# ----------------------------------------------------------------------------------------------------- CIFAR-10's own
+class Resnet(Extractor):
+    """The pooled features of a ResNet-18 that our own `classification` workload has trained on CIFAR-10.
+
+    It needs no download and no labels. Grey becomes RGB; images of other sides are resized to 32×32, bicubic and
+    antialiased as the files of a set are (bilinear told 8 of 100 fewer right from 16×16). Of CIFAR-10's held-out images
+    it tells 85.5 % right, 81.1 % of them in grey, 79.1 % from 24×24, 59.7 % from 16×16.
+    """
+
+    name = "cifar10-resnet"
+    classes = 10
+    _SIDE = 32
+    _CHUNK = 256  # images at once
+
+    def __init__(self, found: weights.Trained, device: torch.device | str) -> None:
+        """Raises `ConfigError` if the file does not hold the weights of this network."""
+        self.label, self.digest, self._device = found.label, found.digest, torch.device(device)
+        with torch.device("meta"):
+            network = networks.resnet18(found.width, 3, self.classes)
+        known = safetensors.torch.load_file(found.path)
+        check_fit(known, network, f"evaluation.weights_path: {found.path}")
+        tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in known.items()}
+        network.load_state_dict(tensors, assign=True)
+        network.requires_grad_(False).eval().to(self._device)
+        self._body, self._head = network[:-1], network[-1]
+        self.dim = 8 * found.width
+
+    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), one_ruler(self._device):
+            features = torch.cat([self._body(self._fit(part)) for part in torch.split(images, self._CHUNK)])
+            logits: Tensor = self._head(features)
+        return features, logits
+
+    def _fit(self, images: Tensor) -> Tensor:
+        values, sides = images.to(self._device).float().expand(-1, 3, -1, -1), (self._SIDE, self._SIDE)
+        if images.shape[-2:] != sides:
+            values = F.interpolate(values, sides, mode="bicubic", antialias=True).clamp(0, 255)
+        return values / 127.5 - 1
 
 
 # --------------------------------------------------------------------------------------------------------- classifier

@@ -9,17 +9,23 @@ from annotated_types import Ge, Le
 from tunediff.config import systems
 from tunediff.config.knobs import File, Int, Refusal, Ruler, Str, section
 
+PRETRAINED = {"inception": "Inception", "cifar10-resnet": "a network for 32×32"}
+"""Extractors with weights of their own, and what refuses images under 16 pixels; the others are made from the images
+that are learned."""
+
 
 @section
 class Evaluation(systems.Evaluation):
     """How a generator of images is judged."""
 
-    extractor: Annotated[Literal["inception", "classifier", "random"], Ruler()] = "inception"
+    extractor: Annotated[Literal["inception", "cifar10-resnet", "classifier", "random"], Ruler()] = "inception"
     """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
-    `evaluation.weights_path`). `classifier`: a small network trained on the labelled data itself, offline. `random`:
-    that network as its weights were drawn, for images without labels or network. Only the first makes an FID."""
+    `evaluation.weights_path`). `cifar10-resnet`: a ResNet-18 that was trained on CIFAR-10 and comes with this package,
+    offline. `classifier`: a small network trained on the labelled data itself, offline. `random`: that network as its
+    weights were drawn, for images without labels or network. Only the first makes an FID."""
     weights_path: Annotated[Str | None, File(), Ruler()] = None
-    """File with the Inception weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download."""
+    """`inception`: file with its weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download.
+    `cifar10-resnet`: weights.safetensors of a training of `cifar10_classifier`; null: those in this package."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048
     """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only equal N."""
     batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
@@ -29,6 +35,6 @@ class Evaluation(systems.Evaluation):
 
     def check(self, config: Any) -> None:
         data = getattr(config, "data", None)  # a user's own workload may have no such section
-        if self.extractor == "inception" and getattr(data, "image_size", 16) < 16:
-            why = "Inception says nothing about images under 16 pixels; use classifier or random"
+        if self.extractor in PRETRAINED and getattr(data, "image_size", 16) < 16:
+            why = f"{PRETRAINED[self.extractor]} says nothing about images under 16 pixels; use classifier or random"
             raise Refusal("evaluation.extractor", why)

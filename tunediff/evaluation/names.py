@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 KINDS: dict[str, tuple[str, ...]] = {
     "fd": ("frechet", "frechet_half", "frechet_quarter", "frechet_infinite"),
     "kid": ("kid",),
@@ -11,12 +9,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "pr": ("precision", "recall"),
 }
 """What can be asked for, and the values it gives."""
-
-
-def length(extractor: str, image_size: int) -> int:
-    """d of an extractor's feature vectors; `random` takes those of all layers, of which larger images need more."""
-    halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
-    return {"inception": 2048, "classifier": 64}.get(extractor, 160 + 32 * halvings)
 
 
 STRAIGHT = 4

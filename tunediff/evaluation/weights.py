@@ -1,4 +1,4 @@
-"""Where the Inception weights come from. Imports no torch, so that missing ones are refused before anything starts."""
+"""Where weights of extractors come from. Imports no torch, so that missing ones are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import dataclasses
 import functools
 import hashlib
 import http.client
+import json
 import logging
+import math
 import os
 import shutil
 import urllib.request
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
 from tunediff.data.cache import locked
@@ -44,6 +48,76 @@ class Weights:
         return "FID" if self.digest.startswith(DIGEST_PREFIX) else "FD (inception, own weights)"
 
 
+SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
+"""What one training of `cifar10_classifier` left, as 16-bit numbers; docs/methods.md has the command."""
+_ALLOWED = "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18, or null"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A ResNet-18 that our own workload has trained to tell the classes of CIFAR-10, as its file says."""
+
+    path: Path
+    digest: str
+    """sha256 of the file, hex."""
+    width: int
+    """Channels of the first stage; the last has 8 times as many, which are the features."""
+    accuracy: float
+    """Share of CIFAR-10's held-out images whose class it finds, 0 to 1."""
+    train_s: float
+    samples: int
+    """Images it has seen in these seconds of training."""
+
+    @property
+    def label(self) -> str:
+        """What a Fréchet distance measured with it may be called: `FD (cifar10-resnet, 88 %)`, rounded down.
+
+        Weights other than this package's add the first digits of their digest: no two trainings end alike.
+        """
+        own = "" if self.path == SHIPPED else f", {self.digest[:6]}"
+        return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{own})"
+
+    @property
+    def said(self) -> str:
+        """What it is and how it was trained, in half a sentence."""
+        right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
+        record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"
+        return f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
+
+
+def trained(evaluation: Evaluation) -> Trained:
+    """The network of `evaluation.weights_path`, else this package's. Raises `ConfigError`."""
+    path = SHIPPED if evaluation.weights_path is None else Path(evaluation.weights_path).expanduser().absolute()
+    digest = _readable(path, _ALLOWED)
+    try:
+        with safe_open(path, "np") as file:
+            about = file.metadata() or {}
+        config, last = json.loads(about["config"]), json.loads(about["result"])
+        wanted = {"data.name": "cifar10", "data.image_size": 32, "data.channels": 3, "model.name": "resnet18"}
+        why = ", ".join(f"its {name} is {config[name]}" for name, value in wanted.items() if config[name] != value)
+        if not why:
+            return Trained(
+                path, digest, int(config["model.width"]), float(last["accuracy"]), float(last["train_s"]),
+                int(last["samples"]),
+            )  # fmt: skip
+    except SafetensorError as error:
+        why = f"it is no whole file of safetensors ({error})"
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"it does not say how it was trained ({type(error).__name__}: {error})"
+    raise ConfigError(f"evaluation.weights_path: {str(path)!r} is not allowed: {why}; allowed: {_ALLOWED}")
+
+
+def length(evaluation: Evaluation, image_size: int) -> int:
+    """d of the extractor's feature vectors; `random` takes those of all layers, of which larger images need more.
+
+    Raises `ConfigError`.
+    """
+    if evaluation.extractor == "cifar10-resnet":
+        return 8 * trained(evaluation).width
+    halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
+    return {"inception": 2048, "classifier": 64}.get(evaluation.extractor, 160 + 32 * halvings)
+
+
 def check(data: Data, evaluation: Evaluation) -> None:
     """Refuse an extractor that cannot be built, before any training starts; fetches missing Inception weights.
 
@@ -51,6 +125,8 @@ def check(data: Data, evaluation: Evaluation) -> None:
     """
     if evaluation.extractor == "inception":
         find(evaluation)
+    elif evaluation.extractor == "cifar10-resnet":
+        trained(evaluation)
     elif evaluation.extractor == "classifier" and not has_labels(data):
         refuse_unlabelled()
 
@@ -70,18 +146,22 @@ def find(evaluation: Evaluation) -> Weights:
     """
     if evaluation.weights_path is not None:
         path = Path(evaluation.weights_path).expanduser().absolute()
-        try:
-            return Weights(path, _sha256(path))
-        except OSError as error:
-            raise ConfigError(
-                f"evaluation.weights_path: {str(path)!r} cannot be read: {error.strerror}; "
-                f"allowed: a file of Inception weights such as {FILE_NAME}, or null to download it"
-            ) from None
+        allowed = f"a file of Inception weights such as {FILE_NAME}, or null to download it"
+        return Weights(path, _readable(path, allowed))
     path = hub_dir() / "checkpoints" / FILE_NAME
     with locked(path):
         if not path.is_file() or not _sha256(path).startswith(DIGEST_PREFIX):
             _download(path)
         return Weights(path, _sha256(path))
+
+
+def _readable(path: Path, allowed: str) -> str:
+    """sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
+    try:
+        return _sha256(path)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(f"evaluation.weights_path: {str(path)!r} {why}; allowed: {allowed}") from None
 
 
 def hub_dir() -> Path:

@@ -326,7 +326,7 @@ class Table(Console):
     @property
     def _objective(self) -> str:
         """The heading of its column."""
-        return f"{short(self.found.quantity(self.found.label).label, 24)} {'↓' if self.found.falls else '↑'}"
+        return f"{short(self.found.quantity(self.found.label).label, 26)} {'↓' if self.found.falls else '↑'}"
 
 
 def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:

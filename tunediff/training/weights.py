@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from tunediff.config import ConfigError
+from tunediff import config as cfg
+from tunediff import record
+from tunediff.config import ConfigError, Systems
 from tunediff.files import write_atomically
 
 NAME = "weights.safetensors"
@@ -24,6 +27,20 @@ def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) ->
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
     content = to_safetensors(tensors, metadata=metadata)
     write_atomically(path, lambda file: file.write(content), durable=True)
+
+
+def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
+    """What a file of weights says of its training, by name: `config`, `environment` and `result`, its last evaluation,
+    as JSON. `folder`: that of its journal; `steps`: those of the weights, without whose evaluation there is no result.
+    """
+    known = record.read_trial(folder)
+    found: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
+    if known is not None:
+        found["environment"] = known.environment
+        if known.points and known.points[-1].steps == steps:
+            found["result"] = known.points[-1].flat
+    texts = {name: json.dumps(value) for name, value in found.items()}
+    return {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload, **texts}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def _train(job: Job, serial: str, slot: Any, world: World, told: Callable[[str],
     if not outcome.finished:
         return outcome
     if world.main and job.keeps:
-        about = {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload}
+        about = weights.about(config, job.folder, outcome.steps)
         weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
     if job.final:
         with clock.part("evaluation"):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,15 @@ def test_scores(digits: Images, config: Any, identity: Any) -> None:
     assert scores["frechet"] == pytest.approx(frechet(statistics, evaluator.judge.reference), rel=1e-5)
     assert torch.equal(evaluator.judge.last_images, made[:64])
     assert evaluator(network, identity) == scores
+
+
+def test_a_ruler_with_weights_of_its_own_needs_no_labels(config: Any) -> None:
+    values = {"data.image_size": 16, "model.attention": [], "evaluation.images": 40}
+    large = override(config, values | {"evaluation.extractor": "cifar10-resnet"})
+    real = dataclasses.replace(images.load(large.data), labels=None, class_names=())
+    scores = judge(large, real)(network, Diffusion(large.process, "cpu"))
+    assert re.fullmatch(r"FD \(cifar10-resnet, \d+ %\)", scores["label"])
+    assert 0 < scores["frechet"] < math.inf
 
 
 def test_real_digits_score_better_than_noise(digits: Images, config: Any, identity: Any) -> None:

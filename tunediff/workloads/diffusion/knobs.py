@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, Values, section
+from tunediff.config.knobs import Bool, ConfigError, Fixed, Float, Int, Refusal, Ruler, Values, section
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
-from tunediff.evaluation.names import length
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
@@ -404,12 +403,20 @@ PRESETS: dict[str, Values] = {
 
 def ruler(config: Any) -> str:
     """How the Fréchet distance is measured."""
-    protocol, data = config.evaluation, config.data
+    from tunediff.evaluation import weights
+
+    protocol, data, network = config.evaluation, config.data, ""
+    try:
+        dim = weights.length(protocol, data.image_size)
+        if protocol.extractor == "cifar10-resnet":
+            network = f", in the features of {weights.trained(protocol).said}"
+    except ConfigError:  # the file lies on another machine
+        dim = 0
     steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
-    dim = length(protocol.extractor, data.image_size)
     few = f" (few for {dim:,} features: biased high)" * (protocol.images <= dim)
     drawn = f"{protocol.images:,} generated images{few}, {protocol.sampler.upper()}{steps}, averaged weights"
-    return f"{drawn}, the same noise in all trials, against {data.name} at {data.image_size}×{data.image_size}"
+    against = f"against {data.name} at {data.image_size}×{data.image_size}{network}"
+    return f"{drawn}, the same noise in all trials, {against}"
 
 
 def evaluation_work(knobs: Knobs) -> dict[str, float]:
