@@ -512,17 +512,18 @@ def test_info_noise_follows_the_entropy_rate_of_gaussian_data(
     """κ = 0: p over λ does, in every unit. κ = 1: p times the weight on the error of x0 does, under any weighting."""
     edges = (-4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
     expected = pytest.approx(entropy_rate_beyond(s, gate, edges, schedule), abs=0.03)
-    plain, diffusion = of_gaussian_data(knobs.InfoNoise(gate=gate, compensation=0.0), s, schedule, prediction)
+    divided = knobs.InfoNoise(gate=gate, compensation=1.0)
+    plain, diffusion = of_gaussian_data(knobs.InfoNoise(gate=gate), s, schedule, prediction)
     assert beyond(plain.sampler.probabilities(), diffusion.log_snr, edges) == expected
     for weighting in (knobs.Constant(), knobs.MinSnr()):
-        objective, _ = of_gaussian_data(knobs.InfoNoise(gate=gate), s, schedule, prediction, weighting)
+        objective, _ = of_gaussian_data(divided, s, schedule, prediction, weighting)
         on_x0 = objective.effective_weight() * diffusion.snr_table  # MSE_ε = SNR·MSE_x0
         assert beyond(on_x0, diffusion.log_snr, edges) == expected
 
 
 def test_a_network_that_is_worse_than_no_network_at_high_noise_does_not_fool_info_noise() -> None:
     """An ε-error of 0.1 is an x0-error of 2,000 at t = 999; counted so, hardly anything else would be drawn."""
-    sampler = build(knobs.InfoNoise())
+    sampler = build(knobs.InfoNoise(compensation=1.0))
     learn(sampler, torch.arange(1000), torch.full((1000,), 0.1))
     p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).log_snr
     assert p[log_snr < -8].sum().item() == pytest.approx(2.1 / 10, abs=0.05)  # its share of what is above the gate

@@ -261,9 +261,9 @@ class InfoNoise(Binned):
     name: Literal["info_noise"] = "info_noise"
     gate: Annotated[Float, Ge(0.0), Le(10.0)] = 0.15
     """c: noise levels σ = SNR^−½ below it are passed over, by the factor σ³/(σ³ + c³). 0: none are."""
-    compensation: Share = 1.0
-    """κ in the division by w^κ, w being the loss weight on the error of the image: 1 lets p·w follow the entropy rate,
-    as the paper does; 0 lets p itself follow it."""
+    compensation: Share = 0.0
+    """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself follow the entropy
+    rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting dwells on pure noise."""
     bins: Bins = 40
     stratified: Bool = False
 

@@ -208,12 +208,12 @@ class InfoNoise(_LogSnrBins, of=knobs.InfoNoise):
     g = σ³/(σ³ + c³), for the estimate is largest at the low-noise end, where it is least to be trusted (eq. 14); the
     division by w, the loss weight on the error of x0, so that p·w follows the rate (eq. 15, κ = 1); draws by the
     inverse distribution function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
-    B.6), about 0.15 on CIFAR-10; that place moves with the lowest σ of the chain, 0.002 there and 0.01 here, so c is a
-    knob.
+    B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
 
     Ours, where we found no value or our networks ask for it: running means (those of `_LogSnrBins`) in place of a
-    warm-up, a buffer and refreshes of so many steps; κ < 1; and an error of x0 above 1 counts as 1: no image in
-    [−1, 1] is that uncertain, but a network that predicts ε says so of every image at high noise.
+    warm-up, a buffer and refreshes of so many steps; κ < 1, for w is SNR with ε and constant weighting, and division by
+    it draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a
+    network that predicts ε says so of every image at high noise.
     """
 
     GATE_POWER = 3
