@@ -15,11 +15,14 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, timesteps
+from tunediff.workloads.diffusion import weighting as weightings
+from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 EVERY = [kind() for kind in timesteps.KINDS]
+BINNED: list[Any] = [knobs.InfoNoise, knobs.GradientNorm, knobs.JointError]
 PACE = adaptive.REFRESH_EVERY
 
 
@@ -167,8 +170,8 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
 
 @pytest.mark.parametrize(
     ("member", "steps"),
-    [(knobs.LossSecondMoment(history=2), 4), (knobs.GradientNorm(), 30), (knobs.JointError(), 30)],
-    ids=["loss_second_moment", "gradient_norm", "joint_error"],
+    [(knobs.LossSecondMoment(history=2), 4), *((kind(), 30) for kind in BINNED)],
+    ids=["loss_second_moment", *(kind.name for kind in BINNED)],
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_continues_exactly_from_its_state(
@@ -205,7 +208,7 @@ def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatc
     for batch in batches:
         learn(at_once, *batch)
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member in (knobs.LossSecondMoment(history=2), knobs.GradientNorm(), knobs.JointError()):
+    for member in (knobs.LossSecondMoment(history=2), *(kind() for kind in BINNED)):
         sampler, seen = build(member, 30), []
         for batch in batches:
             learn(sampler, *batch)
@@ -394,7 +397,7 @@ def test_losses_that_are_all_zero() -> None:
 # --------------------------------------------------------------------------------------------- gradient norm and slope
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("steps", [2, 20, 1000])
-@pytest.mark.parametrize("member", [knobs.GradientNorm(uniform_share=0.2), knobs.JointError(uniform_share=0.2)])
+@pytest.mark.parametrize("member", [kind(uniform_share=0.2) for kind in BINNED])
 def test_every_timestep_keeps_its_uniform_share(member: Any, schedule: str, steps: int) -> None:
     sampler = trained(member, steps, schedule)
     assert sampler.probabilities().min().item() >= 0.2 / steps - 1e-12
@@ -474,8 +477,60 @@ def test_joint_error_of_an_untrained_model_does_not_run_away() -> None:
     assert (high.max() / high.min()).item() == pytest.approx(1.0, abs=0.05)
 
 
+def of_gaussian_data(
+    member: Any, s: float, schedule: Any, prediction: Any, weighting: Any = None
+) -> tuple[Objective, Diffusion]:
+    """After one error at each t, that of the best network for normal data of variance s, in units of the prediction."""
+    diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
+    sampler = timesteps.build(member, diffusion, 3, alone("cpu"))
+    objective = Objective(sampler, weightings.build(weighting or knobs.Constant(), diffusion), diffusion)
+    snr = diffusion.snr_table
+    objective.learn(torch.arange(1000), s * snr / (1 + s * snr) / diffusion.to_epsilon)
+    return objective, diffusion
+
+
+def beyond(found: Tensor, log_snr: Tensor, edges: tuple[float, ...]) -> list[float]:
+    """The share of `found` [T] above each log-SNR."""
+    return [(found[log_snr > edge].sum() / found.sum()).item() for edge in edges]
+
+
+def entropy_rate_beyond(s: float, gate: float, edges: tuple[float, ...], schedule: Any) -> list[float]:
+    """The same of dH/dλ = ½·s·SNR/(1 + s·SNR) under the gate, by quadrature over λ instead of sums over t."""
+    log_snr = Diffusion(knobs.Process(schedule=schedule)).log_snr
+    grid = torch.linspace(float(log_snr.min()), float(log_snr.max()), 100_001, dtype=torch.float64)
+    sigma = (-grid / 2).exp()
+    rate = 0.5 * s / (sigma**2 + s) * sigma**3 / (sigma**3 + gate**3)
+    return beyond(rate, grid, edges)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize(("s", "gate"), [(1.0, 0.15), (0.2, 0.15), (0.2, 0.5), (0.2, 0.0)])
+def test_info_noise_follows_the_entropy_rate_of_gaussian_data(
+    s: float, gate: float, schedule: Any, prediction: Any
+) -> None:
+    """κ = 0: p over λ does, in every unit. κ = 1: p times the weight on the error of x0 does, under any weighting."""
+    edges = (-4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
+    expected = pytest.approx(entropy_rate_beyond(s, gate, edges, schedule), abs=0.03)
+    divided = knobs.InfoNoise(gate=gate, compensation=1.0)
+    plain, diffusion = of_gaussian_data(knobs.InfoNoise(gate=gate), s, schedule, prediction)
+    assert beyond(plain.sampler.probabilities(), diffusion.log_snr, edges) == expected
+    for weighting in (knobs.Constant(), knobs.MinSnr()):
+        objective, _ = of_gaussian_data(divided, s, schedule, prediction, weighting)
+        on_x0 = objective.effective_weight() * diffusion.snr_table  # MSE_ε = SNR·MSE_x0
+        assert beyond(on_x0, diffusion.log_snr, edges) == expected
+
+
+def test_a_network_that_is_worse_than_no_network_at_high_noise_does_not_fool_info_noise() -> None:
+    """An ε-error of 0.1 is an x0-error of 2,000 at t = 999; counted so, hardly anything else would be drawn."""
+    sampler = build(knobs.InfoNoise(compensation=1.0))
+    learn(sampler, torch.arange(1000), torch.full((1000,), 0.1))
+    p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).log_snr
+    assert p[log_snr < -8].sum().item() == pytest.approx(2.1 / 10, abs=0.05)  # its share of what is above the gate
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("member", [knobs.GradientNorm(), knobs.JointError()])
+@pytest.mark.parametrize("member", [kind() for kind in BINNED])
 def test_an_error_that_is_not_finite_is_not_remembered(member: Any, bad: float) -> None:
     sampler = trained(member)
     before = sampler.probabilities()
@@ -502,7 +557,12 @@ def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- distributed
-DISTRIBUTED: list[Any] = [knobs.LossSecondMoment(history=3), knobs.GradientNorm(), knobs.JointError(bins=4)]
+DISTRIBUTED: list[Any] = [
+    knobs.LossSecondMoment(history=3),
+    knobs.InfoNoise(),
+    knobs.GradientNorm(),
+    knobs.JointError(bins=4),
+]
 
 
 def global_batch(i: int) -> tuple[Tensor, Tensor]:

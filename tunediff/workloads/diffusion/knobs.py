@@ -104,7 +104,7 @@ class Spread:
 
 @section
 class Binned(Mixed, Spread):
-    """What our own adaptive samplers share."""
+    """What samplers share that learn an error per log-SNR bin."""
 
     bins: Bins = 20
     """Bins of equal width in log-SNR, each with its own running mean of the error."""
@@ -252,8 +252,23 @@ class GradientNorm(Binned):
     importance_correction: Share = 1.0
 
 
+@section
+class InfoNoise(Binned):
+    """InfoNoise (arXiv 2602.18647): noise levels are drawn by how much an image's conditional entropy changes there, as
+    the errors of the batches that are trained anyway show it; adapts during training at next to no cost."""
+
+    name: Literal["info_noise"] = "info_noise"
+    gate: Annotated[Float, Ge(0.0), Le(10.0)] = 0.15
+    """c: noise levels σ = SNR^−½ below it are passed over, by the factor σ³/(σ³ + c³). 0: none are."""
+    compensation: Share = 0.0
+    """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself follow the entropy
+    rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting dwells on pure noise."""
+    bins: Bins = 40
+    stratified: Bool = False
+
+
 _Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogSnrLaplace | LogSnrCosine
-Timesteps = Annotated[_Drawn | BetaPolicy | GradientNorm | JointError, Field(discriminator="name")]
+Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | GradientNorm | JointError, Field(discriminator="name")]
 
 
 # --------------------------------------------------------------------------------------------------------- weightings

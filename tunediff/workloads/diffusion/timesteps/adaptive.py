@@ -111,11 +111,12 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
 
 
 class _LogSnrBins(_Adaptive):
-    """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it; our own.
+    """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it.
 
-    ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the half-life is the share h of
-    all images so far, so the means are as fresh early as late, and no history has to fill up first. It takes a few
-    operations on K and T numbers per refresh, and neither the host waits for the device nor the device for the host.
+    This estimate is our own. ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the
+    half-life is the share h of all images so far, so the means are as fresh early as late, and no history has to fill
+    up first. It takes a few operations on K and T numbers per refresh, and neither the host waits for the device nor
+    the device for the host.
     """
 
     KEPT: ClassVar = {"sums": "running means (2, bins)"}
@@ -128,6 +129,8 @@ class _LogSnrBins(_Adaptive):
         self._bin = bins.to(self.device)
         self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
         self._seen = 0
+        self._snr, self._to_epsilon = diffusion.snr_table.to(self.device), diffusion.to_epsilon.to(self.device)
+        self._width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         squares = self._squares(t, errors, weights)
@@ -188,16 +191,40 @@ class JointError(_LogSnrBins, of=knobs.JointError):
     image in [−1, 1] is that uncertain, a poor model only says so.
     """
 
-    def __init__(self, member: knobs.JointError, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
-        snr = diffusion.snr_table
-        self._width = torch.gradient(snr.log())[0].abs().to(self.device)  # |dλ/dt|: p is a density over λ
-        self._to_epsilon = diffusion.to_epsilon.to(self.device)
-        self._snr = snr.to(self.device)
-
     def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
         epsilon = self._to_epsilon[t] * errors
         return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
 
     def _density(self, roots: Tensor) -> Tensor:
         return roots.pow(self.member.concentration) * self._width
+
+
+class InfoNoise(_LogSnrBins, of=knobs.InfoNoise):
+    """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at log-SNR λ = −2·ln σ
+    (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and values as public code quotes them).
+
+    The paper's: the rate by I–MMSE, dH(x0|x_σ)/dσ = mmse(σ)/σ³, hence |dH/dλ| = ½·mmse·SNR, half the ε-error (eq. 10,
+    59, 61); the mean error of x0, without the loss weight, in place of mmse, in bins of log σ (eq. 13); the gate
+    g = σ³/(σ³ + c³), for the estimate is largest at the low-noise end, where it is least to be trusted (eq. 14); the
+    division by w, the loss weight on the error of x0, so that p·w follows the rate (eq. 15, κ = 1); draws by the
+    inverse distribution function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
+    B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
+
+    Ours, where we found no value or our networks ask for it: running means (those of `_LogSnrBins`) in place of a
+    warm-up, a buffer and refreshes of so many steps; κ < 1, for w is SNR with ε and constant weighting, and division by
+    it draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a
+    network that predicts ε says so of every image at high noise.
+    """
+
+    GATE_POWER = 3
+
+    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+        to_epsilon, snr = self._to_epsilon[t], self._snr[t]
+        epsilon = to_epsilon * errors
+        bounded = epsilon / (epsilon / snr).clamp(min=1.0)
+        return bounded / (weights * snr / to_epsilon).pow(self.member.compensation)
+
+    def _density(self, roots: Tensor) -> Tensor:
+        gate = 1 / (1 + (self.member.gate**2 * self._snr).pow(self.GATE_POWER / 2))
+        density: Tensor = roots.square() * gate * self._width
+        return density
