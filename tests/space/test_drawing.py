@@ -157,6 +157,26 @@ def test_a_member_that_is_fixed_needs_no_condition():
     assert loaded.candidates == ({"timesteps.bins": 40},)
 
 
+def test_a_condition_on_a_fixed_member_leaves_out_what_is_of_others():
+    """One file for many methods: `fixed:` or the command line names one, and only its knobs are searched."""
+    search = {
+        "loader.resident": [False, True],
+        "timesteps.bins": {"choice": [10, 20, 40], "when": {"timesteps.name": ["gradient_norm", "joint_error"]}},
+        "timesteps.tau": {"low": 0.4, "high": 0.9, "when": {"timesteps.name": "speed", "loader.resident": True}},
+    }
+
+    def of(method):
+        loaded = parse(search=search, first=[], fixed={"timesteps.name": method})
+        return {dimension.name: dimension.when for dimension in loaded.dimensions}
+
+    assert of("uniform") == {"loader.resident": ()}
+    assert of("joint_error") == {"loader.resident": (), "timesteps.bins": ()}
+    assert of("speed") == {"loader.resident": (), "timesteps.tau": (("loader.resident", (True,)),)}
+    search["timesteps.bins"]["when"] = {"timesteps.name": "joint_eror"}
+    with pytest.raises(ConfigError, match="timesteps.bins: when: .*joint_eror.*joint_error"):
+        of("uniform")
+
+
 # ----------------------------------------------------------------------------------------------- what a space says of itself
 def test_the_objective_is_the_workloads_unless_told_otherwise():
     loaded = parse()

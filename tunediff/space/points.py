@@ -155,8 +155,24 @@ class _Searched:
 
     def read(self) -> tuple[Dimension, ...]:
         for name, spec in self.content.items():
-            self.found[name] = self.dimension(name, spec, f"{self.where}: {name}")
+            if (asked := self.of_this_member(spec, f"{self.where}: {name}: when")) is not None:
+                self.found[name] = self.dimension(name, asked, f"{self.where}: {name}")
         return tuple(self.found.values())
+
+    def of_this_member(self, spec: Any, where: str) -> Any:
+        """Without the conditions on a union whose member is fixed, which hold; None where one does not."""
+        schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
+        given = spec.get("when") if isinstance(spec, dict) else None
+        conditions: Lines = given if isinstance(given, dict) else {}
+        fixed = [name for name in conditions if name in schema.members and name not in self.content]
+        for union in fixed:
+            members = conditions[union] if isinstance(conditions[union], list) else [conditions[union]]
+            for member in members:
+                cfg.override(self.baseline, {union: member}, where=where, check=False)
+            if chosen[union] not in members:
+                return None
+        left = {name: allowed for name, allowed in conditions.items() if name not in fixed}
+        return {**spec, "when": left} if fixed else spec
 
     def dimension(self, name: str, spec: Any, where: str) -> Dimension:
         knob: Knob = self.baseline.schema.knob(name, self.where)
