@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,23 +26,21 @@ from tunediff.data.images import Images, load
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 
-BATCH = 250
 
-
-# ------------------------------------------------------------------------------------------------------- degradations
 def drawn(kind: str) -> torch.Generator:
     """The same noise for all steps of a kind, so that they differ in their strength alone."""
     return torch.Generator().manual_seed(sum(kind.encode()))
 
 
 def noise(images: Tensor, sd: float) -> Tensor:
-    """Gaussian noise; `sd` of 255."""
+    """Gaussian, `sd` in steps of 1/255."""
     return images + sd * torch.randn(images.shape, generator=drawn("noise"))
 
 
 def blur(images: Tensor, sigma: float) -> Tensor:
     """Gaussian blur; `sigma` in pixels."""
-    return gaussian_blur(images, [9, 9], [sigma, sigma])
+    blurred: Tensor = gaussian_blur(images, [9, 9], [sigma, sigma])
+    return blurred
 
 
 def hue(images: Tensor, share: float) -> Tensor:
@@ -72,52 +70,54 @@ STEPS: dict[Callable[[Tensor, float], Tensor], tuple[float, ...]] = {
 CLASSES = (9, 7, 5, 3, 1)
 
 
-def sets(images: Images, count: int) -> Iterator[tuple[str, float, Tensor]]:
-    """(what was done, how much of it, images): first the two real sets, then each step; `count` images of each."""
+def sets(images: Images, count: int, draw: int) -> Iterator[tuple[str, float, Tensor]]:
+    """(what was done, how much of it, images): two real sets first, then each step; `count` images of each."""
     assert images.labels is not None
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    first, rest = order[:count], order[count:]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(draw))
+    first, other, rest = order[:count], order[count : 2 * count], order[count:]
     yield "real", 0, images.pixels[first]
-    yield "real", 1, images.pixels[rest[:count]]
-    other = images.pixels[rest[:count]].float()
+    yield "real", 1, images.pixels[other]
     for change, steps in STEPS.items():
         for step in steps:
-            yield change.__name__, step, change(other, step).round().clamp(0, 255).to(torch.uint8)
+            changed = change(images.pixels[other].float(), step)
+            yield change.__name__, step, changed.round().clamp(0, 255).to(torch.uint8)
     for kept in CLASSES:
         yield "classes", kept, images.pixels[rest[images.labels[rest] < kept][:count]]
 
 
-# ----------------------------------------------------------------------------------------------------------- distances
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="knob=value")
     parser.add_argument("--extractors", default="cifar10-resnet,classifier,random")
     parser.add_argument("--images", type=int, default=2000, help="of each set (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=4, help="of all sets, for the mean (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rates = []
-    print("| ruler | worse by | step: distance | | | | | in order |\n|---|---|---|---|---|---|---|---|")
+    print("| worse by | ruler | step: distance | | | | | in order |\n|---|---|---|---|---|---|---|---|")
     for name in args.extractors.split(","):
         config = cfg.named(Path("cifar10"), [f"evaluation.extractor={name}", *args.words])
         weights.check(config.data, config.evaluation)
         images = load(config.data)
         extractor = features.build(config.evaluation, images, "cpu")
-        known, seconds = list[tuple[str, float, FeatureStatistics]](), 0.0
-        for kind, step, pixels in sets(images, args.images):
-            found, started = FeatureStatistics(extractor.dim), time.monotonic()
-            for part in pixels.split(BATCH):
-                found.update(extractor(part))
-            seconds += time.monotonic() - started
-            known.append((kind, step, found))
-        rates.append(f"{extractor.label}: {sum(found.count for *_, found in known) / seconds:,.0f} images/s")
-        real = Reference.of(known[0][2], torch.zeros(0, extractor.dim))
-        halves = frechet(known[1][2], real)
-        for kind, steps in itertools.groupby(known[2:], lambda one: one[0]):
-            ratios = {step: frechet(found, real) / halves for _, step, found in steps}
-            ordered = [1.0, *ratios.values()]
+        distances, seconds, passed = dict[tuple[str, float], list[float]](), 0.0, 0
+        for draw in range(args.draws):
+            for kind, step, pixels in sets(images, args.images, draw):
+                found, started = FeatureStatistics(extractor.dim), time.monotonic()
+                for part in torch.split(pixels, 250):
+                    found.update(extractor(part))
+                seconds, passed = seconds + time.monotonic() - started, passed + found.count
+                if (kind, step) == ("real", 0):
+                    real = Reference.of(found, torch.zeros(0, extractor.dim))
+                distances.setdefault((kind, step), []).append(frechet(found, real))
+        halves = distances.pop(("real", 1))
+        mean = statistics.fmean(halves)
+        for kind, steps in itertools.groupby(list(distances)[1:], lambda one: one[0]):
+            ratios = {step: statistics.fmean(distances[kind, step]) / mean for _, step in steps}
+            values = [1.0, *ratios.values()]
             cells = [f"{step:g}: {ratio:.3g}" for step, ratio in ratios.items()]
-            print("|", " | ".join([extractor.label, kind, *cells, "yes" if ordered == sorted(ordered) else "no"]), "|")
-    print("", *rates, f"load average {os.getloadavg()[0]:.1f}", sep="\n")
+            print("|", " | ".join([kind, extractor.label, *cells, "yes" if values == sorted(values) else "no"]), "|")
+        spread = 100 * statistics.stdev(halves) / mean if len(halves) > 1 else float("nan")
+        print(f"{extractor.label}: ± {spread:.0f} % between draws, {passed / seconds:,.0f} images/s", file=sys.stderr)
     return cli.OK
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_the_classifier_workload_trains_is_a_ruler(own: Path) -> None:
     weights.check(Data(), of(own))
+    assert weights.trained(of(shutil.copy(weights.SHIPPED, own.parent / "copy"))).label == weights.trained(of()).label
     found = features.build(of(own), None, "cpu")  # type: ignore[arg-type]  # needs no images
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     assert re.fullmatch(rf"FD \(cifar10-resnet, \d+ %, {digest[:6]}\)", found.label)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tunediff import config as cfg
 from tunediff import record
@@ -82,6 +83,16 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
     assert when == [("worker", False), ("about", False), ("point", True), ("point", True), ("end", True)]
     assert slot.heard == [("Point", True), ("Point", True), ("End", False)]
     assert (tmp_path / weights.NAME).exists()
+
+
+def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
+    config = cfg.from_dict(job.config, "job")
+    record.Journal(tmp_path).start(config, {}, None)
+    worker.work(job, "s1", Slot(tmp_path), alone())
+    with safe_open(tmp_path / weights.NAME, "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["config"]) == cfg.flat(config)
+    assert json.loads(about["result"]) == record.read_trial(tmp_path).points[-1].flat
 
 
 def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, monkeypatch):

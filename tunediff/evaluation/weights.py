@@ -74,7 +74,7 @@ class Trained:
 
         Weights other than this package's add the first digits of their digest: no two trainings end alike.
         """
-        own = "" if self.path == SHIPPED else f", {self.digest[:6]}"
+        own = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
         return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{own})"
 
     @property
