@@ -242,7 +242,8 @@ def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
     assert names.caution("FID", 10_000, 2048) == ""
     few, enough = (knobs.ruler(tiny(evaluation__images=n)) for n in (64, 1000))
     assert few.startswith("64 generated images (few for 64 features: biased high), DDIM")
-    assert enough.startswith("1,000 generated images, DDIM")
+    assert enough.startswith("1,000 generated images, DDIM, ")
+    assert ", DDIM with η = 1, " in knobs.ruler(tiny(evaluation__eta=1.0)), "as much noise as an ancestral step"
 
 
 # ----------------------------------------------------------------------------------------------------------- progress

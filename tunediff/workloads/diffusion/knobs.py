@@ -427,7 +427,8 @@ def ruler(config: Any) -> str:
             network = f", in the features of {weights.trained(protocol).said}"
     except ConfigError:  # the file lies on another machine
         dim = 0
-    steps = f", {protocol.steps} steps" if protocol.sampler == "ddim" else ""
+    noisy = f" with η = {protocol.eta:g}" if protocol.eta else ""
+    steps = f"{noisy}, {protocol.steps} steps" if protocol.sampler == "ddim" else ""
     few = f" (few for {dim:,} features: biased high)" * (protocol.images <= dim)
     drawn = f"{protocol.images:,} generated images{few}, {protocol.sampler.upper()}{steps}, averaged weights"
     against = f"against {data.name} at {data.image_size}×{data.image_size}{network}"
