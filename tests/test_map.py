@@ -1,0 +1,58 @@
+"""The map of what each noise level is worth: what it draws, and what it makes of its measurements."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks import map as chart
+from tunediff.distributed import alone
+from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion.process import Diffusion
+
+BANDS = [f"{low:g} … {high:g}" for low, high in zip(chart.EDGES, chart.EDGES[1:], strict=False)]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_half_of_a_bands_draws_lie_evenly_over_its_log_snrs(schedule):
+    process = Diffusion(knobs.Process(schedule=schedule))
+    p, log_snr = chart.Band(0.0, 1.0, process, 3, alone("cpu")).probabilities(), process.snr_table.log()
+    inside = (log_snr >= 0) & (log_snr < 1)
+    uniform = inside.double().mean() * chart.REST
+    assert float(p[inside].sum()) == pytest.approx(1 - chart.REST + uniform)
+    assert torch.allclose(p[~inside], torch.full_like(p[~inside], chart.REST / len(p)))
+    lower = inside & (log_snr < 0.5)
+    assert float(p[lower].sum()) == pytest.approx(float(p[inside].sum()) / 2, abs=0.02), "even over log-SNR, not over t"
+
+
+def table(distances, share):
+    """One moment: by seed, uniform's distance and those of the bands; and where a sampler draws."""
+    rows = [
+        {"seed": seed, "draws": draws, "frechet": value, "share": share["uniform"]}
+        for seed, values in enumerate(distances)
+        for draws, value in zip(["uniform", *BANDS], values, strict=True)
+    ]
+    rows += [{"seed": 0, "draws": name, "frechet": math.nan, "share": share[name]} for name in chart.SAMPLERS[1:]]
+    return pd.DataFrame(rows)
+
+
+def test_a_band_is_worth_what_it_is_below_uniform():
+    share = dict.fromkeys(chart.SAMPLERS, ";".join(["0.125"] * 8)) | {"joint_error": "0;0;0;0.25;0.75;0;0;0"}
+    rows = table([[2, 4, 3, 2, 1.5, 1, 2, 3, 4], [4, 8, 6, 4, 3.4, 2.4, 4, 6, 8]], share)
+    found = chart.worth(rows)
+    assert list(found.index) == BANDS
+    assert found.loc["-1 … 0", "gain"] == pytest.approx((0.25 + 0.15) / 2)
+    assert found.loc["0 … 1", ["gain", "low", "high"]].tolist() == pytest.approx([0.45, 0.4, 0.5])
+    assert found.loc["-7 … -4", "gain"] == -1
+    assert found["oracle"].tolist() == pytest.approx([0, 0, 0, 0.2 / 0.65, 0.45 / 0.65, 0, 0, 0])
+    away = chart.distances(rows, list(found["oracle"]))
+    assert away["uniform"] == pytest.approx(0.75)
+    assert away["joint_error"] == pytest.approx(0.2 / 0.65 - 0.25)
+
+
+def test_what_is_kept_can_be_shown_again(tmp_path):
+    kept = ["ray_results/reference/map-cpu/digits.csv", "ray_results/reference/map-cpu/cifar10-16.csv"]
+    chart.show([chart.Path(path) for path in kept], tmp_path)
+    assert (tmp_path / "map.md").read_text() == chart.Path("ray_results/reference/map-cpu/map.md").read_text()
+    assert (tmp_path / "map.png").stat().st_size > 20_000
