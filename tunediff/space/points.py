@@ -155,12 +155,12 @@ class _Searched:
 
     def read(self) -> tuple[Dimension, ...]:
         for name, spec in self.content.items():
-            if (asked := self.of_this_member(spec, f"{self.where}: {name}: when")) is not None:
+            for asked in self.of_this_member(spec, f"{self.where}: {name}: when"):
                 self.found[name] = self.dimension(name, asked, f"{self.where}: {name}")
         return tuple(self.found.values())
 
-    def of_this_member(self, spec: Any, where: str) -> Any:
-        """Without the conditions on a union whose member is fixed, which hold; None where one does not."""
+    def of_this_member(self, spec: Any, where: str) -> list[Any]:
+        """[spec], without the conditions on a union whose member is fixed, which hold; [] where one does not."""
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
         given = spec.get("when") if isinstance(spec, dict) else None
         conditions: Lines = given if isinstance(given, dict) else {}
@@ -170,9 +170,9 @@ class _Searched:
             for member in members:
                 cfg.override(self.baseline, {union: member}, where=where, check=False)
             if chosen[union] not in members:
-                return None
+                return []
         left = {name: allowed for name, allowed in conditions.items() if name not in fixed}
-        return {**spec, "when": left} if fixed else spec
+        return [{**spec, "when": left} if fixed else spec]
 
     def dimension(self, name: str, spec: Any, where: str) -> Dimension:
         knob: Knob = self.baseline.schema.knob(name, self.where)

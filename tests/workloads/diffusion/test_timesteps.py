@@ -569,7 +569,7 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
     return torch.randint(5, (12,), generator=generator(i)), torch.rand(12, generator=generator(100 + i)) / (1 + i)
 
 
-def learned(world: World) -> list[Tensor]:
+def of_a_rank(world: World) -> list[Tensor]:
     found, first = [], 6 * world.rank
     for member in DISTRIBUTED:
         sampler = build(member, 5, world=world)
@@ -588,7 +588,7 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
 ) -> None:
     """Refreshed at the usual pace, and continued from a state in between."""
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member, of_ranks in zip(DISTRIBUTED, zip(*ranks(learned, tmp_path), strict=True), strict=True):
+    for member, of_ranks in zip(DISTRIBUTED, zip(*ranks(of_a_rank, tmp_path), strict=True), strict=True):
         alone = build(member, 5)
         for i in range(2 * PACE):
             learn(alone, *global_batch(i))
