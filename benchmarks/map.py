@@ -1,11 +1,12 @@
 """What training on each noise level is worth: `python benchmarks/map.py --measure digits --out MAP.csv`, then
 `python benchmarks/map.py MAP.csv … [--out FOLDER]`.
 
-At several moments of an ordinary training (uniform t) its averaged weights go on nine times, for half as many images as
-it has seen: with uniform t, and with half of the draws within one of eight bands of log-SNR, the other half uniform in
-t. Everything else is the same, seed and order of the images too. A band is worth what its training has gained on the
-one with uniform t: in the Fréchet distance, as a part of it, and in the validation error of each noise level. A draw
-costs the same in all of them: equal images are equal seconds, on whatever machine.
+At several moments of an ordinary training (uniform t) its averaged weights go on nine times, with a fresh optimizer and
+for half as many images as it has seen: with uniform t, and with half of the draws within one of eight bands of log-SNR,
+the other half uniform in t. Everything else is the same, seed and order of the images too. (From one moment to the next
+the training itself goes on in this way.) A band is worth what its training has gained on the one with uniform t: in the
+Fréchet distance, and in the validation error of each noise level, as parts of them. A draw costs the same in all of
+them: equal images are equal seconds, on whatever machine.
 
 Where the samplers draw is measured at the same moments: each goes on from the same weights and learns for an eighth of
 the images. The oracle draws in proportion to what a band is worth, where that is above 0; a sampler is as far from it
@@ -37,7 +38,7 @@ from torch import Tensor
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.clock import Budget
-from tunediff.colors import BASELINE, PLAIN, SERIES
+from tunediff.colors import BASELINE, PLAIN, SERIES, WINNER
 from tunediff.distributed import World, alone
 from tunediff.files import write_text
 from tunediff.record import Point
@@ -77,6 +78,9 @@ SAMPLERS = (
     "joint_error",
 )
 """Whose draws are compared with the map."""
+
+
+SHADES = {"cmap": "PuOr", "vmin": -20.0, "vmax": 20.0}
 
 
 class Band(TableSampler):
@@ -183,6 +187,20 @@ def worth(rows: pd.DataFrame) -> pd.DataFrame:
     return found.assign(oracle=positive / positive.sum())
 
 
+def gains_by_level(rows: pd.DataFrame) -> tuple[list[float], list[list[float]]]:
+    """11 edges in log-SNR, and for each band the part of uniform's validation error between them that its training's is
+    below it, mean over seeds; NaN where there is no timestep."""
+    scored = rows.dropna(subset="frechet")
+
+    def numbers(column: str) -> pd.DataFrame:
+        parts = scored[column].str.split(";", expand=True).replace("", None).astype(float)
+        return parts.set_index([scored["draws"], scored["seed"]])
+
+    errors = numbers("validation_mse")
+    below = [1 - errors.loc[draws] / errors.loc["uniform"] for draws in rows["draws"].unique() if "…" in draws]
+    return numbers("validation_log_snr").iloc[0].tolist(), [one.mean().tolist() for one in below]
+
+
 def distances(rows: pd.DataFrame, oracle: Sequence[float]) -> dict[str, float]:
     """Share of each sampler's draws that lies in another band, or beyond them all, than the oracle's."""
     found = {}
@@ -205,16 +223,19 @@ def show(tables: Sequence[Path], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "map.md", f"{markdown_table(gains)}\n\n{markdown_table(far)}\n")
     figure, axes = plt.subplots(
-        2, len(cells), figsize=(3.2 * len(cells), 5), sharex=True, squeeze=False, layout="constrained"
+        3, len(cells), figsize=(3.2 * len(cells), 7.5), sharex=True, squeeze=False, layout="constrained"
     )
     left, widths = EDGES[:-1], [high - low for low, high in itertools.pairwise(EDGES)]
-    for (name, moment, part), each, (above, below) in zip(cells, found, axes.T, strict=True):
+    for (name, moment, part), each, (above, middle, below) in zip(cells, found, axes.T, strict=True):
         errors = abs(each[["low", "high"]].sub(each["gain"], axis=0).T.to_numpy()) * 100
         above.bar(
             left, 100 * each["gain"], widths, align="edge", yerr=errors, color=BASELINE, ecolor=PLAIN, edgecolor="white"
         )
         above.axhline(0, color=PLAIN, linewidth=0.8)
         above.set_title(f"{name}, after {moment:,} images")
+        levels, changed = gains_by_level(part)
+        shades = middle.pcolormesh(levels, EDGES, [[100 * gain for gain in row] for row in changed], **SHADES)
+        middle.set_xlim(-10, 10)
         for number, sampler in enumerate(SAMPLERS):
             share = [float(value) for value in part[part["draws"] == sampler]["share"].iloc[0].split(";")]
             below.stairs(
@@ -223,11 +244,13 @@ def show(tables: Sequence[Path], folder: Path) -> None:
                 label=sampler,
                 color=SERIES[number],
             )
-        below.stairs(each["oracle"] / widths, EDGES, label="oracle", color="black", linewidth=2, linestyle="--")
+        below.stairs(each["oracle"] / widths, EDGES, label="oracle", color=WINNER, linewidth=2, linestyle="--")
         below.set_xlabel("log-SNR")
     axes[0, 0].set_ylabel("Fréchet distance below\nuniform's, %")
-    axes[1, 0].set_ylabel("share of the draws per\nunit of log-SNR")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    axes[1, 0].set_ylabel("log-SNR that was\ntrained on more")
+    figure.colorbar(shades, ax=axes[1, -1], label="ε-error below\nuniform's, %", extend="both")
+    axes[2, 0].set_ylabel("share of the draws per\nunit of log-SNR")
+    figure.legend(*axes[2, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(folder / "map.png", dpi=120)
     print((folder / "map.md").read_text())
 

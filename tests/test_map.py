@@ -51,6 +51,20 @@ def test_a_band_is_worth_what_it_is_below_uniform():
     assert away["joint_error"] == pytest.approx(0.2 / 0.65 - 0.25)
 
 
+def test_errors_are_compared_level_by_level_and_seed_by_seed():
+    values = {"uniform": ["2;4;", "1;8;"], BANDS[0]: ["1;4;", "0.75;4;"], BANDS[1]: ["3;4;", "1;8;"]}
+    rows = pd.DataFrame(
+        {"seed": seed, "draws": draws, "frechet": 1.0, "validation_mse": one, "validation_log_snr": "-9;0;3;9"}
+        for draws, ones in values.items()
+        for seed, one in enumerate(ones)
+    )
+    edges, found = chart.gains_by_level(rows)
+    assert edges == [-9, 0, 3, 9]
+    assert found[0][:2] == [(0.5 + 0.25) / 2, (0 + 0.5) / 2]
+    assert found[1][:2] == [-0.25, 0]
+    assert math.isnan(found[0][2]), "a level without a timestep"
+
+
 def test_what_is_kept_can_be_shown_again(tmp_path):
     kept = ["ray_results/reference/map-cpu/digits.csv", "ray_results/reference/map-cpu/cifar10-16.csv"]
     chart.show([chart.Path(path) for path in kept], tmp_path)
