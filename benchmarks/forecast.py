@@ -60,7 +60,7 @@ CONFIGURATIONS = {
     "digits": (
         "optimizer.lr=1.0e-3",
         "optimizer.lr=3.0e-3",
-        "timesteps.name=joint_error optimizer.lr=3.0e-3",
+        "timesteps.name=wiener optimizer.lr=3.0e-3",
         "optimizer.decay=cosine optimizer.lr=4.0e-3",
         "optimizer.lr=3.0e-4",
         "optimizer.lr=8.0e-3",
@@ -72,7 +72,7 @@ CONFIGURATIONS = {
         "ema.half_life=0.2 optimizer.lr=2.0e-3",
         "model.channels=24 optimizer.lr=2.0e-3",
         "model.channels=8 optimizer.lr=4.0e-3",
-        "optimizer.decay=linear timesteps.name=joint_error loader.batch_size=32 optimizer.lr=2.0e-3",
+        "optimizer.decay=linear timesteps.name=wiener loader.batch_size=32 optimizer.lr=2.0e-3",
     ),
     "cifar10": (
         "optimizer.lr=2.0e-3",
@@ -82,12 +82,12 @@ CONFIGURATIONS = {
         "optimizer.lr=5.0e-3",
         "loader.batch_size=64 optimizer.lr=2.0e-3",
         "loader.batch_size=16 optimizer.lr=2.0e-3",
-        "timesteps.name=joint_error optimizer.lr=2.0e-3",
+        "timesteps.name=wiener optimizer.lr=2.0e-3",
         "weighting.name=min_snr optimizer.lr=2.0e-3",
         "optimizer.decay=cosine timesteps.name=log_snr_laplace optimizer.lr=3.0e-3",
         "model.channels=8 optimizer.lr=4.0e-3",
         "ema.half_life=0.2 optimizer.lr=2.0e-3",
-        "optimizer.decay=linear timesteps.name=joint_error loader.batch_size=64 optimizer.lr=4.0e-3",
+        "optimizer.decay=linear timesteps.name=wiener loader.batch_size=64 optimizer.lr=4.0e-3",
     ),
     "digits_classifier": (
         "optimizer.lr=0.05",

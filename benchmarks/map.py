@@ -72,10 +72,9 @@ SAMPLERS = (
     "uniform",
     "log_snr_laplace",
     "loss_second_moment",
-    "gradient_norm",
     "info_noise",
     "beta_policy",
-    "joint_error",
+    "wiener",
 )
 """Whose draws are compared with the map."""
 

@@ -38,7 +38,7 @@ def table(distances, share):
 
 
 def test_a_band_is_worth_what_it_is_below_uniform():
-    share = dict.fromkeys(chart.SAMPLERS, ";".join(["0.125"] * 8)) | {"joint_error": "0;0;0;0.25;0.75;0;0;0"}
+    share = dict.fromkeys(chart.SAMPLERS, ";".join(["0.125"] * 8)) | {"wiener": "0;0;0;0.25;0.75;0;0;0"}
     rows = table([[2, 4, 3, 2, 1.5, 1, 2, 3, 4], [4, 8, 6, 4, 3.4, 2.4, 4, 6, 8]], share)
     found = chart.worth(rows)
     assert list(found.index) == BANDS
@@ -48,7 +48,7 @@ def test_a_band_is_worth_what_it_is_below_uniform():
     assert found["oracle"].tolist() == pytest.approx([0, 0, 0, 0.2 / 0.65, 0.45 / 0.65, 0, 0, 0])
     away = chart.distances(rows, list(found["oracle"]))
     assert away["uniform"] == pytest.approx(0.75)
-    assert away["joint_error"] == pytest.approx(0.2 / 0.65 - 0.25)
+    assert away["wiener"] == pytest.approx(0.2 / 0.65 - 0.25)
 
 
 def test_errors_are_compared_level_by_level_and_seed_by_seed():

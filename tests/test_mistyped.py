@@ -114,7 +114,7 @@ def test_sections_may_be_nested():
     assert (
         space.parse({**FILE, "search": nested}, "x").dimensions == space.parse({**FILE, "search": flat}, "x").dimensions
     )
-    grid = {"search": None, "grid": {"timesteps": {"name": ["uniform", "joint_error"]}}}
+    grid = {"search": None, "grid": {"timesteps": {"name": ["uniform", "info_noise"]}}}
     content = {key: value for key, value in {**FILE, **grid}.items() if value is not None}
     assert [dimension.name for dimension in space.parse(content, "x").dimensions] == ["timesteps.name"]
     fixed = space.parse({**FILE, "fixed": {"loader": {"batch_size": 64}}, "baseline": {"optimizer": {"lr": 2e-3}}}, "x")

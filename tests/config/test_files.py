@@ -35,7 +35,7 @@ def test_dump_and_load_give_the_same(tmp_path):
 
 
 def test_configurations_travel_to_other_processes():
-    config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "joint_error", "timesteps.bins": 7})
+    config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "info_noise", "timesteps.bins": 7})
     again = pickle.loads(pickle.dumps(config))
     assert again == config == copy.deepcopy(config)
     assert type(again) is type(config)

@@ -124,7 +124,7 @@ def test_a_rung_that_cannot_stand_alone_is_left_out_with_its_reason():
 
 
 def test_a_rung_that_needs_the_one_before_it_cannot_stand_alone():
-    loaded = laddered({"adaptive": {"timesteps.name": "joint_error"}, "bins": {"timesteps.bins": 10}})
+    loaded = laddered({"adaptive": {"timesteps.name": "info_noise"}, "bins": {"timesteps.bins": 10}})
     assert [point.get("timesteps.bins") for point in loaded.candidates] == [None, 40, 10]
     assert loaded.rungs[1].alone is None
     assert "x.yaml: ladder: bins alone: timesteps.bins: belongs to timesteps.name" in loaded.skipped[0]

@@ -130,29 +130,29 @@ def test_lists_without_end_are_refused_before_they_are_read(monkeypatch, key):
 
 # ------------------------------------------------------------------------------------ when a union member's knob applies
 def searched(**spec):
-    search = {"timesteps.name": ["uniform", "joint_error", "speed"], "loader.resident": [False, True], **spec}
+    search = {"timesteps.name": ["uniform", "info_noise", "speed"], "loader.resident": [False, True], **spec}
     return {dimension.name: dimension for dimension in parse(search=search, first=[]).dimensions}
 
 
 def test_a_members_knob_applies_when_its_member_is_drawn():
     when = searched(**{"timesteps.bins": [10, 20, 40]})["timesteps.bins"].when
-    assert when == (("timesteps.name", ("joint_error",)),), "gradient_norm has it as well, but is never drawn"
+    assert when == (("timesteps.name", ("info_noise",)),)
     shared = searched(**{"timesteps.importance_correction": {"low": 0.0, "high": 1.0}})
-    assert shared["timesteps.importance_correction"].when == (("timesteps.name", ("speed", "joint_error")),)
+    assert shared["timesteps.importance_correction"].when == (("timesteps.name", ("speed", "info_noise")),)
     assert not shared["timesteps.importance_correction"].active({"timesteps.name": "uniform"})
 
 
 def test_other_conditions_come_on_top():
     spec = {"choice": [10, 40], "when": {"loader.resident": True}}
     dimension = searched(**{"timesteps.bins": spec})["timesteps.bins"]
-    assert dict(dimension.when) == {"timesteps.name": ("joint_error",), "loader.resident": (True,)}
+    assert dict(dimension.when) == {"timesteps.name": ("info_noise",), "loader.resident": (True,)}
     narrower = {"low": 0.0, "high": 1.0, "when": {"timesteps.name": "speed"}}
     dimension = searched(**{"timesteps.importance_correction": narrower})["timesteps.importance_correction"]
     assert dimension.when == (("timesteps.name", ("speed",)),)
 
 
 def test_a_member_that_is_fixed_needs_no_condition():
-    loaded = parse(fixed={"timesteps.name": "joint_error"}, search={"timesteps.bins": [10, 40]}, first=[], noise=1)
+    loaded = parse(fixed={"timesteps.name": "info_noise"}, search={"timesteps.bins": [10, 40]}, first=[], noise=1)
     assert [(dimension.name, dimension.when) for dimension in loaded.dimensions] == [("timesteps.bins", ())]
     assert loaded.candidates == ({"timesteps.bins": 40},)
 
@@ -161,7 +161,7 @@ def test_a_condition_on_a_fixed_member_leaves_out_what_is_of_others():
     """One file for many methods: `fixed:` or the command line names one, and only its knobs are searched."""
     search = {
         "loader.resident": [False, True],
-        "timesteps.bins": {"choice": [10, 20, 40], "when": {"timesteps.name": ["gradient_norm", "joint_error"]}},
+        "timesteps.bins": {"choice": [10, 20, 40], "when": {"timesteps.name": ["info_noise"]}},
         "timesteps.tau": {"low": 0.4, "high": 0.9, "when": {"timesteps.name": "speed", "loader.resident": True}},
     }
 
@@ -170,10 +170,10 @@ def test_a_condition_on_a_fixed_member_leaves_out_what_is_of_others():
         return {dimension.name: dimension.when for dimension in loaded.dimensions}
 
     assert of("uniform") == {"loader.resident": ()}
-    assert of("joint_error") == {"loader.resident": (), "timesteps.bins": ()}
+    assert of("info_noise") == {"loader.resident": (), "timesteps.bins": ()}
     assert of("speed") == {"loader.resident": (), "timesteps.tau": (("loader.resident", (True,)),)}
-    search["timesteps.bins"]["when"] = {"timesteps.name": "joint_eror"}
-    with pytest.raises(ConfigError, match="timesteps.bins: when: .*joint_eror.*joint_error"):
+    search["timesteps.bins"]["when"] = {"timesteps.name": "info_nois"}
+    with pytest.raises(ConfigError, match="timesteps.bins: when: .*info_nois.*info_noise"):
         of("uniform")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.fft import dctn, idctn
 from torch import Tensor
 
 from tests.helpers import ranks
@@ -18,11 +19,10 @@ from tunediff.workloads.diffusion import knobs, timesteps
 from tunediff.workloads.diffusion import weighting as weightings
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import adaptive
+from tunediff.workloads.diffusion.timesteps import adaptive, wiener
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 EVERY = [kind() for kind in timesteps.KINDS]
-BINNED: list[Any] = [knobs.InfoNoise, knobs.GradientNorm, knobs.JointError]
 PACE = adaptive.REFRESH_EVERY
 
 
@@ -118,14 +118,15 @@ def test_draws(member: Any, schedule: str) -> None:
         build(knobs.Speed(stratified=True), 40),
         build(knobs.LogitNormal(mean=1.0, std=0.5, uniform_share=0.1, stratified=True), 40),
         build(knobs.LogSnrLaplace(log_snr=-2.0, scale=1.0), 40, "cosine"),
-        trained(knobs.JointError(stratified=False)),
-        trained(knobs.GradientNorm()),
+        trained(knobs.InfoNoise()),
+        trained(knobs.InfoNoise(stratified=True, importance_correction=1.0, uniform_share=0.2)),
         learned(),
         learned(knobs.LossSecondMoment(uniform_share=0.5)),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_draws_follow_the_probabilities(sampler: TimestepSampler) -> None:
+    sampler.sample(images(wiener.LEARNED_FROM), generator())  # what learns from images has learned all it will
     p, source, batch, x0 = sampler.probabilities(), generator(), 1000, images(1000)
     seen = torch.cat([sampler.sample(x0, source)[0] for _ in range(100)])
     share = torch.bincount(seen, minlength=sampler.steps) / len(seen)
@@ -140,13 +141,15 @@ def test_only_the_adaptive_ones_learn(member: Any) -> None:
     for i in range(10):
         learn(sampler, torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]) / (1 + i * torch.arange(4)))
     changed = not torch.allclose(sampler.probabilities(), before)
-    assert changed == (sampler.adaptive and member.name != "beta_policy")  # that one learns from steps, not from errors
+    others = {"beta_policy", "wiener"}  # they learn from steps and from images, not from errors
+    assert changed == (sampler.adaptive and member.name not in others)
     assert bool(sampler.state_dict()) == sampler.adaptive
 
 
 @pytest.mark.parametrize("member", EVERY, ids=lambda member: member.name)
 def test_ranks_that_share_a_batch_draw_what_one_draws(member: Any) -> None:
     sampler, x0 = build(member), images(8)
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
     whole, whole_factor = sampler.sample(x0, generator(5))
     for first in (0, 2, 4, 6):
         t, factor = sampler.sample(x0[first : first + 2], generator(5), batch=8, first=first)
@@ -170,8 +173,8 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
 
 @pytest.mark.parametrize(
     ("member", "steps"),
-    [(knobs.LossSecondMoment(history=2), 4), *((kind(), 30) for kind in BINNED)],
-    ids=["loss_second_moment", *(kind.name for kind in BINNED)],
+    [(knobs.LossSecondMoment(history=2), 4), (knobs.InfoNoise(), 30)],
+    ids=["loss_second_moment", "info_noise"],
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_continues_exactly_from_its_state(
@@ -208,7 +211,7 @@ def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatc
     for batch in batches:
         learn(at_once, *batch)
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member in (knobs.LossSecondMoment(history=2), *(kind() for kind in BINNED)):
+    for member in (knobs.LossSecondMoment(history=2), knobs.InfoNoise()):
         sampler, seen = build(member, 30), []
         for batch in batches:
             learn(sampler, *batch)
@@ -225,12 +228,12 @@ def test_state_of_another_configuration_is_refused() -> None:
     with pytest.raises(ValueError, match="history, counts"):
         build(knobs.Uniform(), 4).load_state_dict(learned().state_dict())
     with pytest.raises(ValueError, match="bins"):
-        build(knobs.GradientNorm(bins=5)).load_state_dict(build(knobs.GradientNorm()).state_dict())
+        build(knobs.InfoNoise(bins=5)).load_state_dict(build(knobs.InfoNoise()).state_dict())
     with pytest.raises(ValueError, match="scan"):
         build(knobs.BetaPolicy(scan=5)).load_state_dict(build(knobs.BetaPolicy()).state_dict())
-    of_two = build(knobs.GradientNorm()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
+    of_two = build(knobs.InfoNoise()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
     with pytest.raises(ValueError, match="2 workers in the checkpoint, 1 here"):
-        build(knobs.GradientNorm()).load_state_dict(of_two)
+        build(knobs.InfoNoise()).load_state_dict(of_two)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_state_of_another_configuration_is_refused() -> None:
         ({"timesteps.name": "beta_policy", "timesteps.scan": 1001}, "process.steps"),
         ({"timesteps.name": "beta_policy", "compile.mode": "max-autotune"}, "CUDA graphs"),
         ({"timesteps.name": "beta_policy", "timesteps.uniform_share": 1.0}, "never be asked"),
-        ({"timesteps.name": "gradient_norm", "timesteps.uniform_share": 0.0}, "uniform_share"),
+        ({"timesteps.name": "wiener", "timesteps.importance_correction": 1.0, "timesteps.uniform_share": 0.0}, "share"),
         ({"timesteps.name": "loss_second_moment", "weighting.name": "uncertainty"}, "nothing to go by"),
     ],
 )
@@ -397,84 +400,19 @@ def test_losses_that_are_all_zero() -> None:
 # --------------------------------------------------------------------------------------------- gradient norm and slope
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("steps", [2, 20, 1000])
-@pytest.mark.parametrize("member", [kind(uniform_share=0.2) for kind in BINNED])
-def test_every_timestep_keeps_its_uniform_share(member: Any, schedule: str, steps: int) -> None:
-    sampler = trained(member, steps, schedule)
+def test_every_timestep_keeps_its_uniform_share(schedule: str, steps: int) -> None:
+    sampler = trained(knobs.InfoNoise(uniform_share=0.2), steps, schedule)
     assert sampler.probabilities().min().item() >= 0.2 / steps - 1e-12
     assert sampler.probabilities().sum().item() == pytest.approx(1)
 
 
-def test_gradient_norm_draws_by_the_weighted_root_of_the_error() -> None:
-    """√0.04 : √0.16 with equal weights; weights of 4 : 1 reverse that."""
-    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001), 2)
-    t = torch.arange(2)
-    sampler.update(t, torch.tensor([0.04, 0.16]), torch.ones(2))
-    expect(sampler.probabilities(), [1 / 3, 2 / 3], atol=1e-3)
-    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001), 2)
-    sampler.update(t, torch.tensor([0.04, 0.16]), torch.tensor([4.0, 1.0]))
-    expect(sampler.probabilities(), [2 / 3, 1 / 3], atol=1e-3)
-
-
 def test_what_a_bin_said_long_ago_is_forgotten() -> None:
     """Once less than one image of it counts, it is taken for what the others are."""
-    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001, half_life=0.1), 2)
+    sampler = build(knobs.InfoNoise(bins=2, gate=0.0, half_life=0.1), 2)
     sampler.update(torch.arange(2), torch.tensor([0.04, 0.16]), torch.ones(2))
+    assert sampler.probabilities()[0] != sampler.probabilities()[1]
     sampler.update(torch.zeros(20, dtype=torch.int64), torch.full((20,), 0.04), torch.ones(20))
     expect(sampler.probabilities(), [1 / 2, 1 / 2], atol=1e-3)
-
-
-@pytest.mark.parametrize(("temperature", "expected"), [(0.0, 0.5), (2.0, 0.8), (0.5, 0.5858)])
-def test_temperature(temperature: float, expected: float) -> None:
-    sampler = build(knobs.GradientNorm(bins=2, uniform_share=0.001, temperature=temperature), 2)
-    sampler.update(torch.arange(2), torch.tensor([0.04, 0.16]), torch.ones(2))
-    assert sampler.probabilities()[1].item() == pytest.approx(expected, abs=1e-3)
-
-
-def test_sampling_by_the_gradient_norm_has_less_variance() -> None:
-    """The estimate of the mean gradient stays the same and varies less: what the sampler is for."""
-    errors = torch.cat((torch.full((100,), 1.0), torch.full((900,), 1e-4)))
-    sampler = build(knobs.GradientNorm(stratified=False))
-    sampler.update(torch.arange(1000), errors, torch.ones(1000))
-
-    def estimates(of: TimestepSampler) -> Tensor:
-        """Mean gradient of 16 images, its size at t being √error, 2,000 times."""
-        t, factor = draw(of, 32_000)
-        return (factor * errors[t].sqrt()).view(2000, 16).mean(1)
-
-    uniform, ours = estimates(build(knobs.Uniform())), estimates(sampler)
-    assert ours.mean().item() == pytest.approx(errors.sqrt().mean().item(), rel=0.03)
-    assert ours.std() < 0.5 * uniform.std()
-
-
-@pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_joint_error_finds_where_gaussian_data_take_shape(schedule: Any, prediction: Any) -> None:
-    """Normal data of variance s have x0-error s/(1 + s·SNR) at best: √(ℓ_ε·ℓ_x0)² is a logistic density at −log s.
-
-    The error is given in the units of the prediction: MSE_x0 = MSE_ε/SNR = (1−ᾱ)·MSE_v.
-    """
-    diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
-    log_snr = diffusion.snr_table.log()
-    unit = {"epsilon": diffusion.snr_table, "x0": 1.0, "v": 1 / (1 - diffusion.alphas_cumprod)}[prediction]
-    for s in (1.0, 0.2):
-        member = knobs.JointError(concentration=2.0, uniform_share=0.0)
-        sampler, centre = timesteps.build(member, diffusion, 3, alone("cpu")), -math.log(s)
-        sampler.update(torch.arange(1000), s / (1 + s * log_snr.exp()) * unit, torch.ones(1000))
-        p = sampler.probabilities()
-        assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.05)
-        for distance in (1.0, 2.0):
-            beyond = p[(log_snr - centre).abs() > distance].sum().item()
-            assert beyond == pytest.approx(2 / (1 + math.exp(distance)), abs=0.06)
-
-
-def test_joint_error_of_an_untrained_model_does_not_run_away() -> None:
-    """An ε-error of 1 everywhere is an x0-error of 1/SNR, which knows no bound: it is cut at 1."""
-    sampler = build(knobs.JointError(uniform_share=0.0, concentration=1.0))
-    sampler.update(torch.arange(1000), torch.ones(1000), torch.ones(1000))
-    p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).snr_table.log()
-    density = p / torch.gradient(log_snr)[0].abs()
-    high = density[log_snr < -1]
-    assert (high.max() / high.min()).item() == pytest.approx(1.0, abs=0.05)
 
 
 def of_gaussian_data(
@@ -530,9 +468,8 @@ def test_a_network_that_is_worse_than_no_network_at_high_noise_does_not_fool_inf
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("member", [kind() for kind in BINNED])
-def test_an_error_that_is_not_finite_is_not_remembered(member: Any, bad: float) -> None:
-    sampler = trained(member)
+def test_an_error_that_is_not_finite_is_not_remembered(bad: float) -> None:
+    sampler = trained(knobs.InfoNoise())
     before = sampler.probabilities()
     assert before.max() > 0.011
     learn(sampler, torch.arange(100), torch.full((100,), bad))
@@ -549,19 +486,91 @@ def test_short_chains(schedule: str, steps: int) -> None:
 
 
 def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
-    sampler = trained(knobs.GradientNorm())
+    sampler = trained(knobs.InfoNoise(uniform_share=0.2, importance_correction=1.0))
     assert sampler.probabilities().max() > 0.011
     torch.testing.assert_close(sampler.mass(), torch.full((100,), 0.01, dtype=torch.float64))
     t, factor = draw(sampler, 1000)
     torch.testing.assert_close(factor.double(), 1 / (100 * sampler.probabilities()[t]), rtol=1e-5, atol=0)
 
 
+# ------------------------------------------------------------------------------------------------- from images alone
+def gaussian(variances: Tensor, count: int = wiener.LEARNED_FROM, seed: int = 0) -> Tensor:
+    """Images [count, C, H, W] whose cosine components vary independently by `variances` [C, H, W] around a mean."""
+    drawn = torch.randn(count, *variances.shape, generator=generator(seed)) * variances.sqrt()
+    return torch.from_numpy(idctn(drawn.numpy(), axes=(1, 2, 3), norm="ortho")) + 0.3
+
+
+def shown(member: knobs.Wiener, x0: Tensor, schedule: Any = "linear", batch: int = 128) -> TimestepSampler:
+    """After it has seen these images."""
+    diffusion = Diffusion(knobs.Process(schedule=schedule))
+    sampler = timesteps.build(member, diffusion, x0.shape[1], alone("cpu"))
+    for part in x0.split(batch):
+        sampler.sample(part, generator())
+    return sampler
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("s", [1.0, 0.2])
+def test_wiener_finds_where_gaussian_data_take_shape(s: float, schedule: Any) -> None:
+    """The best x0-error of data of one variance s is s/(1 + s·SNR): √(ℓ_ε·ℓ_x0)² is a logistic density at −log s."""
+    sampler = shown(knobs.Wiener(concentration=2.0, uniform_share=0.0), gaussian(torch.full((3, 8, 8), s)), schedule)
+    p, log_snr, centre = sampler.probabilities(), Diffusion(knobs.Process(schedule=schedule)).log_snr, -math.log(s)
+    assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.05)
+    for distance in (1.0, 2.0):
+        beyond = p[(log_snr - centre).abs() > distance].sum().item()
+        assert beyond == pytest.approx(2 / (1 + math.exp(distance)), abs=0.06)
+
+
+def natural(side: int) -> Tensor:
+    """Variances that fall with the square of the frequency, as those of photographs; colours vary least."""
+    row, column = torch.arange(side)[:, None], torch.arange(side)
+    return torch.tensor([1.0, 0.1, 0.05])[:, None, None] * 20 / (1 + row**2 + column**2)
+
+
+@pytest.mark.parametrize("concentration", [0.0, 1.0, 8.0])
+def test_wiener_weighs_all_components(concentration: float) -> None:
+    """Twelve components of unlike variance, as the filter's two errors are written down for them."""
+    variances = natural(2)
+    member = knobs.Wiener(concentration=concentration, uniform_share=0.25)
+    diffusion = Diffusion(knobs.Process())
+    snr, s = diffusion.snr_table[:, None], variances.flatten().double()
+    of_noise, of_image = (s * snr / (1 + s * snr)).mean(1), (s / (1 + s * snr)).mean(1)
+    expected = (of_noise * of_image).sqrt() ** concentration * torch.gradient(diffusion.log_snr)[0].abs()
+    expected = 0.75 * expected / expected.sum() + 0.25 / 1000
+    found = shown(member, gaussian(variances)).probabilities()
+    assert (found - expected).abs().sum().item() / 2 == pytest.approx(0, abs=0.01)
+
+
+def test_wiener_takes_neighbours_of_a_large_spectrum_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    x0 = gaussian(natural(24))
+    short = shown(knobs.Wiener(), x0).probabilities()
+    monkeypatch.setattr(wiener, "FREQUENCIES", 3 * 24 * 24)
+    assert (short - shown(knobs.Wiener(), x0).probabilities()).abs().sum().item() / 2 < 0.01
+
+
+def test_wiener_learns_from_the_first_images_and_goes_on_from_its_state() -> None:
+    x0 = gaussian(natural(4), wiener.LEARNED_FROM + 512)
+    sampler, whole = build(knobs.Wiener()), shown(knobs.Wiener(), x0)
+    assert torch.equal(sampler.probabilities(), torch.full((1000,), 1e-3, dtype=torch.float64))
+    for i, part in enumerate(x0.split(128)):
+        state, sampler = copy.deepcopy(sampler.state_dict()), build(knobs.Wiener())
+        sampler.load_state_dict(state)
+        sampler.sample(part, generator())
+        assert torch.equal(sampler.probabilities(), whole.probabilities()) == (128 * (i + 1) >= wiener.LEARNED_FROM)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 2, 5), (2, 1, 1)])
+def test_the_cosine_transform_is_that_of_scipy(shape: tuple[int, ...]) -> None:
+    x = torch.randn(4, *shape, generator=generator(), dtype=torch.float64)
+    torch.testing.assert_close(
+        wiener.cosine_transform(x), torch.from_numpy(dctn(x.numpy(), axes=(1, 2, 3), norm="ortho"))
+    )
+
+
 # -------------------------------------------------------------------------------------------------------- distributed
 DISTRIBUTED: list[Any] = [
     knobs.LossSecondMoment(history=3),
-    knobs.InfoNoise(),
-    knobs.GradientNorm(),
-    knobs.JointError(bins=4),
+    knobs.InfoNoise(bins=4),
 ]
 
 
@@ -571,6 +580,9 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
 
 def of_a_rank(world: World) -> list[Tensor]:
     found, first = [], 6 * world.rank
+    sampler = build(knobs.Wiener(), world=world)
+    sampler.sample(images(12)[first : first + 6], generator(), 12, first)
+    found.append(sampler.probabilities())
     for member in DISTRIBUTED:
         sampler = build(member, 5, world=world)
         for i in range(2 * PACE):
@@ -588,7 +600,13 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
 ) -> None:
     """Refreshed at the usual pace, and continued from a state in between."""
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member, of_ranks in zip(DISTRIBUTED, zip(*ranks(of_a_rank, tmp_path), strict=True), strict=True):
+    from_images, *others = zip(*ranks(of_a_rank, tmp_path), strict=True)
+    both = build(knobs.Wiener())
+    both.sample(images(12), generator())
+    for probabilities in from_images:
+        assert torch.equal(probabilities, from_images[0])
+        torch.testing.assert_close(probabilities, both.probabilities(), rtol=1e-6, atol=0)
+    for member, of_ranks in zip(DISTRIBUTED, others, strict=True):
         alone = build(member, 5)
         for i in range(2 * PACE):
             learn(alone, *global_batch(i))

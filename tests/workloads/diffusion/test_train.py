@@ -39,7 +39,7 @@ def test_same_seed_same_weights_other_seed_other_weights():
         {"timesteps__name": "loss_second_moment", "timesteps__history": 1, "process__steps": 5, "evaluation__steps": 5},
         {"model__dropout": 0.3, "loader__accumulation": 2, "precision__amp": "bf16"},
         {"loader__resident": True, "optimizer__decay": "cosine", "ema__half_life": 0.3},
-        {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+        {"timesteps__name": "wiener", "weighting__name": "uncertainty"},
         {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 7, "model__dropout": 0.2},
         {"timesteps__name": "speed", "timesteps__dual": True, "weighting__name": "change_aware"},
     ],
@@ -153,7 +153,7 @@ def test_it_learns():
 SHARED = [
     {"timesteps__name": "stratified"},
     {"timesteps__name": "loss_second_moment", "timesteps__history": 2},
-    {"timesteps__name": "gradient_norm", "weighting__name": "uncertainty"},
+    {"timesteps__name": "wiener", "weighting__name": "uncertainty"},
     {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
     {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
 ]

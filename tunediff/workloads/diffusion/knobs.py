@@ -16,7 +16,6 @@ from tunediff.evaluation import knobs as images
 from tunediff.training.knobs import Ema, Optimizer
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
-Bins = Annotated[Int, Ge(2), Le(1000)]
 
 
 @section
@@ -100,17 +99,6 @@ class Spread:
 
     stratified: Bool = False
     """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
-
-
-@section
-class Binned(Mixed, Spread):
-    """What samplers share that learn an error per log-SNR bin."""
-
-    bins: Bins = 20
-    """Bins of equal width in log-SNR, each with its own running mean of the error."""
-    half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.1
-    """Half-life of the running means, as a fraction of the images seen so far."""
-    stratified: Bool = True
 
 
 @section
@@ -229,31 +217,19 @@ class BetaPolicy(Mixed):
 
 
 @section
-class JointError(Binned):
-    """Our own: draws the noise levels at which image and noise are both uncertain to the model, as the batches that are
-    trained anyway show it; adapts during training at next to no cost."""
+class Wiener(Mixed, Spread):
+    """Our own: draws the noise levels at which image and noise are both uncertain to the best linear denoiser of these
+    images, whose spectrum it learns from the first batches; costs nothing afterwards."""
 
-    name: Literal["joint_error"] = "joint_error"
+    name: Literal["wiener"] = "wiener"
     concentration: Annotated[Float, Ge(0.0), Le(32.0)] = 8.0
     """Exponent of the joint error: 0 is uniform in log-SNR, larger is more concentrated."""
-    bins: Bins = 40
-    uniform_share: Share = 0.1
-
-
-@section
-class GradientNorm(Binned):
-    """Our own: importance sampling by the gradient norm at the network's output, w(t)·√error, learned per log-SNR bin
-    from the batches that are trained anyway; adapts during training at next to no cost."""
-
-    name: Literal["gradient_norm"] = "gradient_norm"
-    temperature: Annotated[Float, Ge(0.0), Le(4.0)] = 1.0
-    """Exponent of the gradient norm: 0 is uniform, 1 has the least variance of an unbiased estimate."""
     uniform_share: Share = 0.2
-    importance_correction: Share = 1.0
+    stratified: Bool = True
 
 
 @section
-class InfoNoise(Binned):
+class InfoNoise(Mixed, Spread):
     """InfoNoise (arXiv 2602.18647): noise levels are drawn by how much an image's conditional entropy changes there, as
     the errors of the batches that are trained anyway show it; adapts during training at next to no cost."""
 
@@ -263,12 +239,14 @@ class InfoNoise(Binned):
     compensation: Share = 0.0
     """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself follow the entropy
     rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting dwells on pure noise."""
-    bins: Bins = 40
-    stratified: Bool = False
+    bins: Annotated[Int, Ge(2), Le(1000)] = 40
+    """Bins of equal width in log-SNR, each with its own running mean of the error."""
+    half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.1
+    """Half-life of the running means, as a fraction of the images seen so far."""
 
 
 _Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogSnrLaplace | LogSnrCosine
-Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | GradientNorm | JointError, Field(discriminator="name")]
+Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | Wiener, Field(discriminator="name")]
 
 
 # --------------------------------------------------------------------------------------------------------- weightings

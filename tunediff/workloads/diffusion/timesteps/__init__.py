@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import knobs
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import adaptive, fixed, policy  # noqa: F401 – their classes register
+from tunediff.workloads.diffusion.timesteps import adaptive, fixed, policy, wiener  # noqa: F401 – their classes register
 from tunediff.workloads.diffusion.timesteps.base import KINDS, TimestepSampler
 
 

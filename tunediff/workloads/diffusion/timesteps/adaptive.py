@@ -110,96 +110,7 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
         return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
-class _LogSnrBins(_Adaptive):
-    """Keeps the mean squared error per bin b of equal width in λ = log SNR, and draws by what follows from it.
-
-    This estimate is our own. ℓ_b is the mean over the images seen, weighted by (i/n)^(ln 2/h) for image i of n: the
-    half-life is the share h of all images so far, so the means are as fresh early as late, and no history has to fill
-    up first. It takes a few operations on K and T numbers per refresh, and neither the host waits for the device nor
-    the device for the host.
-    """
-
-    KEPT: ClassVar = {"sums": "running means (2, bins)"}
-
-    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
-        place, _ = equal_bins(-diffusion.log_snr, member.bins)
-        # Bins without a timestep are left out: every one that is left can be visited.
-        _, bins = torch.unique(place, return_inverse=True)
-        self._bin = bins.to(self.device)
-        self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
-        self._seen = 0
-        self._snr, self._to_epsilon = diffusion.snr_table.to(self.device), diffusion.to_epsilon.to(self.device)
-        self._width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
-
-    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        squares = self._squares(t, errors, weights)
-        # Loss scaling passes over steps that overflow: what they say is not remembered.
-        finite = squares.isfinite()
-        both = torch.stack((torch.where(finite, squares, 0.0), finite.double()))
-        here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
-        self._seen += len(t)
-        self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
-
-    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-        """What is averaged per bin, float64 [b]."""
-        raise NotImplementedError
-
-    def _density(self, roots: Tensor) -> Tensor:
-        """The importance of each t, float64 [T], from the roots of the means of its bin [T]."""
-        raise NotImplementedError
-
-    def _importance(self) -> Tensor:
-        known = self._sums[1] >= 1
-        mean = self._sums[0] / self._sums[1]
-        # A bin that was not visited yet counts like the mean of the others.
-        mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())
-        roots = mean.sqrt()[self._bin]
-        return self._density(roots.clamp(min=1e-12 * roots.max()))
-
-    def state_dict(self) -> dict[str, object]:
-        return super().state_dict() | {"seen": self._seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._seen = state["seen"]
-
-
-class GradientNorm(_LogSnrBins, of=knobs.GradientNorm):
-    """p(t) ∝ (√E[w²·error] per bin)^temperature, mixed with a uniform share; with the bins of `_LogSnrBins` our own.
-
-    w·√error is, up to a constant, the norm of the loss's gradient at the network's output. Drawing in proportion to the
-    gradient norm and dividing by p gives an unbiased estimate the least variance, and the norm at the output stands for
-    that of all parameters (Katharopoulos & Fleuret 2018, arXiv 1803.00942, eq. 20).
-    """
-
-    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-        return weights.square() * errors
-
-    def _density(self, roots: Tensor) -> Tensor:
-        return roots.pow(self.member.temperature)
-
-
-class JointError(_LogSnrBins, of=knobs.JointError):
-    """p(λ) ∝ (√(ℓ_ε·ℓ_x0))^concentration, mixed with a uniform share; our own.
-
-    ℓ_ε and ℓ_x0 = ℓ_ε/SNR are the squared errors of the noise and of the image at log-SNR λ, two readings of the same
-    output; their product is averaged per bin. At low noise the image is certain and ℓ_x0 vanishes, at high noise the
-    noise is certain and ℓ_ε vanishes; in between both are uncertain: there images take shape, and the product is
-    largest. For normally distributed data of variance s it is s times a logistic density around λ = −log s; for any
-    data, resolution and schedule the sampler finds the place from the model's own errors. ℓ_x0 above 1 counts as 1: no
-    image in [−1, 1] is that uncertain, a poor model only says so.
-    """
-
-    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-        epsilon = self._to_epsilon[t] * errors
-        return epsilon * (epsilon / self._snr[t]).clamp(max=1.0)
-
-    def _density(self, roots: Tensor) -> Tensor:
-        return roots.pow(self.member.concentration) * self._width
-
-
-class InfoNoise(_LogSnrBins, of=knobs.InfoNoise):
+class InfoNoise(_Adaptive, of=knobs.InfoNoise):
     """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at log-SNR λ = −2·ln σ
     (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and values as public code quotes them).
 
@@ -210,21 +121,50 @@ class InfoNoise(_LogSnrBins, of=knobs.InfoNoise):
     inverse distribution function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
     B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
 
-    Ours, where we found no value or our networks ask for it: running means (those of `_LogSnrBins`) in place of a
-    warm-up, a buffer and refreshes of so many steps; κ < 1, for w is SNR with ε and constant weighting, and division by
-    it draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a
+    Ours, where we found no value or our networks ask for it: running means in place of a warm-up, a buffer and
+    refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their half-life is the share h of all images
+    so far, so they are as fresh early as late; κ < 1, for w is SNR with ε and constant weighting, and division by it
+    draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a
     network that predicts ε says so of every image at high noise.
     """
 
     GATE_POWER = 3
+    KEPT: ClassVar = {"sums": "running means (2, bins)"}
 
-    def _squares(self, t: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    def __init__(self, member: knobs.InfoNoise, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        place, _ = equal_bins(-diffusion.log_snr, member.bins)
+        # Bins without a timestep are left out: every one that is left can be visited.
+        _, bins = torch.unique(place, return_inverse=True)
+        self._bin = bins.to(self.device)
+        self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
+        self._seen = 0
+        self._snr, self._to_epsilon = diffusion.snr_table.to(self.device), diffusion.to_epsilon.to(self.device)
+        gate = 1 / (1 + (member.gate**2 * self._snr).pow(self.GATE_POWER / 2))
+        width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
+        self._passed = gate * width
+
+    def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         to_epsilon, snr = self._to_epsilon[t], self._snr[t]
         epsilon = to_epsilon * errors
-        bounded = epsilon / (epsilon / snr).clamp(min=1.0)
-        return bounded / (weights * snr / to_epsilon).pow(self.member.compensation)
+        rate = epsilon / (epsilon / snr).clamp(min=1.0) / (weights * snr / to_epsilon).pow(self.member.compensation)
+        # Loss scaling passes over steps that overflow: what they say is not remembered.
+        finite = rate.isfinite()
+        both = torch.stack((torch.where(finite, rate, 0.0), finite.double()))
+        here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
+        self._seen += len(t)
+        self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
 
-    def _density(self, roots: Tensor) -> Tensor:
-        gate = 1 / (1 + (self.member.gate**2 * self._snr).pow(self.GATE_POWER / 2))
-        density: Tensor = roots.square() * gate * self._width
-        return density
+    def _importance(self) -> Tensor:
+        known = self._sums[1] >= 1
+        mean = self._sums[0] / self._sums[1]
+        # A bin that was not visited yet counts like the mean of the others.
+        mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())[self._bin]
+        return mean.clamp(min=1e-24 * mean.max()) * self._passed
+
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._seen = state["seen"]

@@ -1,0 +1,92 @@
+"""The sampler that learns p(t) from the images alone: where a linear denoiser of their spectrum is least certain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tunediff.distributed import World
+from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
+
+LEARNED_FROM = 2048
+"""Images from which the spectrum is learned: the first ones of the training. Afterwards drawing costs a table lookup."""
+FREQUENCIES = 256
+"""Neighbours in the ordered spectrum of larger images are taken together: p(t) does not see the difference."""
+
+
+class Wiener(TableSampler, of=knobs.Wiener):
+    """p(λ) ∝ (√(ℓ_ε·ℓ_x0))^concentration over λ = log SNR, mixed with a uniform share; our own.
+
+    ℓ_ε and ℓ_x0 are the mean squared errors, of the noise and of the image, of the best *linear* denoiser of these
+    images, the Wiener filter: with s_k the variance of component k in an orthonormal basis that makes the components
+    uncorrelated, it leaves s_k/(1 + s_k·SNR) of the image and as much times SNR of the noise, hence
+
+        ℓ_x0 = mean_k s_k/(1 + s_k·SNR),   ℓ_ε = SNR·ℓ_x0,   √(ℓ_ε·ℓ_x0) = ℓ_ε·e^(−λ/2).
+
+    At low noise the image is certain and ℓ_x0 vanishes, at high noise the noise is certain and ℓ_ε vanishes; in between
+    both are uncertain: there images take shape. For one variance s it is a logistic density around λ = −log s. The
+    basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are all but uncorrelated in
+    natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). Nothing is asked of the network: neither
+    its prediction nor the schedule change what is found, and its early errors do not mislead it.
+    """
+
+    adaptive = True
+
+    def __init__(self, member: knobs.Wiener, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(member, diffusion, channels, world)
+        self._snr = diffusion.snr_table.to(self.device)
+        self._width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
+        self._sums = torch.zeros(2, 0, dtype=torch.float64, device=self.device)  # of the components and their squares
+        self._images = 0
+
+    def sample(
+        self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        if self._images < LEARNED_FROM:
+            self._learn(cosine_transform(images).flatten(1).double())
+        return super().sample(images, generator, batch, first)
+
+    def _learn(self, components: Tensor) -> None:
+        """Take in this rank's images, as components float64 [b, k], with those of all others."""
+        mine = torch.stack((components.sum(0), components.square().sum(0)))
+        both = self.world.stack(mine).sum(0)
+        self._sums = self._sums + both if self._images else both
+        self._images += len(components) * self.world.size
+        self._refresh()
+
+    def _refresh(self) -> None:
+        mean, square = self._sums / self._images
+        spectrum = (square - mean.square()).clamp(min=1e-6).log().sort().values  # (an eighth of a grey level)²
+        if len(spectrum) > FREQUENCIES:
+            spectrum = F.adaptive_avg_pool1d(spectrum[None], FREQUENCIES)[0]
+        known = spectrum.exp() * self._snr[:, None]
+        joint = (known / (1 + known)).mean(1) / self._snr.sqrt()
+        density = (joint / joint.max()).pow(self.member.concentration) * self._width
+        self._set(mixed(density, self.member.uniform_share))
+
+    def state_dict(self) -> dict[str, object]:
+        return {"images": self._images, "sums": self._sums.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._images, self._sums = state["images"], state["sums"].to(self.device)
+        if self._images:
+            self._refresh()
+        else:
+            self._set(torch.full_like(self._p, 1 / self.steps))
+
+
+def cosine_transform(images: Tensor) -> Tensor:
+    """The orthonormal DCT-II of [b, C, H, W] over channels, rows and columns."""
+    for axis in (1, 2, 3):
+        n = torch.arange(size := images.shape[axis], dtype=images.dtype, device=images.device)
+        basis = torch.cos(math.pi / size * (n + 0.5) * n[:, None]) * math.sqrt(2 / size)
+        basis[0] /= math.sqrt(2)
+        images = (images.movedim(axis, -1) @ basis.T).movedim(-1, axis)
+    return images
