@@ -512,8 +512,8 @@ def shown(member: knobs.Wiener, x0: Tensor, schedule: Any = "linear", batch: int
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("s", [1.0, 0.2])
 def test_wiener_finds_where_gaussian_data_take_shape(s: float, schedule: Any) -> None:
-    """The best x0-error of data of one variance s is s/(1 + s·SNR): √(ℓ_ε·ℓ_x0)² is a logistic density at −log s."""
-    sampler = shown(knobs.Wiener(concentration=2.0, uniform_share=0.0), gaussian(torch.full((3, 8, 8), s)), schedule)
+    """The best x0-error of data of one variance s is s/(1 + s·SNR): it falls as a logistic density at −log s."""
+    sampler = shown(knobs.Wiener(concentration=1.0, uniform_share=0.0), gaussian(torch.full((3, 8, 8), s)), schedule)
     p, log_snr, centre = sampler.probabilities(), Diffusion(knobs.Process(schedule=schedule)).log_snr, -math.log(s)
     assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.05)
     for distance in (1.0, 2.0):
@@ -527,25 +527,26 @@ def natural(side: int) -> Tensor:
     return torch.tensor([1.0, 0.1, 0.05])[:, None, None] * 20 / (1 + row**2 + column**2)
 
 
-@pytest.mark.parametrize("concentration", [0.0, 1.0, 8.0])
+@pytest.mark.parametrize("concentration", [0.0, 1.0, 2.0])
 def test_wiener_weighs_all_components(concentration: float) -> None:
-    """Twelve components of unlike variance, as the filter's two errors are written down for them."""
+    """Twelve components of unlike variance: what their filter leaves of them, differenced over λ."""
     variances = natural(2)
     member = knobs.Wiener(concentration=concentration, uniform_share=0.25)
     diffusion = Diffusion(knobs.Process())
     snr, s = diffusion.snr_table[:, None], variances.flatten().double()
-    of_noise, of_image = (s * snr / (1 + s * snr)).mean(1), (s / (1 + s * snr)).mean(1)
-    expected = (of_noise * of_image).sqrt() ** concentration * torch.gradient(diffusion.log_snr)[0].abs()
+    width = torch.gradient(diffusion.log_snr)[0].abs()
+    left = [(s / (1 + s * snr * math.exp(by))).sum(1) for by in (-1e-4, 1e-4)]
+    expected = ((left[0] - left[1]) / 2e-4) ** concentration * width
     expected = 0.75 * expected / expected.sum() + 0.25 / 1000
     found = shown(member, gaussian(variances)).probabilities()
     assert (found - expected).abs().sum().item() / 2 == pytest.approx(0, abs=0.01)
 
 
-def test_wiener_takes_neighbours_of_a_large_spectrum_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wiener_counts_the_components_of_large_images_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
     x0 = gaussian(natural(24))
-    short = shown(knobs.Wiener(), x0).probabilities()
-    monkeypatch.setattr(wiener, "FREQUENCIES", 3 * 24 * 24)
-    assert (short - shown(knobs.Wiener(), x0).probabilities()).abs().sum().item() / 2 < 0.01
+    found = shown(knobs.Wiener(), x0).probabilities()
+    monkeypatch.setattr(wiener, "LEVELS", 100_000)
+    assert (found - shown(knobs.Wiener(), x0, batch=2048).probabilities()).abs().sum().item() / 2 < 0.001
 
 
 def test_wiener_learns_from_the_first_images_and_goes_on_from_its_state() -> None:

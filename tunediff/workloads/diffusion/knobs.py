@@ -218,12 +218,13 @@ class BetaPolicy(Mixed):
 
 @section
 class Wiener(Mixed, Spread):
-    """Our own: draws the noise levels at which image and noise are both uncertain to the best linear denoiser of these
-    images, whose spectrum it learns from the first batches; costs nothing afterwards."""
+    """Our own: draws the noise levels at which most of the images' variance is settled, as the best linear denoiser of
+    their spectrum shows it, learned from the first batches; costs nothing afterwards."""
 
     name: Literal["wiener"] = "wiener"
-    concentration: Annotated[Float, Ge(0.0), Le(32.0)] = 8.0
-    """Exponent of the joint error: 0 is uniform in log-SNR, larger is more concentrated."""
+    concentration: Annotated[Float, Ge(0.0), Le(16.0)] = 2.0
+    """Exponent of the variance settled per unit of log-SNR: 0 is uniform in log-SNR, 1 follows it, larger is more
+    concentrated."""
     uniform_share: Share = 0.2
     stratified: Bool = True
 

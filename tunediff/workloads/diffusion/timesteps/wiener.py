@@ -1,4 +1,4 @@
-"""The sampler that learns p(t) from the images alone: where a linear denoiser of their spectrum is least certain."""
+"""The sampler that learns p(t) from the images alone: where their spectrum says that they take shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tunediff.distributed import World
@@ -17,24 +16,26 @@ from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
 LEARNED_FROM = 2048
 """Images from which the spectrum is learned: the first ones of the training. Afterwards drawing costs a table lookup."""
-FREQUENCIES = 256
-"""Neighbours in the ordered spectrum of larger images are taken together: p(t) does not see the difference."""
+LEVELS = 512
+"""Of variance, in its logarithm, at which components are counted: however large the images, it costs the same."""
 
 
 class Wiener(TableSampler, of=knobs.Wiener):
-    """p(λ) ∝ (√(ℓ_ε·ℓ_x0))^concentration over λ = log SNR, mixed with a uniform share; our own.
+    """p(λ) ∝ (−dℓ/dλ)^concentration over λ = log SNR, mixed with a uniform share; our own.
 
-    ℓ_ε and ℓ_x0 are the mean squared errors, of the noise and of the image, of the best *linear* denoiser of these
-    images, the Wiener filter: with s_k the variance of component k in an orthonormal basis that makes the components
-    uncorrelated, it leaves s_k/(1 + s_k·SNR) of the image and as much times SNR of the noise, hence
+    ℓ is the mean squared error of the image that the best *linear* denoiser of these images leaves, the Wiener filter:
+    in an orthonormal basis that makes the components uncorrelated, component k of variance s_k is left with
+    s_k/(1 + s_k·SNR), hence
 
-        ℓ_x0 = mean_k s_k/(1 + s_k·SNR),   ℓ_ε = SNR·ℓ_x0,   √(ℓ_ε·ℓ_x0) = ℓ_ε·e^(−λ/2).
+        −dℓ/dλ = Σ_k s_k · s_k·SNR/(1 + s_k·SNR)².
 
-    At low noise the image is certain and ℓ_x0 vanishes, at high noise the noise is certain and ℓ_ε vanishes; in between
-    both are uncertain: there images take shape. For one variance s it is a logistic density around λ = −log s. The
-    basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are all but uncorrelated in
-    natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). Nothing is asked of the network: neither
-    its prediction nor the schedule change what is found, and its early errors do not mislead it.
+    It is the part of the images' variance that is settled per unit of log-SNR, from ∞ down to it all of it: where images
+    take shape, large things at high noise and small ones at low, each counted by what it is in pixels. (The rate of
+    entropy, Σ s_k·SNR/(1 + s_k·SNR)/2, counts all components alike, and stays high at low noise.) For one variance s it
+    is a logistic density around λ = −log s. The basis is the cosine transform (DCT-II) of channels, rows and columns,
+    whose components are all but uncorrelated in natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers
+    C-23). Nothing is asked of the network: neither its prediction nor the schedule change what is found, and its early
+    errors do not mislead it.
     """
 
     adaptive = True
@@ -63,12 +64,16 @@ class Wiener(TableSampler, of=knobs.Wiener):
 
     def _refresh(self) -> None:
         mean, square = self._sums / self._images
-        spectrum = (square - mean.square()).clamp(min=1e-6).log().sort().values  # (an eighth of a grey level)²
-        if len(spectrum) > FREQUENCIES:
-            spectrum = F.adaptive_avg_pool1d(spectrum[None], FREQUENCIES)[0]
-        known = spectrum.exp() * self._snr[:, None]
-        joint = (known / (1 + known)).mean(1) / self._snr.sqrt()
-        density = (joint / joint.max()).pow(self.member.concentration) * self._width
+        levels = (square - mean.square()).clamp(min=1e-6).log()  # (an eighth of a grey level)²
+        low, high = levels.min(), levels.max()
+        place = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
+        count = torch.zeros(LEVELS, dtype=torch.float64, device=self.device).index_add_(
+            0, place, torch.ones_like(levels)
+        )
+        variance = (low + (high - low) * torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=self.device)).exp()
+        known = variance * self._snr[:, None]
+        settled = (count * variance * known / (1 + known).square()).sum(1)
+        density = (settled / settled.max()).pow(self.member.concentration) * self._width
         self._set(mixed(density, self.member.uniform_share))
 
     def state_dict(self) -> dict[str, object]:

@@ -1,0 +1,207 @@
+"""How far each timestep sampler gets once it is tuned: `python benchmarks/tuned.py --measure digits_tune --out FILE.csv`,
+then `python benchmarks/tuned.py FILE.csv …`.
+
+Every method gets the same number of trials of one search file (its first is the file's baseline, then Optuna's TPE
+draws learning rate, batch and the method's own knobs), and its best runs again on new seeds, at the same budget and at
+four times it. All on one seed start from the same weights and see the same images in the same order. Budgets are
+numbers of images: what a method itself costs per step is under 1 % here (`benchmarks/samplers.py`), so equal images are
+equal seconds, on whatever machine and beside whatever load.
+
+    OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure digits_tune --images 36000 --out digits.csv
+    OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure cifar10_tune --images 64000 --out cifar10.csv data.path=cifar10-images.zip
+
+The same command again goes on where it was. Differences from `uniform` and their intervals are those of
+`python -m tunediff.compare`: blocks of one seed, all methods at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+from scipy import stats
+
+from tunediff import cli, space
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.distributed import alone
+from tunediff.report.words import markdown_table
+from tunediff.results import sequential
+from tunediff.space import Draw, SearchSpace
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Trial, run
+
+METHODS = ("uniform", "log_snr_laplace", "info_noise", "wiener")
+"""`beta_policy` is left out: its price per step is no longer small beside such networks'."""
+POINTS = 4
+"""Evaluations of a run on a new seed, at equal distances; of a trial only the end counts."""
+COLUMNS = ("file", "method", "times", "seed", "values", "images", "frechet")
+"""A trial has times 0 and its number in place of a seed."""
+Known = dict[tuple[str, str], list[dict[str, str]]]
+
+
+def train(
+    wanted: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int
+) -> list[tuple[int, float]]:
+    """Images and distance at each point."""
+    config = cfg.override(wanted.config({**values, "seed": seed}), {"evaluation.points": points})
+    outcome = run(Trial(config, Budget(samples=images), alone("cpu"), Observer()))
+    return [(point.samples, float(point["frechet"])) for point in outcome.points]
+
+
+def measure(
+    name: str,
+    table: Path,
+    methods: Sequence[str],
+    images: int,
+    trials: int,
+    seeds: int,
+    longer: Sequence[int],
+    words: Sequence[str],
+) -> None:
+    """Run what the table does not hold yet."""
+    known: Known = {}
+    if table.exists():
+        with open(table, newline="") as file:
+            for row in csv.DictReader(file):
+                known.setdefault((row["method"], row["times"]), []).append(row)
+    else:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text(",".join(COLUMNS) + "\n")
+
+    def ran(wanted: SearchSpace, method: str, times: int, seed: int, values: Mapping[str, Any]) -> float:
+        for row in known.get((method, str(times)), []):
+            if int(row["seed"]) == seed:
+                return float(row["frechet"].split(";")[-1])
+        # The trials have the file's own seed; the runs afterwards have others.
+        points = train(
+            wanted,
+            values,
+            images * max(1, times),
+            wanted.baseline.seed + (1000 + seed) * (times > 0),
+            POINTS if times else 1,
+        )
+        numbers = (";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True))
+        with open(table, "a", newline="") as file:
+            row = [name, method, times, seed, json.dumps(dict(values)), *numbers]
+            csv.writer(file, lineterminator="\n").writerow(row)
+        print(method, times, seed, f"{points[-1][1]:.4g}", dict(values), flush=True)
+        return points[-1][1]
+
+    chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
+    for method in methods:
+        own = [*words, f"timesteps.name={method}"]
+        wanted = space.load(space.find(name), own, {"trials": max(2, trials)})
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
+        study.enqueue_trial(dict(wanted.candidates[0]))
+        draw, best = Draw(wanted.dimensions), (math.inf, {})
+        for number in range(trials):
+            values = draw(asked := study.ask())
+            study.tell(asked, found := ran(wanted, method, 0, number, values))
+            best = min(best, (found, values), key=lambda one: one[0])
+        chosen[method] = wanted, best[1]
+    for times in longer:
+        for seed in range(seeds):
+            for method, (wanted, values) in chosen.items():
+                ran(wanted, method, times, seed, values)
+
+
+# --------------------------------------------------------------------------------------------------------- what is seen
+def crossing(curve: Sequence[tuple[float, float]], value: float) -> float:
+    """Images after which a falling curve is at `value`, between two points in the logarithms of both; NaN: never."""
+    for (before, high), (after, low) in zip(curve, curve[1:], strict=False):
+        if low <= value <= high:
+            share = math.log(high / value) / math.log(high / low) if high > low else 0.0
+            return before * (after / before) ** share
+    return curve[0][0] if curve[0][1] <= value else math.nan
+
+
+def faster(rows: pd.DataFrame, method: str) -> str:
+    """How many times fewer images it needs for uniform's final distance on the same seed: mean and 95 % interval."""
+    logs = []
+    for seed, theirs in rows[rows["method"] == "uniform"].set_index("seed")["curve"].items():
+        mine = rows[(rows["method"] == method) & (rows["seed"] == seed)]["curve"]
+        if len(mine):
+            logs.append(math.log(theirs[-1][0] / crossing(mine.iloc[0], theirs[-1][1])))
+    if any(math.isnan(one) for one in logs):
+        return f"not on {sum(map(math.isnan, logs))} of {len(logs)} seeds"
+    if len(logs) < 2:
+        return "–"
+    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean = statistics.fmean(logs)
+    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} … {math.exp(mean + half):.2f})"
+
+
+def show(table: Path) -> str:
+    """A Markdown table of one measurement."""
+    rows = pd.read_csv(table)
+    rows["curve"] = [
+        list(zip(map(float, str(a).split(";")), map(float, str(b).split(";")), strict=True))
+        for a, b in zip(rows["images"], rows["frechet"], strict=True)
+    ]
+    rows["final"] = [curve[-1][1] for curve in rows["curve"]]
+    trials = rows[rows["times"] == 0]
+    cells = [["sampler", "budget", "FD", "× uniform's", "times faster", "its knobs"]]
+    for times, part in rows[rows["times"] > 0].groupby("times"):
+        finals = part.pivot(index="method", columns="seed", values="final")
+        names = ["uniform", *(name for name in finals.index if name != "uniform")]
+        values = finals.loc[names].to_numpy()
+        told = sequential.look(np.asarray(values, float), values.shape[1]).differences
+        for place, name in enumerate(names):
+            here = finals.loc[name].dropna()
+            ratio = "" if place == 0 else str(told[place - 1])
+            best = trials[trials["method"] == name].sort_values("final").iloc[0]["values"]
+            knobs = ", ".join(
+                f"{knob} {value:.3g}" if isinstance(value, float) else f"{knob} {value}"
+                for knob, value in json.loads(best).items()
+            )
+            cells.append([
+                f"`{name}`", f"{times}×", f"{here.mean():.3g} ± {here.std():.2g} ({len(here)})", ratio,
+                "" if place == 0 else faster(part, name), knobs if times == 1 else "",
+            ])  # fmt: skip
+    return f"{trials['file'].iloc[0]}: {len(trials[trials['method'] == 'uniform'])} trials each\n\n{markdown_table(cells)}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "words", nargs="*", metavar="FILE.csv | knob=value", help="what was measured; with --measure knobs"
+    )
+    parser.add_argument("--measure", metavar="SEARCH", help="search file whose dimensions are tuned")
+    parser.add_argument("--images", type=int, default=36000, help="of a trial (default: 36000)")
+    parser.add_argument("--trials", type=int, default=8, help="of each method (default: 8)")
+    parser.add_argument("--seeds", type=int, default=5, help="new seeds of each method's best (default: 5)")
+    parser.add_argument(
+        "--times", type=int, nargs="+", default=[1, 4], help="their budgets, in those of a trial (default: 1 4)"
+    )
+    parser.add_argument("--methods", default=",".join(METHODS), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv")
+    args = parser.parse_args()
+    if args.measure:
+        measure(
+            args.measure,
+            args.out,
+            args.methods.split(","),
+            args.images,
+            args.trials,
+            args.seeds,
+            args.times,
+            args.words,
+        )
+    else:
+        print("\n".join(show(Path(word)) for word in args.words))
+    return cli.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
