@@ -1,14 +1,14 @@
-"""How far each timestep sampler gets once it is tuned: `python benchmarks/tuned.py --measure digits_tune --out FILE.csv`,
-then `python benchmarks/tuned.py FILE.csv …`.
+"""How far each timestep sampler gets once it is tuned: `python benchmarks/tuned.py --measure digits_tune --out T.csv`,
+then `python benchmarks/tuned.py T.csv …`.
 
 Every method gets the same number of trials of one search file (its first is the file's baseline, then Optuna's TPE
-draws learning rate, batch and the method's own knobs), and its best runs again on new seeds, at the same budget and at
+draws the learning rate and the method's own knobs), and its best runs again on new seeds, at the same budget and at
 four times it. All on one seed start from the same weights and see the same images in the same order. Budgets are
-numbers of images: what a method itself costs per step is under 1 % here (`benchmarks/samplers.py`), so equal images are
-equal seconds, on whatever machine and beside whatever load.
+numbers of images in batches of 64: what a method itself costs per step is under 1 % here (`benchmarks/samplers.py`), so
+equal images are equal seconds, on whatever machine and beside whatever load.
 
     OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure digits_tune --images 36000 --out digits.csv
-    OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure cifar10_tune --images 64000 --out cifar10.csv data.path=cifar10-images.zip
+    OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure cifar10_tune --images 64000 --out C.csv data.path=IMAGES.zip
 
 The same command again goes on where it was. Differences from `uniform` and their intervals are those of
 `python -m tunediff.compare`: blocks of one seed, all methods at once.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -41,6 +42,8 @@ from tunediff.space import Draw, SearchSpace
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 
+BATCH = {"loader.batch_size": 64}
+"""Of all: at other sizes equal images are other seconds."""
 METHODS = ("uniform", "log_snr_laplace", "info_noise", "wiener")
 """`beta_policy` is left out: its price per step is no longer small beside such networks'."""
 POINTS = 4
@@ -54,7 +57,7 @@ def train(
     wanted: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int
 ) -> list[tuple[int, float]]:
     """Images and distance at each point."""
-    config = cfg.override(wanted.config({**values, "seed": seed}), {"evaluation.points": points})
+    config = cfg.override(wanted.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
     outcome = run(Trial(config, Budget(samples=images), alone("cpu"), Observer()))
     return [(point.samples, float(point["frechet"])) for point in outcome.points]
 
@@ -103,8 +106,9 @@ def measure(
         own = [*words, f"timesteps.name={method}"]
         wanted = space.load(space.find(name), own, {"trials": max(2, trials)})
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
-        study.enqueue_trial(dict(wanted.candidates[0]))
-        draw, best = Draw(wanted.dimensions), (math.inf, {})
+        tuned = tuple(dimension for dimension in wanted.dimensions if dimension.name not in BATCH)
+        study.enqueue_trial({one.name: wanted.candidates[0][one.name] for one in tuned})
+        draw, best = Draw(tuned), (math.inf, {})
         for number in range(trials):
             values = draw(asked := study.ask())
             study.tell(asked, found := ran(wanted, method, 0, number, values))
@@ -119,11 +123,12 @@ def measure(
 # --------------------------------------------------------------------------------------------------------- what is seen
 def crossing(curve: Sequence[tuple[float, float]], value: float) -> float:
     """Images after which a falling curve is at `value`, between two points in the logarithms of both; NaN: never."""
-    for (before, high), (after, low) in zip(curve, curve[1:], strict=False):
-        if low <= value <= high:
-            share = math.log(high / value) / math.log(high / low) if high > low else 0.0
-            return before * (after / before) ** share
-    return curve[0][0] if curve[0][1] <= value else math.nan
+    if curve[0][1] <= value:
+        return curve[0][0]
+    for (before, high), (after, low) in itertools.pairwise(curve):
+        if low <= value < high:
+            return before * (after / before) ** (math.log(high / value) / math.log(high / low))
+    return math.nan
 
 
 def faster(rows: pd.DataFrame, method: str) -> str:
@@ -169,7 +174,8 @@ def show(table: Path) -> str:
                 f"`{name}`", f"{times}×", f"{here.mean():.3g} ± {here.std():.2g} ({len(here)})", ratio,
                 "" if place == 0 else faster(part, name), knobs if times == 1 else "",
             ])  # fmt: skip
-    return f"{trials['file'].iloc[0]}: {len(trials[trials['method'] == 'uniform'])} trials each\n\n{markdown_table(cells)}\n"
+    each = int((trials["method"] == "uniform").sum())
+    return f"{trials['file'].iloc[0]}: {each} trials each\n\n{markdown_table(cells)}\n"
 
 
 def main() -> int:

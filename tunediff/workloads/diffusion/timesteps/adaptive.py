@@ -122,10 +122,10 @@ class InfoNoise(_Adaptive, of=knobs.InfoNoise):
     B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
 
     Ours, where we found no value or our networks ask for it: running means in place of a warm-up, a buffer and
-    refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their half-life is the share h of all images
-    so far, so they are as fresh early as late; κ < 1, for w is SNR with ε and constant weighting, and division by it
-    draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a
-    network that predicts ε says so of every image at high noise.
+    refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their half-life is the share h of all
+    images so far, so they are as fresh early as late; κ < 1, for w is SNR with ε and constant weighting, and division
+    by it draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but
+    a network that predicts ε says so of every image at high noise.
     """
 
     GATE_POWER = 3

@@ -15,7 +15,7 @@ from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
 LEARNED_FROM = 2048
-"""Images from which the spectrum is learned: the first ones of the training. Afterwards drawing costs a table lookup."""
+"""Images from which the spectrum is learned, the first of the training; afterwards drawing costs a table lookup."""
 LEVELS = 512
 """Of variance, in its logarithm, at which components are counted: however large the images, it costs the same."""
 
@@ -29,13 +29,12 @@ class Wiener(TableSampler, of=knobs.Wiener):
 
         −dℓ/dλ = Σ_k s_k · s_k·SNR/(1 + s_k·SNR)².
 
-    It is the part of the images' variance that is settled per unit of log-SNR, from ∞ down to it all of it: where images
-    take shape, large things at high noise and small ones at low, each counted by what it is in pixels. (The rate of
-    entropy, Σ s_k·SNR/(1 + s_k·SNR)/2, counts all components alike, and stays high at low noise.) For one variance s it
-    is a logistic density around λ = −log s. The basis is the cosine transform (DCT-II) of channels, rows and columns,
-    whose components are all but uncorrelated in natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers
-    C-23). Nothing is asked of the network: neither its prediction nor the schedule change what is found, and its early
-    errors do not mislead it.
+    It is the part of the images' variance that is settled per unit of log-SNR: where images take shape, large things at
+    high noise and small ones at low, each counted by what it is in pixels. (The rate of entropy, Σ s_k·SNR/(1 + s_k·
+    SNR)/2, counts all components alike, and stays high at low noise.) For one variance s it is a logistic density
+    around λ = −log s. The basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are
+    all but uncorrelated in natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). Nothing is asked
+    of the network: neither its prediction nor the schedule change what is found, and its early errors do not mislead.
     """
 
     adaptive = True
