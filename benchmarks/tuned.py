@@ -38,6 +38,7 @@ from tunediff.clock import Budget
 from tunediff.distributed import alone
 from tunediff.report.words import markdown_table
 from tunediff.results import sequential
+from tunediff.results.statistics import BETTER, WORSE, Difference
 from tunediff.space import Draw, SearchSpace
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -147,6 +148,14 @@ def faster(rows: pd.DataFrame, method: str) -> str:
     return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} … {math.exp(mean + half):.2f})"
 
 
+def said(told: Difference) -> str:
+    """A ratio with its interval; bold where it is told from the noise."""
+    if told.low is None:
+        return "–"
+    text = f"{told.estimate:.2f} ({told.low:.2f} … {told.high:.2f})"
+    return f"**{text}**" if told.verdict in (BETTER, WORSE) else text
+
+
 def show(table: Path) -> str:
     """A Markdown table of one measurement."""
     rows = pd.read_csv(table)
@@ -164,7 +173,7 @@ def show(table: Path) -> str:
         told = sequential.look(np.asarray(values, float), values.shape[1]).differences
         for place, name in enumerate(names):
             here = finals.loc[name].dropna()
-            ratio = "" if place == 0 else str(told[place - 1])
+            ratio = "" if place == 0 else said(told[place - 1])
             best = trials[trials["method"] == name].sort_values("final").iloc[0]["values"]
             knobs = ", ".join(
                 f"{knob} {value:.3g}" if isinstance(value, float) else f"{knob} {value}"

@@ -67,6 +67,6 @@ def test_what_is_measured_becomes_a_table(tmp_path):
     ours = next(line for line in text.splitlines() if "`wiener`" in line)
     cells = [cell.strip() for cell in ours.strip("|").split("|")]
     assert cells[1:3] == ["1×", "2.07 ± 0.31 (3)"]
-    assert cells[3].startswith("0.5")
+    assert cells[3] == "**0.50 (0.50 … 0.50)**"
     assert cells[4].startswith("2.00 (2.00")
     assert cells[5] == "optimizer.lr 0.00123"
