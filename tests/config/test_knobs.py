@@ -29,7 +29,7 @@ loader.batch_size loader.accumulation loader.resident loader.workers loader.pref
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
 precision.amp precision.matmul precision.cudnn_benchmark memory.channels_last memory.checkpoint
 memory.keep_freed compile.mode compile.dynamic compile.scope
-parallel.workers parallel.bucket_mib parallel.static_graph
+parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
 evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
 seed
@@ -130,6 +130,14 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
         ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
+        ({"parallel.strategy": "fsdp"}, "cuda", "parallel.strategy"),
+        ({"parallel.gradients": "bf16"}, "cuda", "parallel.gradients"),
+        ({"parallel.workers": 2, "parallel.reshard": False}, "cuda", "parallel.reshard"),
+        (
+            {"parallel.workers": 2, "parallel.strategy": "fsdp", "parallel.bucket_mib": 5.0},
+            "cpu",
+            "parallel.bucket_mib",
+        ),
     ],
 )
 def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
@@ -147,11 +155,14 @@ def test_what_has_an_effect_is_not_said_to_have_none():
     assert cfg.not_effective(cfg.override(DEFAULT, {"memory.keep_freed": False}), "cuda") == {}
     effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
     effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
-    effective |= {"memory.keep_freed": False}
+    effective |= {"memory.keep_freed": False, "parallel.gradients": "bf16"}
     assert cfg.not_effective(cfg.override(DEFAULT, effective), "cuda") == {}
     assert cfg.not_effective(cfg.override(DEFAULT, {"precision.matmul": "medium"}), "cpu").keys() == {
         "loader.pin_memory", "loader.non_blocking",
     }  # fmt: skip
+
+
+FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +172,12 @@ def test_what_has_an_effect_is_not_said_to_have_none():
         ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
         ({"parallel.static_graph": True, "loader.accumulation": 2}, "another graph"),
         ({"parallel.bucket_mib": 0.0}, "above 0"),
+        ({"parallel.strategy": "single", "parallel.workers": 2}, "single is one process, and parallel.workers = 2"),
+        (FSDP | {"memory.channels_last": True}, "memory.channels_last: True is not allowed: parallel.strategy = fsdp"),
+        (
+            FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
+            "precision.amp: 'fp16' is not allowed: par",
+        ),
     ],
 )
 def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
@@ -188,6 +205,9 @@ RESIDENT = {"loader.resident": True}
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "default"}, True, False),
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "none"}, False, False),
         ({"parallel.bucket_mib": 5.0}, {"parallel.static_graph": True}, True, True),
+        ({"parallel.strategy": "fsdp"}, {"parallel.strategy": "single"}, True, True),
+        (FSDP | {"parallel.bucket_mib": 5.0}, FSDP | {"parallel.static_graph": True}, True, True),
+        (FSDP, {"parallel.workers": 2}, False, False),
         ({"seed": 1}, {"seed": 2}, False, False),
         (RESIDENT, {"loader.resident": False}, False, False),
     ],

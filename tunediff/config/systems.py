@@ -132,24 +132,44 @@ class Compile:
 
 @section
 class Parallel:
-    """Data-parallel training (DistributedDataParallel; gloo on CPU, NCCL on GPU)."""
+    """How several processes train one model (gloo on CPU, NCCL on GPU)."""
 
     workers: Annotated[Int, Ge(1), Le(1024)] = 1
     """World size: training processes, one per GPU, or sharing the CPU cores."""
+    strategy: Literal["ddp", "fsdp", "single"] = "ddp"
+    """What the workers share: with `ddp` each has the model and a part of the batch, and gradients are averaged; with
+    `fsdp` (FSDP2) each also keeps only its share of the weights, gradients and optimizer state, and gets the rest of a
+    block while that runs; `single` is one process. One worker trains alone, whatever is said here."""
+    gradients: Literal["float32", "bf16"] = "float32"
+    """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds it."""
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
-    """Gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
+    """ddp: gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
     static_graph: Bool = False
-    """Tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
+    """ddp: tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
     parameters and lets it order the buckets by the first step."""
+    reshard: Bool = True
+    """fsdp: give the weights of a block back after its forward pass, and gather them again for the backward pass: less
+    memory, half as much again to send."""
 
     def check(self, config: Systems) -> None:
-        if self.static_graph and config.loader.accumulation > 1:
+        if self.strategy == "single" and self.workers > 1:
+            raise Refusal("parallel.strategy", f"single is one process, and parallel.workers = {self.workers}")
+        if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
             raise Refusal("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
+        if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last:
+            raise Refusal("memory.channels_last", "parallel.strategy = fsdp divides weights in their usual order only")
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
-        changed = {"bucket_mib": self.bucket_mib != Parallel().bucket_mib, "static_graph": self.static_graph}
-        alone = "one worker has nobody to average with"
-        yield from ((f"parallel.{name}", alone) for name, set_ in changed.items() if set_ and self.workers == 1)
+        changed = [name for name, value in vars(Parallel()).items() if getattr(self, name) != value]
+        for name in changed:
+            if name != "workers" and self.workers == 1:
+                yield f"parallel.{name}", "one worker trains alone"
+            elif (only := _ONLY_OF.get(name, self.strategy)) != self.strategy:
+                yield f"parallel.{name}", f"it belongs to parallel.strategy = {only}"
+
+
+_ONLY_OF = {"bucket_mib": "ddp", "static_graph": "ddp", "reshard": "fsdp"}
+"""Knobs of `Parallel` that one strategy alone has."""
 
 
 @section

@@ -68,7 +68,7 @@ class _Checked(Trial):
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
         self.plain, prepared = model, super().prepare(model, **options)
         self.outer = prepared if prepared is not model else copy.copy(model)
-        self.called, calls = 0, collections.OrderedDict[int, Any]()
+        self.called, calls = 0, collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
         self.outer._forward_pre_hooks = calls
         self.outer.register_forward_pre_hook(self._note)
         self.before = state.copied(model.state_dict())

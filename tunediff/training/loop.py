@@ -267,7 +267,9 @@ class Loop:
         self._model.eval()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for every trial, and no trace of it
+            judged = [state.plain(model) for model in (self._model, self._result) if model is not None]
+            alone = self._strategy.callable_alone(*dict.fromkeys(judged))
+            with alone, torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for all trials, without trace
                 torch.manual_seed(0)
                 found = self._judge()
         finally:
@@ -341,7 +343,7 @@ class Loop:
             steps=self._pace.steps,
             samples=self._pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
-            model=self._result,
+            model=self._strategy.whole(self._result),
             unread=self._unread(),
         )
 

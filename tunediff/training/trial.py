@@ -101,13 +101,15 @@ class Trial(Loop):
             memory.checkpoint(model, blocks, share)
         if self._initial is not None:
             model.load_state_dict(self._initial)
-        self._model = compiled(self._strategy.wrap(model), model, self.config.compile, blocks)
+        self._model = compiled(self._strategy.wrap(model, blocks), model, self.config.compile, blocks)
         self._result, self._flops = model, flops_per_sample
         return self._model
 
     def keep(self, **kept: state.Stateful) -> None:
         """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""
         self._state.keep(kept)
+        for one in kept.values():
+            self._strategy.keeps(one)
 
     def exports(self, model: nn.Module) -> None:
         """The model that is the result, where it is not the prepared one: averaged weights, for example."""
@@ -184,7 +186,7 @@ class Trial(Loop):
             self.world.average_gradients(beside)
             self._amp.scaler.unscale_(optimizer)
             if clip_norm is not None and self._model is not None:
-                nn.utils.clip_grad_norm_(self._model.parameters(), clip_norm)
+                self._strategy.clip(self._model.parameters(), clip_norm)
             self._amp.scaler.step(optimizer)
             self._amp.scaler.update()
             optimizer.zero_grad(set_to_none=True)

@@ -333,6 +333,9 @@ class Uncertainty:
         if isinstance(config.timesteps, LossSecondMoment):
             why = "it makes the losses of all timesteps alike"
             raise Refusal("weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by")
+        if config.precision.amp == "fp16" and config.parallel.strategy == "fsdp" and config.parallel.workers > 1:
+            why = "parallel.strategy = fsdp divides the network and not what weighting.name = uncertainty learns"
+            raise Refusal("precision.amp", f"{why}, and loss scaling takes no such mixture; use bf16")
 
 
 _Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty
