@@ -30,6 +30,7 @@ loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
 precision.amp precision.matmul precision.cudnn_benchmark memory.channels_last memory.checkpoint
 memory.keep_freed compile.mode compile.dynamic compile.scope
 parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
+parallel.microbatches parallel.schedule
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
 evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
 seed
@@ -133,6 +134,12 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"parallel.strategy": "fsdp"}, "cuda", "parallel.strategy"),
         ({"parallel.gradients": "bf16"}, "cuda", "parallel.gradients"),
         ({"parallel.workers": 2, "parallel.reshard": False}, "cuda", "parallel.reshard"),
+        ({"parallel.workers": 2, "parallel.schedule": "gpipe"}, "cpu", "parallel.schedule"),
+        (
+            {"parallel.workers": 2, "parallel.strategy": "pipeline", "parallel.gradients": "bf16"},
+            "cpu",
+            "parallel.gradients",
+        ),
         (
             {"parallel.workers": 2, "parallel.strategy": "fsdp", "parallel.bucket_mib": 5.0},
             "cpu",
@@ -163,6 +170,7 @@ def test_what_has_an_effect_is_not_said_to_have_none():
 
 
 FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
+PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +185,15 @@ FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
         (
             FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
             "precision.amp: 'fp16' is not allowed: par",
+        ),
+        (PIPELINE | {"parallel.microbatches": 1}, "parallel.microbatches: 1 is not allowed: parallel.schedule = 1f1b"),
+        (PIPELINE | {"loader.batch_size": 6}, "a multiple of parallel.microbatches × loader.accumulation = 4"),
+        (PIPELINE | {"precision.amp": "fp16"}, "use bf16"),
+        (PIPELINE | {"compile.mode": "default"}, "compile.scope: 'model' is not allowed"),
+        (PIPELINE | {"compile.mode": "max-autotune", "compile.scope": "blocks"}, "compile.mode: 'max-autotune' is not"),
+        (
+            PIPELINE | {"timesteps.name": "beta_policy"},
+            "parallel.strategy: 'pipeline' is not allowed: timesteps.name =",
         ),
     ],
 )
@@ -214,3 +231,8 @@ RESIDENT = {"loader.resident": True}
 )  # fmt: skip
 def test_configurations_that_train_alike_come_to_the_same(one, other, on_cpu, on_cuda):
     assert (alike(one, other, "cpu"), alike(one, other, "cuda")) == (on_cpu, on_cuda)
+
+
+def test_the_stages_of_a_pipeline_share_no_batch():
+    piped = cfg.override(DEFAULT, PIPELINE | {"loader.batch_size": 20, "parallel.workers": 3})
+    assert piped.loader.batch_size == 20, "4 micro-batches of 5, whatever the number of stages"

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
-from tests.toy.train import IMAGES, INPUTS, TARGETS, begin, error
+from tests.toy.train import IMAGES, INPUTS, TARGETS, begin, error, plain
+from tunediff.config import ConfigError
+from tunediff.config.code import WorkloadError
 from tunediff.record import NotFiniteError
 from tunediff.training import state
 
@@ -19,11 +21,18 @@ SAME = [
     FSDP, FSDP | {"loader__accumulation": 2}, FSDP | {"precision__amp": "bf16"},
     FSDP | {"parallel__gradients": "bf16", "parallel__reshard": False},
 ]  # fmt: skip
+STRATEGIES = ["ddp", "fsdp", "pipeline"]
+PIPELINE = {"parallel__strategy": "pipeline"}
+PASSES = [
+    PIPELINE | {"parallel__schedule": "gpipe", "parallel__microbatches": 1, "loader__accumulation": 2},
+    PIPELINE | {"precision__amp": "bf16", "parallel__microbatches": 2},
+]
+FEW = 8 * 4
 EXACT, HALF = {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 2e-2, "atol": 2e-2}
 """How near ten steps on two ranks come to those of one: other sums, and other roundings to eight bits."""
 
 
-def told_and_learned(world, **how):
+def told_and_learned(world=CPU, **how):
     told = Told()
     outcome = train(world=world, observer=told, **how)
     return {"weights": weights(outcome), "points": told.points, "steps": outcome.steps, "finished": outcome.finished}
@@ -70,11 +79,26 @@ def diverges_on_one(trial):
         trial.update(optimizer)
 
 
-def judged_by_rank_0(trial):
+def by_passes(trial):
+    """A training that leaves both passes to the strategy; rank 0 judges it alone."""
     net, optimizer = begin(trial)
     trial.evaluate_with(lambda: trial.world.tell(error(net) if trial.world.main else None))
     for inputs, targets in trial.batches((INPUTS, TARGETS)):
-        trial.step(F.mse_loss(net(inputs), targets), optimizer)
+        losses = trial.forward_backward((inputs,), (targets,), squares)
+        assert len(losses) == trial.place.count == len(inputs)
+        if trial.last_pass:
+            trial.update(optimizer, clip_norm=0.5)
+
+
+def squares(output, target):
+    return (output.float() - target).square().mean(1)
+
+
+def refused(world, body):
+    try:
+        train(toy(**PLAIN, **PIPELINE), samples=IMAGES, world=world, body=body)
+    except (ConfigError, WorkloadError) as error:
+        return str(error)
 
 
 def everything(world, folder):
@@ -99,12 +123,18 @@ def everything(world, folder):
     answers["asked"] = {"steps": stopped.steps, "finished": stopped.finished}
 
     # ---- from one number of ranks to another, and evaluations that rank 0 makes alone
+    how = {"samples": FEW, "world": world, "body": by_passes}
+    for strategy in STRATEGIES:
+        config = toy(**PLAIN, parallel__strategy=strategy, parallel__microbatches=2)
+        told = Told()
+        grown = train(config, **how, folder=folder / f"grows {strategy}", evaluates=True, observer=told)
+        stop = Told(stop=lambda told: told.steps >= 2)
+        train(config, **how, folder=folder / f"shrinks {strategy}", observer=stop)
+        answers[strategy] = {"grown": weights(grown), "steps": (told.steps, grown.steps, stop.steps)}
+        answers[strategy]["judged"] = [point["error"] for point in grown.points[-1:]]
+    answers["passes"] = [told_and_learned(config=toy(**PLAIN, **knobs), **how) for knobs in PASSES]
+    answers["refused"] = [refused(world, body) for body in (None, plain((INPUTS, TARGETS)))]
     for strategy in ("ddp", "fsdp"):
-        how = {"config": toy(**PLAIN, parallel__strategy=strategy), "samples": IMAGES, "world": world}
-        grown = train(**how, folder=folder / f"grows {strategy}")
-        train(**how, folder=folder / f"shrinks {strategy}", observer=Told(stop=lambda told: told.steps >= 5))
-        judged = train(**how, evaluates=True, body=judged_by_rank_0)
-        answers[strategy] = {"grown": weights(grown), "steps": grown.steps, "judged": judged.points[-1]["error"]}
         fp16 = toy(**PLAIN, parallel__strategy=strategy, precision__amp="fp16")
         answers[strategy]["fp16"] = weights(train(fp16, samples=IMAGES, world=world))
 
@@ -128,17 +158,12 @@ def everything(world, folder):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    for strategy in ("ddp", "fsdp"):
-        stopped = train(
-            toy(norm=False),
-            samples=IMAGES,
-            folder=folder / f"grows {strategy}",
-            observer=Told(lambda told: told.steps >= 5),
-        )
-        assert stopped.steps == 5
+    how = {"config": toy(norm=False), "samples": FEW, "body": by_passes}
+    for strategy in STRATEGIES:
+        train(**how, folder=folder / f"grows {strategy}", observer=Told(stop=lambda told: told.steps >= 2))
     answers = ranks(everything, folder, folder)
-    for strategy in ("ddp", "fsdp"):
-        answers[0][strategy]["shrunk"] = train(toy(norm=False), samples=IMAGES, folder=folder / f"shrinks {strategy}")
+    for strategy in STRATEGIES:
+        answers[0][strategy]["shrunk"] = train(**how, folder=folder / f"shrinks {strategy}")
     return answers
 
 
@@ -198,22 +223,34 @@ def test_rank_0_decides_what_is_restored(two):
             assert_equal(two[0]["whole"], resumed["weights"])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("number", range(len(PASSES)), ids=[str(knobs) for knobs in PASSES])
+def test_two_ranks_whose_strategy_owns_both_passes_learn_what_one_learns(two, number):
+    one = told_and_learned(CPU, config=toy(norm=False, **PASSES[number]), samples=FEW, body=by_passes)
+    near = HALF if "bf16" in PASSES[number].values() else EXACT
+    for answers in two:
+        assert_equal(one["weights"], answers["passes"][number]["weights"], **near)
+    for point, alone in zip(two[0]["passes"][number]["points"], one["points"], strict=True):
+        assert (point.steps, point.samples) == (alone.steps, alone.samples)
+        assert point.loss == pytest.approx(alone.loss, rel=near["rtol"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_training_goes_on_with_another_number_of_ranks(two, strategy):
-    whole = weights(train(toy(norm=False), samples=IMAGES))
+    """Rank 0 judges it alone, while the others wait."""
+    whole = train(toy(norm=False), samples=FEW, body=by_passes, evaluates=True)
     for answers in two:
-        assert answers[strategy]["steps"] == 10
-        assert_equal(whole, answers[strategy]["grown"], **EXACT)
+        assert answers[strategy]["steps"] == (2, 4, 2)
+        assert_equal(weights(whole), answers[strategy]["grown"], **EXACT)
+        assert answers[strategy]["judged"] == [pytest.approx(whole.points[-1]["error"], rel=1e-4)]
     shrunk = two[0][strategy]["shrunk"]
-    assert (shrunk.finished, shrunk.steps) == (True, 10)
-    assert_equal(whole, weights(shrunk), **EXACT)
+    assert (shrunk.finished, shrunk.steps) == (True, 4)
+    assert_equal(weights(whole), weights(shrunk), **EXACT)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_rank_may_judge_the_model_alone(two, strategy):
-    alone = train(toy(norm=False), samples=IMAGES, evaluates=True, body=judged_by_rank_0)
+def test_a_loop_that_calls_the_model_itself_cannot_be_piped(two):
+    message = "parallel.strategy: pipeline needs trial.forward_backward(…) in place of net(…) and trial.step"
     for answers in two:
-        assert answers[strategy]["judged"] == pytest.approx(alone.points[-1]["error"], rel=1e-4)
+        assert answers["refused"] == [message, message]
 
 
 def test_loss_scaling_passes_over_the_same_steps_whatever_the_strategy(two):

@@ -261,7 +261,7 @@ class Loop:
         """
         assert self._judge is not None
         assert self._model is not None
-        for buffer in self._model.buffers() if self.world.size > 1 else ():
+        for buffer in self._model.buffers() if self._strategy.replicas.size > 1 else ():
             self.world.first(buffer)  # such as batch statistics: all ranks judge the model that is saved
         metric, modes = of(self.config).objective.name, [(module, module.training) for module in self._model.modules()]
         self._model.eval()
@@ -299,6 +299,7 @@ class Loop:
         if self._folder is None:
             return
         with self._clock.part("checkpoint"):
+            self._strategy.complete(*([self._result] if self._result is not None else []))
             result = self._result.state_dict() if self._result is not None else {}  # shares what is kept anyway
             content = self._learned() | {
                 "config": to_dict(self.config), "result": result,

@@ -163,6 +163,12 @@ SHARED = [
         "parallel__strategy": "fsdp",
         "memory__checkpoint": 0.5,
     },
+    {
+        "timesteps__name": "loss_second_moment",
+        "timesteps__history": 2,
+        "parallel__strategy": "pipeline",
+        "parallel__microbatches": 2,
+    },
 ]
 SHORT = {"process__steps": 10, "evaluation__steps": 5}
 

@@ -17,4 +17,8 @@ def build(config: Systems, world: World) -> Single:
         from tunediff.training.strategies.fsdp import Fsdp  # a second of imports
 
         return Fsdp(config, world)
+    if name == "pipeline":
+        from tunediff.training.strategies.pipeline import Pipeline
+
+        return Pipeline(config, world)
     return {"ddp": Ddp, "single": Single}[name](config, world)

@@ -224,6 +224,9 @@ class BetaPolicy(Mixed):
             why = "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
             graphs = "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
             raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
+        if config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
+            why = "timesteps.name = beta_policy looks ahead, for which no rank has the whole network"
+            raise Refusal("parallel.strategy", f"{why}; use ddp or fsdp")
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
 
