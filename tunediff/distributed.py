@@ -66,8 +66,12 @@ class World:
 
     def first(self, tensor: Tensor) -> Tensor:
         """`tensor` itself, with rank 0's numbers in it."""
+        return self.of(0, tensor)
+
+    def of(self, rank: int, tensor: Tensor) -> Tensor:
+        """`tensor` itself, with that rank's numbers in it."""
         if self.size > 1:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=rank)
         return tensor
 
     def stack(self, tensor: Tensor) -> Tensor:

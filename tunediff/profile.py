@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _one_worker(config: Systems) -> tuple[Systems, int]:
     """What one of the training workers does, and how many there are."""
     workers = config.parallel.workers
-    share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // workers}
+    sharers = 1 if config.parallel.strategy == "pipeline" else workers  # its stages see the whole batch
+    share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // sharers}
     return (cfg.override(config, share), workers) if workers > 1 else (config, 1)
 
 

@@ -1,8 +1,9 @@
 """Train one configuration outside any search: `python -m tunediff.train --config best.yaml --budget 5m`.
 
-Without --budget and --samples it trains until it is stopped. The same command again resumes an interrupted training and
-does nothing to a finished one. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.train …` with
-parallel.workers = N. TensorBoard curves lie in the folder of the run.
+Without --budget and --samples it trains until it is stopped. The same command again resumes an interrupted training,
+also with other knobs of `parallel`, and does nothing to a finished one. Runs alone, or as
+`torchrun --nproc-per-node N -m tunediff.train …` with parallel.workers = N. TensorBoard curves lie in the folder of the
+run.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         if known.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, known.configuration)
             changed = cli.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
-            raise ConfigError(f"--out: {folder} holds a training of another configuration ({changed}); choose another")
+            if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
+                raise ConfigError(
+                    f"--out: {folder} holds a training of another configuration ({changed}); choose another"
+                )
         if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
             theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('samples')} samples"
             if known.drawn.get("open_ended"):

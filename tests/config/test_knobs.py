@@ -29,7 +29,8 @@ loader.batch_size loader.accumulation loader.resident loader.workers loader.pref
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
 precision.amp precision.matmul precision.cudnn_benchmark memory.channels_last memory.checkpoint
 memory.keep_freed compile.mode compile.dynamic compile.scope
-parallel.workers parallel.bucket_mib parallel.static_graph
+parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
+parallel.microbatches parallel.schedule
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
 evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
 seed
@@ -130,6 +131,20 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
         ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
+        ({"parallel.strategy": "fsdp"}, "cuda", "parallel.strategy"),
+        ({"parallel.gradients": "bf16"}, "cuda", "parallel.gradients"),
+        ({"parallel.workers": 2, "parallel.reshard": False}, "cuda", "parallel.reshard"),
+        ({"parallel.workers": 2, "parallel.schedule": "gpipe"}, "cpu", "parallel.schedule"),
+        (
+            {"parallel.workers": 2, "parallel.strategy": "pipeline", "parallel.gradients": "bf16"},
+            "cpu",
+            "parallel.gradients",
+        ),
+        (
+            {"parallel.workers": 2, "parallel.strategy": "fsdp", "parallel.bucket_mib": 5.0},
+            "cpu",
+            "parallel.bucket_mib",
+        ),
     ],
 )
 def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
@@ -147,11 +162,15 @@ def test_what_has_an_effect_is_not_said_to_have_none():
     assert cfg.not_effective(cfg.override(DEFAULT, {"memory.keep_freed": False}), "cuda") == {}
     effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
     effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
-    effective |= {"memory.keep_freed": False}
+    effective |= {"memory.keep_freed": False, "parallel.gradients": "bf16"}
     assert cfg.not_effective(cfg.override(DEFAULT, effective), "cuda") == {}
     assert cfg.not_effective(cfg.override(DEFAULT, {"precision.matmul": "medium"}), "cpu").keys() == {
         "loader.pin_memory", "loader.non_blocking",
     }  # fmt: skip
+
+
+FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
+PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +180,21 @@ def test_what_has_an_effect_is_not_said_to_have_none():
         ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
         ({"parallel.static_graph": True, "loader.accumulation": 2}, "another graph"),
         ({"parallel.bucket_mib": 0.0}, "above 0"),
+        ({"parallel.strategy": "single", "parallel.workers": 2}, "single is one process, and parallel.workers = 2"),
+        (FSDP | {"memory.channels_last": True}, "memory.channels_last: True is not allowed: parallel.strategy = fsdp"),
+        (
+            FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
+            "precision.amp: 'fp16' is not allowed: par",
+        ),
+        (PIPELINE | {"parallel.microbatches": 1}, "parallel.microbatches: 1 is not allowed: parallel.schedule = 1f1b"),
+        (PIPELINE | {"loader.batch_size": 6}, "a multiple of parallel.microbatches × loader.accumulation = 4"),
+        (PIPELINE | {"precision.amp": "fp16"}, "use bf16"),
+        (PIPELINE | {"compile.mode": "default"}, "compile.scope: 'model' is not allowed"),
+        (PIPELINE | {"compile.mode": "max-autotune", "compile.scope": "blocks"}, "compile.mode: 'max-autotune' is not"),
+        (
+            PIPELINE | {"timesteps.name": "beta_policy"},
+            "parallel.strategy: 'pipeline' is not allowed: timesteps.name =",
+        ),
     ],
 )
 def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
@@ -188,9 +222,17 @@ RESIDENT = {"loader.resident": True}
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "default"}, True, False),
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "none"}, False, False),
         ({"parallel.bucket_mib": 5.0}, {"parallel.static_graph": True}, True, True),
+        ({"parallel.strategy": "fsdp"}, {"parallel.strategy": "single"}, True, True),
+        (FSDP | {"parallel.bucket_mib": 5.0}, FSDP | {"parallel.static_graph": True}, True, True),
+        (FSDP, {"parallel.workers": 2}, False, False),
         ({"seed": 1}, {"seed": 2}, False, False),
         (RESIDENT, {"loader.resident": False}, False, False),
     ],
 )  # fmt: skip
 def test_configurations_that_train_alike_come_to_the_same(one, other, on_cpu, on_cuda):
     assert (alike(one, other, "cpu"), alike(one, other, "cuda")) == (on_cpu, on_cuda)
+
+
+def test_the_stages_of_a_pipeline_share_no_batch():
+    piped = cfg.override(DEFAULT, PIPELINE | {"loader.batch_size": 20, "parallel.workers": 3})
+    assert piped.loader.batch_size == 20, "4 micro-batches of 5, whatever the number of stages"

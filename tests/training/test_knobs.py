@@ -1,6 +1,7 @@
 """Every systems knob really changes what it says. That what is learned stays is tested with the trainings."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tunediff.training import strategies
 from tunediff.training.compilation import compiled
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp, set_backends
+from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.unet import Block, UNet
@@ -271,3 +273,35 @@ def test_every_systems_knob_is_named_in_a_test():
     own = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     missing = [name for name in systems if name.replace(".", "__") not in own and name.partition(".")[0] != "compile"]
     assert missing == []
+
+
+def test_stages_are_cut_where_the_dearest_costs_least():
+    assert cuts([1, 1, 1, 1], 2) == [0, 2, 4]
+    assert cuts([5, 1, 1, 1, 1], 2) == [0, 1, 5]
+    assert cuts([1, 1, 1, 1, 5], 3) in ([0, 2, 4, 5], [0, 1, 4, 5], [0, 3, 4, 5])
+    costs = [3, 1, 4, 1, 5, 9, 2, 6]
+    dearest = {ends: max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *ends, 8)))
+               for ends in itertools.combinations(range(1, 8), 3)}  # fmt: skip
+    assert dearest[tuple(cuts(costs, 4)[1:-1])] == min(dearest.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Linear(4, 4), "strategy: pipeline is not allowed: Linear is no nn.Sequential and has no chain"),
+        (nn.Sequential(nn.Linear(4, 4)), "workers: 2 is not allowed: the model has 1 links"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model, reason):
+    with pytest.raises(cfg.ConfigError, match=reason):
+        strategies.build(tiny(parallel__workers=2, parallel__strategy="pipeline"), World(0, 2, CPU)).wrap(model)
+
+
+def test_layers_that_share_weights_stay_in_one_stage():
+    first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+    last.weight = first.weight
+    pipeline = strategies.build(tiny(parallel__workers=2, parallel__strategy="pipeline"), World(0, 2, CPU))
+    pipeline.wrap(nn.Sequential(first, last))
+    pipeline._own(first, 0)
+    with pytest.raises(cfg.ConfigError, match="weight would belong to two stages"):
+        pipeline._own(last, 1)

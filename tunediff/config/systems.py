@@ -43,10 +43,9 @@ class Loader:
         mode = config.compile.mode
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
             raise Refusal("loader.accumulation", f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate")
-        if self.batch_size % (passes := config.parallel.workers * self.accumulation):
-            raise Refusal(
-                "loader.batch_size", f"must be a multiple of parallel.workers × loader.accumulation = {passes}"
-            )
+        parts, name = config.parallel.parts
+        if self.batch_size % (passes := parts * self.accumulation):
+            raise Refusal("loader.batch_size", f"must be a multiple of {name} × loader.accumulation = {passes}")
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.resident:
@@ -132,24 +131,78 @@ class Compile:
 
 @section
 class Parallel:
-    """Data-parallel training (DistributedDataParallel; gloo on CPU, NCCL on GPU)."""
+    """How several processes train one model (gloo on CPU, NCCL on GPU)."""
 
     workers: Annotated[Int, Ge(1), Le(1024)] = 1
     """World size: training processes, one per GPU, or sharing the CPU cores."""
+    strategy: Literal["ddp", "fsdp", "pipeline", "single"] = "ddp"
+    """What the workers share: with `ddp` each has the model and a part of the batch, and gradients are averaged; with
+    `fsdp` (FSDP2) each also keeps only its share of the weights, gradients and optimizer state, and gets the rest of a
+    block while that runs; with `pipeline` each has the whole batch and learns a part of the model, by
+    `trial.forward_backward`; `single` is one process. One worker trains alone, whatever is said here."""
+    gradients: Literal["float32", "bf16"] = "float32"
+    """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds it."""
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
-    """Gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
+    """ddp: gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
     static_graph: Bool = False
-    """Tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
+    """ddp: tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
     parameters and lets it order the buckets by the first step."""
+    reshard: Bool = True
+    """fsdp: give the weights of a block back after its forward pass, and gather them again for the backward pass: less
+    memory, half as much again to send."""
+    microbatches: Annotated[Int, Ge(1), Le(1024)] = 4
+    """pipeline: parts into which each pass's batch is cut, so that the stages work at the same time. Of S stages and M
+    parts each waits for (S − 1) / (M + S − 1) of a pass at least."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """pipeline: `gpipe` takes all parts forward, then all backward; `1f1b` goes back as soon as it can, and keeps the
+    activations of no more parts than there are stages."""
+
+    @property
+    def parts(self) -> tuple[int, str]:
+        """Of how many equal parts each pass's batch is made, and the name of the knob that says so."""
+        if self.strategy == "pipeline" and self.workers > 1:
+            return self.microbatches, "parallel.microbatches"
+        return self.workers, "parallel.workers"
 
     def check(self, config: Systems) -> None:
-        if self.static_graph and config.loader.accumulation > 1:
+        if self.strategy == "single" and self.workers > 1:
+            raise Refusal("parallel.strategy", f"single is one process, and parallel.workers = {self.workers}")
+        if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
             raise Refusal("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
+        if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last:
+            raise Refusal("memory.channels_last", "parallel.strategy = fsdp divides weights in their usual order only")
+
+        if self.strategy == "pipeline" and self.workers > 1:
+            self._check_pipeline(config)
+
+    def _check_pipeline(self, config: Systems) -> None:
+        piped = "parallel.strategy = pipeline"
+        if self.schedule == "1f1b" and self.microbatches < self.workers:
+            stages = f"parallel.schedule = 1f1b needs one for each of parallel.workers = {self.workers}"
+            raise Refusal("parallel.microbatches", f"{stages} at least")
+        if config.precision.amp == "fp16":
+            raise Refusal("precision.amp", f"stages of {piped} would find loss scales of their own; use bf16")
+        if config.compile.active and config.compile.scope == "model":
+            raise Refusal("compile.scope", f"{piped} never runs the model as a whole; use blocks")
+        if config.compile.mode in CUDA_GRAPHS:
+            raise Refusal(
+                "compile.mode", f"{piped} has several passes under way, which CUDA graphs cannot; use default"
+            )
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
-        changed = {"bucket_mib": self.bucket_mib != Parallel().bucket_mib, "static_graph": self.static_graph}
-        alone = "one worker has nobody to average with"
-        yield from ((f"parallel.{name}", alone) for name, set_ in changed.items() if set_ and self.workers == 1)
+        changed = [name for name, value in vars(Parallel()).items() if getattr(self, name) != value]
+        for name in changed:
+            if name != "workers" and self.workers == 1:
+                yield f"parallel.{name}", "one worker trains alone"
+            elif self.strategy not in (of := _ONLY_OF.get(name, (self.strategy,))):
+                yield f"parallel.{name}", f"it belongs to parallel.strategy = {' and '.join(of)}"
+
+
+_ONLY_OF = {
+    "gradients": ("ddp", "fsdp"), "bucket_mib": ("ddp",), "static_graph": ("ddp",), "reshard": ("fsdp",),
+    "microbatches": ("pipeline",), "schedule": ("pipeline",),
+}  # fmt: skip
+"""Knobs of `Parallel` that only some strategies have."""
 
 
 @section

@@ -68,9 +68,9 @@ class _Checked(Trial):
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
         self.plain, prepared = model, super().prepare(model, **options)
         self.outer = prepared if prepared is not model else copy.copy(model)
-        self.called, calls = 0, collections.OrderedDict[int, Any]()
+        self.called, calls = 0, collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
         self.outer._forward_pre_hooks = calls
-        self.outer.register_forward_pre_hook(self._note)
+        self.outer.register_forward_pre_hook(self._called)
         self.before = state.copied(model.state_dict())
         return self.outer
 
@@ -89,7 +89,11 @@ class _Checked(Trial):
                 self.first = _digest(batch)
             yield batch
 
-    def _note(self, module: nn.Module, inputs: Any) -> None:
+    def forward_backward(self, *passed: Any, **options: Any) -> Tensor:
+        self.called += self._strategy.owns_passes
+        return super().forward_backward(*passed, **options)
+
+    def _called(self, module: nn.Module, inputs: Any) -> None:
         self.called += torch.is_grad_enabled()
 
 
@@ -143,7 +147,7 @@ def _warnings(trial: _Checked, world: World) -> list[str]:
         found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
     firsts = world.gather(trial.first)
-    if world.size > 1 and len(set(firsts)) == 1:
+    if trial.replicas.size > 1 and len(set(firsts)) == 1:
         found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
     return found
 

@@ -15,14 +15,13 @@ from tunediff.training import knobs
 class Ema:
     """Exponential moving average of a network's parameters in float32; `model` is the averaged network.
 
-    `model` is a copy in eval mode that needs no gradients. Construct it from the plain network, before
-    DistributedDataParallel and torch.compile wrap it; `update` takes either.
+    `model` is a copy in eval mode that needs no gradients, shared out over ranks as the network is. Construct it from
+    the network that went into `trial.prepare`, after that; `update` takes what came out as well.
     """
 
     def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
-        self._parameters: list[Tensor] = list(self.model.parameters())
 
     def decay(self, progress: float, delta: float) -> float:
         """Share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
@@ -39,8 +38,8 @@ class Ema:
 
         `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
         """
-        theirs = [parameter.float() for parameter in model.parameters()]
-        torch._foreach_lerp_(self._parameters, theirs, 1 - self.decay(progress, delta))
+        theirs = [parameter.float() for parameter in _here(model)]
+        torch._foreach_lerp_(_here(self.model), theirs, 1 - self.decay(progress, delta))
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
 
@@ -51,3 +50,8 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. Raises `RuntimeError` if it is of another network."""
         self.model.load_state_dict(state)
+
+
+def _here(model: nn.Module) -> list[Tensor]:
+    """What this rank has of each parameter."""
+    return [one.to_local() if hasattr(one, "to_local") else one for one in model.parameters()]

@@ -261,13 +261,15 @@ class Loop:
         """
         assert self._judge is not None
         assert self._model is not None
-        for buffer in self._model.buffers() if self.world.size > 1 else ():
+        for buffer in self._model.buffers() if self._strategy.replicas.size > 1 else ():
             self.world.first(buffer)  # such as batch statistics: all ranks judge the model that is saved
         metric, modes = of(self.config).objective.name, [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for every trial, and no trace of it
+            judged = [state.plain(model) for model in (self._model, self._result) if model is not None]
+            alone = self._strategy.callable_alone(*dict.fromkeys(judged))
+            with alone, torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for all trials, without trace
                 torch.manual_seed(0)
                 found = self._judge()
         finally:
@@ -297,6 +299,7 @@ class Loop:
         if self._folder is None:
             return
         with self._clock.part("checkpoint"):
+            self._strategy.complete(*([self._result] if self._result is not None else []))
             result = self._result.state_dict() if self._result is not None else {}  # shares what is kept anyway
             content = self._learned() | {
                 "config": to_dict(self.config), "result": result,
@@ -341,7 +344,7 @@ class Loop:
             steps=self._pace.steps,
             samples=self._pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
-            model=self._result,
+            model=self._strategy.whole(self._result),
             unread=self._unread(),
         )
 

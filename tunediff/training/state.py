@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.files import write_atomically
 
@@ -54,10 +55,16 @@ class State:
         return {"kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng())}
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else."""
+        """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else.
+
+        Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
+        """
         for name, one in self._kept.items():
             one.load_state_dict(state["kept"][name])
         self.rng.set_state(state["shared_rng"].cpu())
+        if len(state["rng"]) != self._world.size:  # goes on with another number of ranks
+            torch.manual_seed(mix(state["rng"][0][0].tolist(), self._world.rank))
+            return
         own = state["rng"][self._world.rank]
         torch.set_rng_state(own[0].cpu())
         if len(own) > 1:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from tunediff.config import of
 from tunediff.data import loader
+from tunediff.distributed import World
 from tunediff.training import memory, state
 from tunediff.training.compilation import compiled
 from tunediff.training.feed import Endless
@@ -72,8 +73,13 @@ class Trial(Loop):
     @property
     def place(self) -> Place:
         """This rank's part of every micro-batch."""
-        count = self.config.loader.batch_size // (self.config.loader.accumulation * self.world.size)
-        return Place(self.world.rank * count, count, count * self.world.size)
+        count = self.config.loader.batch_size // (self.config.loader.accumulation * self.replicas.size)
+        return Place(self.replicas.rank * count, count, count * self.replicas.size)
+
+    @property
+    def replicas(self) -> World:
+        """The ranks that have a part of every batch each: `world`, but with `pipeline`, where each sees the whole."""
+        return self._strategy.replicas
 
     def should_stop(self) -> bool:
         """Whether this rank was asked to stop; a long evaluation may raise TimeoutError, on all ranks at once."""
@@ -101,13 +107,15 @@ class Trial(Loop):
             memory.checkpoint(model, blocks, share)
         if self._initial is not None:
             model.load_state_dict(self._initial)
-        self._model = compiled(self._strategy.wrap(model), model, self.config.compile, blocks)
+        self._model = compiled(self._strategy.wrap(model, blocks), model, self.config.compile, blocks)
         self._result, self._flops = model, flops_per_sample
         return self._model
 
     def keep(self, **kept: state.Stateful) -> None:
         """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""
         self._state.keep(kept)
+        for one in kept.values():
+            self._strategy.keeps(one)
 
     def exports(self, model: nn.Module) -> None:
         """The model that is the result, where it is not the prepared one: averaged weights, for example."""
@@ -144,12 +152,18 @@ class Trial(Loop):
 
     def backward(self, loss: Tensor) -> None:
         """The gradients of one pass's mean loss, under loss scaling and accumulation."""
+        if self._strategy.owns_passes:
+            raise self._mistake("parallel.strategy = pipeline needs trial.forward_backward(…) in place of trial.step")
         self._phases.switch("backward")
         accumulation = self.config.loader.accumulation
         share = loss / accumulation if accumulation > 1 else loss
         self._amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._loss = share.detach() if self._loss is None else self._loss + share.detach()
+        self._note(share.detach())
         self._phases.switch(None)
+
+    def _note(self, share: Tensor) -> None:
+        """One pass's share of the step's loss."""
+        self._loss = share if self._loss is None else self._loss + share
 
     def backward_beside(self, loss: Tensor) -> None:
         """Gradients of parameters outside the prepared model, which learn from a loss of their own."""
@@ -165,6 +179,13 @@ class Trial(Loop):
         `weights` [b], is what is minimised. Returns the items' losses, detached.
         """
         assert self._model is not None, "trial.prepare(model) comes first"
+        if self._strategy.owns_passes:
+            count = len(inputs[0]) * self.config.loader.accumulation
+            factors = (torch.ones(len(inputs[0]), device=self.device) if weights is None else weights) / count
+            losses = self._strategy.passes(inputs, targets, loss_of, factors, self.autocast)
+            self._note((factors * losses).sum())
+            self._phases.switch(None)
+            return losses
         with self.autocast():
             output = self._model(*inputs)
         losses = loss_of(output, *targets)
@@ -184,7 +205,7 @@ class Trial(Loop):
             self.world.average_gradients(beside)
             self._amp.scaler.unscale_(optimizer)
             if clip_norm is not None and self._model is not None:
-                nn.utils.clip_grad_norm_(self._model.parameters(), clip_norm)
+                self._strategy.clip(self._model.parameters(), clip_norm)
             self._amp.scaler.step(optimizer)
             self._amp.scaler.update()
             optimizer.zero_grad(set_to_none=True)
@@ -241,7 +262,7 @@ class Trial(Loop):
         what the loop gets, with random numbers that no way of dividing the batch changes. `samples_each`: what one item
         counts as in `UNIT`, such as the tokens of a sequence.
         """
-        section, world = self.config.loader, self.world
+        section, world = self.config.loader, self.replicas
         self._counts = section.batch_size * samples_each
         if (length := loader.length(source)) == 0:
             raise self._mistake("trial.batches: the data set is empty")
@@ -260,7 +281,7 @@ class Trial(Loop):
         def build(start: int) -> Endless:
             feed = Endless(batches, self.device)
             each = samples if samples is not None else feed.samples
-            self._counts = int(self.world.agree(each)) * self.world.size * self.config.loader.accumulation
+            self._counts = int(self.world.agree(each)) * self.replicas.size * self.config.loader.accumulation
             return feed
 
         self._own_loader = True

@@ -18,7 +18,14 @@ _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 _MEMORY_FREE = (
     *("seed", "loader.batch_size", "loader.accumulation", "loader.workers", "loader.prefetch_factor"),
     *("loader.persistent_workers", "loader.pin_memory", "loader.non_blocking", "loader.transfer", "loader.resident"),
-    *("precision.amp", "precision.matmul", "parallel.workers", "parallel.bucket_mib", "evaluation."),
+    *(
+        "precision.amp",
+        "precision.matmul",
+        "parallel.workers",
+        "parallel.bucket_mib",
+        "parallel.gradients",
+        "evaluation.",
+    ),
 )
 """Knobs of every workload that are compared below, or that change no more than a few MiB of device memory. A workload
 names its own; a name that ends in a dot stands for a section."""
@@ -45,7 +52,8 @@ def needs_at_least(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     if other["loader.resident"] and not one["loader.resident"]:
         return False
-    if one["parallel.workers"] < other["parallel.workers"]:  # gradient buckets; on a CPU all share one memory
+    more = one["parallel.workers"] - other["parallel.workers"]  # gradient buckets; on a CPU all share one memory
+    if more < 0 or (more > 0 and one.get("parallel.strategy", "ddp") != "ddp"):  # others divide the model
         return False
 
     free = (*_MEMORY_FREE, *saving, *getattr(own, "MEMORY_FREE", ()))

@@ -231,9 +231,16 @@ def test_state_of_another_configuration_is_refused() -> None:
         build(knobs.InfoNoise(bins=5)).load_state_dict(build(knobs.InfoNoise()).state_dict())
     with pytest.raises(ValueError, match="scan"):
         build(knobs.BetaPolicy(scan=5)).load_state_dict(build(knobs.BetaPolicy()).state_dict())
-    of_two = build(knobs.InfoNoise()).state_dict() | {"pending": torch.zeros(2, 1, 3, 8, dtype=torch.float64)}
-    with pytest.raises(ValueError, match="2 workers in the checkpoint, 1 here"):
-        build(knobs.InfoNoise()).load_state_dict(of_two)
+
+
+def test_what_is_pending_goes_to_as_many_workers_as_there_are() -> None:
+    pending = torch.arange(2.0 * 5 * 3 * 8).double().view(2, 5, 3, 8) % 7
+    sampler = build(knobs.InfoNoise())
+    sampler.load_state_dict(sampler.state_dict() | {"pending": pending})
+    assert torch.equal(sampler.state_dict()["pending"][0], torch.cat((pending[0], pending[1]), dim=-1))
+    for _ in range(3):
+        learn(sampler, torch.zeros(16, dtype=torch.int64), torch.ones(16))
+    assert sampler.state_dict()["pending"].shape[1] == 0, "learned from, together with what came after"
 
 
 @pytest.mark.parametrize(

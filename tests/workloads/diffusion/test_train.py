@@ -20,6 +20,7 @@ from tests.helpers import (
 )  # fmt: skip
 from tunediff import config as cfg
 from tunediff.record import NotFiniteError
+from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
 from tunediff.workloads.diffusion import unet
@@ -156,23 +157,42 @@ SHARED = [
     {"timesteps__name": "wiener", "weighting__name": "uncertainty"},
     {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 5},
     {"timesteps__name": "uniform", "parallel__static_graph": True, "parallel__bucket_mib": 0.01},
+    {
+        "timesteps__name": "wiener",
+        "weighting__name": "uncertainty",
+        "parallel__strategy": "fsdp",
+        "memory__checkpoint": 0.5,
+    },
+    {
+        "timesteps__name": "loss_second_moment",
+        "timesteps__history": 2,
+        "parallel__strategy": "pipeline",
+        "parallel__microbatches": 2,
+    },
 ]
 SHORT = {"process__steps": 10, "evaluation__steps": 5}
 
 
-def shared(world):
+MOVED = {"timesteps__name": "info_noise", "parallel__strategy": "fsdp", **SHORT}
+
+
+def shared(world, folder):
     found = []
     for knobs in SHARED:
         told = Told()
         outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), world=world, observer=told)
         found.append({"weights": weights(outcome), "told": told.points})
-    return found
+    # Goes on from what one process left, its adaptive sampler in the middle of what it has seen.
+    train(tiny(**MOVED, parallel__workers=2), world=world, folder=folder)
+    return [*found, state.load(folder)]
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """What two processes make of each of `SHARED`; one start for all."""
-    return list(zip(*ranks(shared, tmp_path_factory.mktemp("ranks")), strict=True))
+    folder = tmp_path_factory.mktemp("ranks")
+    train(tiny(**MOVED), folder=folder, observer=Told(stop=lambda told: told.steps >= 13))
+    return list(zip(*ranks(shared, folder, folder), strict=True))
 
 
 @pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda number: SHARED[number]["timesteps__name"])
@@ -181,6 +201,15 @@ def test_two_ranks_learn_what_one_rank_learns(two_ranks, number):
     assert [len(rank["told"]) for rank in both] == [2, 0]
     assert_equal(both[0]["weights"], both[1]["weights"])
     assert_equal(one, both[0]["weights"], rtol=1e-3, atol=2e-5)
+
+
+def test_two_ranks_go_on_from_what_one_rank_left(two_ranks, tmp_path):
+    """The average, the optimizer and the sampler are as if it had gone on alone."""
+    train(tiny(**MOVED), folder=tmp_path)
+    alone, both = state.load(tmp_path), two_ranks[-1][0]
+    assert both["pace"]["steps"] == alone["pace"]["steps"] == 20
+    del both["kept"]["objective"]["sampler"]["pending"], alone["kept"]["objective"]["sampler"]["pending"]
+    assert_equal(alone["kept"], both["kept"], rtol=1e-3, atol=2e-5)
 
 
 # ---------------------------------------------------------------------------------------------- knobs that change speed

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.workloads.diffusion import knobs
@@ -180,3 +180,17 @@ def test_compiled_bfloat16_has_the_gradients_of_eager():
         output.float().square().mean().backward()
     for (name, mine), theirs in zip(network.named_parameters(), eager.parameters(), strict=True):
         assert (mine.grad - theirs.grad).norm() < 0.03 * theirs.grad.norm(), name
+
+
+def test_its_links_compute_what_it_computes_wherever_they_are_cut() -> None:
+    net = disturbed(knobs.Model(channels=8, norm_groups=4, multipliers=(1, 2), attention=(4,), blocks=2, dropout=0.0))
+    x, t = torch.randn(3, 1, 8, 8), torch.tensor([0, 7, 999])
+    links = net.chain()
+    inside = {id(parameter) for link in links for parameter in link.parameters()}
+    assert inside == {id(parameter) for parameter in net.parameters()}, "each is learned in one of them"
+    carried: tuple[Tensor, ...] = (x, t)
+    for link in links:
+        found = link(*carried)
+        carried = found if isinstance(found, tuple) else (found,)
+    torch.testing.assert_close(carried[0], net(x, t))
+    assert len(carried) == 1, "no skip is left over"

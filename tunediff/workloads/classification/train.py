@@ -26,7 +26,7 @@ def train(trial: Trial) -> None:
     """Learn to tell the classes of images; all ranks call it."""
     knobs: Knobs = trial.knobs
     net = network(knobs)
-    model = trial.prepare(net, blocks=networks.Block, flops_per_sample=flops_per_sample(knobs))
+    trial.prepare(net, blocks=networks.Block, flops_per_sample=flops_per_sample(knobs))
     optimizer = optimizers.build(knobs.optimizer, net.parameters())
     trial.keep(network=net, optimizer=optimizer)
 
@@ -45,12 +45,17 @@ def train(trial: Trial) -> None:
 
     # ---- train
     assert data.labels is not None
+    smoothing = knobs.regularization.label_smoothing
+
+    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+
     prepare = augmented(knobs.data.horizontal_flip, knobs.regularization.crop_padding)
     for images, labels in trial.batches((data.pixels, data.labels), prepare):
         optimizers.set_learning_rate(optimizer, knobs.optimizer, trial.progress)
-        with trial.autocast():
-            loss = F.cross_entropy(model(images), labels, label_smoothing=knobs.regularization.label_smoothing)
-        trial.step(loss, optimizer, clip_norm=knobs.optimizer.clip_norm)
+        trial.forward_backward((images,), (labels,), loss_of)
+        if trial.last_pass:
+            trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
 
 
 # --------------------------------------------------------------------------------------------------------- the network

@@ -212,6 +212,9 @@ class BetaPolicy(Mixed):
             why = "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
             graphs = "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
             raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
+        if config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
+            why = "timesteps.name = beta_policy looks ahead, for which no rank has the whole network"
+            raise Refusal("parallel.strategy", f"{why}; use ddp or fsdp")
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
 
@@ -312,6 +315,9 @@ class Uncertainty:
         if isinstance(config.timesteps, LossSecondMoment):
             why = "it makes the losses of all timesteps alike"
             raise Refusal("weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by")
+        if config.precision.amp == "fp16" and config.parallel.strategy == "fsdp" and config.parallel.workers > 1:
+            why = "parallel.strategy = fsdp divides the network and not what weighting.name = uncertainty learns"
+            raise Refusal("precision.amp", f"{why}, and loss scaling takes no such mixture; use bf16")
 
 
 _Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty

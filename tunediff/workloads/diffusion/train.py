@@ -35,7 +35,7 @@ def train(trial: Trial) -> None:
     knobs: Knobs = trial.knobs
     unet, process = network(knobs), Diffusion(knobs.process, trial.device)
     model = trial.prepare(unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data))
-    sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.world)
+    sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
     weights = weighting.build(knobs.weighting, process)
     objective, ema = Objective(sampler, weights, process), Ema(knobs.ema, unet)
     batch_size = trial.config.loader.batch_size

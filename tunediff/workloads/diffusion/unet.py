@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +93,38 @@ class UNet(nn.Module):
         output: Tensor = self.output(F.silu(self.norm(h)))
         return output.to(x.dtype)
 
+    def chain(self) -> list[nn.Module]:
+        """The same in links, each taking what the one before gives, for a pipeline to cut anywhere: on the way down
+        (embedding, *skips), of which the last is also what is worked on, then (h, embedding, *skips left)."""
+
+        def begin(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+            return self.time(t), self.input(x)
+
+        def down(layer: nn.Module, embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+            return embedding, *skips, self._run(layer, skips[-1], embedding)
+
+        def turn(embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+            return middle(self.middle[0], skips[-1], embedding, *skips)
+
+        def middle(layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+            return self._run(layer, h, embedding), embedding, *skips
+
+        def up(layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+            if isinstance(layer, Block):
+                return self._run(layer, torch.cat((h, skips[-1]), dim=1), embedding), embedding, *skips[:-1]
+            return self._run(layer, h, embedding), embedding, *skips
+
+        def end(h: Tensor, embedding: Tensor) -> Tensor:
+            output: Tensor = self.output(F.silu(self.norm(h)))
+            return output.to(self.output.weight.dtype)
+
+        links = [Link(begin, self.time, self.input)]
+        links += [Link(functools.partial(down, layer), layer) for layer in self.down]
+        links += [Link(turn, self.middle[0])]
+        links += [Link(functools.partial(middle, layer), layer) for layer in list(self.middle)[1:]]
+        links += [Link(functools.partial(up, layer), layer) for layer in self.up]
+        return [*links, Link(end, self.norm, self.output)]
+
     def _run(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and getattr(layer, "recomputed", False):
             h = checkpoint(layer, h, embedding, use_reentrant=False)
@@ -114,6 +147,17 @@ class UNet(nn.Module):
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.out.weight)
         nn.init.zeros_(self.output.weight)
+
+
+class Link(nn.Module):
+    """A function of the layers in it."""
+
+    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, *carried: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.function(*carried)
 
 
 class TimeEmbedding(nn.Module):

@@ -69,10 +69,9 @@ class _Adaptive(TableSampler):
             if (found := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
                 raise ValueError(f"{what} of shape {tuple(found)} does not fit; expected {tuple(expected)}")
             getattr(self, f"_{name}").copy_(state[name])
-        held = state["pending"]
-        if held.dim() != 4 or held.shape[0] != self.world.size:
-            raise ValueError(f"errors of {held.shape[0]} workers in the checkpoint, {self.world.size} here")
-        self._pending = [(t.long(), e, w) for t, e, w in held[self.world.rank].to(self.device)]
+        held = state["pending"].permute(1, 2, 0, 3).flatten(2)  # [batches, 3, b of all ranks], however many there were
+        mine = held.tensor_split(self.world.size, dim=2)[self.world.rank]
+        self._pending = [(t.long(), e, w) for t, e, w in mine.to(self.device)]
         self._refresh()
 
 

@@ -1,0 +1,220 @@
+"""Every process has a part of the model; a batch goes through them in micro-batches (torch.distributed.pipelining)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from tunediff.config.knobs import refuse
+from tunediff.config.systems import Systems
+from tunediff.distributed import World, alone
+from tunediff.training.strategies.single import Context, LossOf, Single
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Pipeline(Single):
+    """Each rank runs and learns one stage: some consecutive links of the model's chain, of about equal cost.
+
+    All ranks have the whole model, gradients and optimizer state of their own stage alone, and see the whole batch.
+    What others have learned is filled in where the model is judged or saved.
+    """
+
+    owns_passes = True
+
+    def __init__(self, config: Systems, world: World) -> None:
+        super().__init__(config, world)
+        self.replicas = alone(world.device)
+        self._owners, self._alone = dict[str, int](), False
+        self._kept: list[nn.Module] = []
+        self._schedule: Any = None
+
+    def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
+        self._model, self._links = model, chain(model)
+        few = f"the model has {len(self._links)} links to divide; allowed: as many workers at most"
+        refuse(len(self._links) < self._world.size, f"parallel.workers: {self._world.size} is not allowed: {few}")
+
+        def guard(module: nn.Module, inputs: Any) -> None:
+            call = "parallel.strategy: pipeline needs trial.forward_backward(…) in place of net(…) and trial.step"
+            refuse(module is model and not self._alone, call)
+
+        model.register_forward_pre_hook(guard)
+        return model
+
+    # ------------------------------------------------------------------------------------------------------ the passes
+    def passes(
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: LossOf, weights: Tensor, autocast: Context
+    ) -> Tensor:
+        if self._schedule is None:
+            self._cut(inputs, autocast)
+        rank, last = self._world.rank, self._world.size - 1
+        found = torch.zeros(len(weights), device=self._world.device)
+
+        def loss(output: Tensor, rows: Tensor) -> Tensor:
+            losses = loss_of(output, *(target[rows] for target in targets))
+            found[rows] = losses.detach()
+            return (weights[rows] * losses).sum()
+
+        self._loss = loss
+        rows = torch.arange(len(weights), device=self._world.device)
+        self._schedule.step(*(inputs if rank == 0 else ()), target=rows if rank == last else None, return_outputs=False)
+        return self._world.sum(found)  # only the last rank has found any
+
+    def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
+        """Divide the model by what its links cost on rank 0, and make the schedule. All ranks together."""
+        count = self._options.microbatches
+        carried, costs = self._measured([one[: len(one) // count] for one in inputs], autocast)
+        ends = cuts(self._world.tell(costs), self._world.size)
+        for rank in range(self._world.size):
+            for link in self._links[ends[rank] : ends[rank + 1]]:
+                self._own(link, rank)
+        first, end = ends[self._world.rank : self._world.rank + 2]
+        stage = PipelineStage(
+            _Stage(self._links[first:end], autocast), self._world.rank, self._world.size, self._world.device,
+            input_args=carried[first], output_args=carried[end],
+        )  # fmt: skip
+        schedule = SCHEDULES[self._options.schedule]
+        self._schedule = schedule(
+            stage, count, loss_fn=lambda output, rows: self._loss(output, rows), scale_grads=False
+        )
+
+    def _measured(self, inputs: list[Tensor], autocast: Context) -> tuple[list[tuple[Tensor, ...]], list[float]]:
+        """Shapes of what is carried into each link and out of the last, and seconds of each link's forward pass."""
+        modes = [(module, module.training) for module in self._model.modules()]
+        devices = [self._world.device] if self._world.device.type == "cuda" else []
+        now, costs = tuple(inputs), list[float]()
+        carried = [tuple(torch.empty_like(one, device="meta") for one in now)]
+        self._model.eval()  # batch statistics stay as they are
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.no_grad(), torch.random.fork_rng(devices), autocast():
+            for link in self._links:
+                taken = []
+                for _ in range(3):
+                    self._world.synchronize()
+                    began = time.perf_counter()
+                    after = link(*now)
+                    self._world.synchronize()
+                    taken.append(time.perf_counter() - began)
+                now = after if isinstance(after, tuple) else (after,)
+                costs.append(min(taken))
+                carried.append(tuple(torch.empty(one.shape, dtype=one.dtype, device="meta",
+                                                 requires_grad=one.is_floating_point()) for one in now))  # fmt: skip
+        for module, training in modes:
+            module.training = training
+        return carried, costs
+
+    def _own(self, link: nn.Module, rank: int) -> None:
+        """The parameters and buffers of a link are a rank's. Raises `ConfigError` where another has one of them too."""
+        theirs = {id(one) for one in (*link.parameters(), *link.buffers())}
+        for name, one in (*self._model.named_parameters(), *self._model.named_buffers()):
+            if id(one) in theirs:
+                twice = f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages"
+                refuse(self._owners.setdefault(name, rank) != rank, twice)
+
+    # -------------------------------------------------------------------------------------------------- what is learned
+    def keeps(self, one: Any) -> None:
+        if isinstance(one, nn.Module):
+            self._kept.append(one)
+        if isinstance(one, torch.optim.Optimizer):
+            one.register_state_dict_post_hook(self._join)
+            one.register_load_state_dict_pre_hook(self._part)
+
+    def complete(self, *models: nn.Module) -> None:
+        for model in dict.fromkeys((*self._kept, *models)):
+            for name, one in (*model.named_parameters(), *model.named_buffers()):
+                if name in self._owners:
+                    self._world.of(self._owners[name], one.detach())
+
+    @contextlib.contextmanager
+    def callable_alone(self, *models: nn.Module) -> Iterator[None]:
+        self.complete(*models)
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        self.complete(model)
+        self._alone = True  # nothing is trained any more
+        return model
+
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
+        mine = [one for one in parameters if one.grad is not None]
+        own = nn.utils.get_total_norm([one.grad for one in mine if one.grad is not None])
+        total = self._world.sum(own.to(self._world.device).square()).sqrt()
+        nn.utils.clip_grads_with_norm_(mine, norm, total)
+
+    def _mine(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[int, Any]:
+        """The states of parameters that are this rank's, and of those beside the model."""
+        names = {id(one): name for name, one in self._model.named_parameters()}
+        own = [one for group in optimizer.param_groups for one in group["params"]]
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        rank = self._world.rank
+        return {
+            number: state["state"][number] for number, one in zip(numbers, own, strict=True)
+            if number in state["state"] and self._owners.get(names.get(id(one), ""), rank) == rank
+        }  # fmt: skip
+
+    def _part(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "state": self._mine(optimizer, state)}
+
+    def _join(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """The states of all ranks' parameters, in host memory."""
+        mine = {
+            number: {name: one.cpu() if isinstance(one, Tensor) else one for name, one in values.items()}
+            for number, values in self._mine(optimizer, state).items()
+        }
+        joined = {number: values for part in self._world.gather(mine) for number, values in part.items()}
+        return {**state, "state": dict(sorted(joined.items()))}
+
+
+class _Stage(nn.Module):
+    """Some links, one after the other; takes and gives what is carried."""
+
+    def __init__(self, links: Sequence[nn.Module], autocast: Context) -> None:
+        super().__init__()
+        self.links, self._autocast = nn.ModuleList(links), autocast
+
+    def forward(self, *carried: Tensor) -> Tensor | tuple[Tensor, ...]:
+        now: Any = carried
+        with self._autocast():
+            for link in self.links:
+                now = link(*now)
+                now = now if isinstance(now, tuple) else (now,)
+        # What is only handed on is no result of this stage, and gets a gradient all the same.
+        results = [one.view_as(one) if any(one is other for other in carried) else one.contiguous() for one in now]
+        return tuple(results) if len(results) > 1 else results[0]
+
+
+def chain(model: nn.Module) -> list[nn.Module]:
+    """The links of a model: its `chain()`, or the parts of an nn.Sequential. Raises `ConfigError` without either."""
+    made: Callable[[], list[nn.Module]] | None = getattr(model, "chain", None)
+    parts = model.children() if isinstance(model, nn.Sequential) else made() if made is not None else ()
+    links = list(parts)
+    needs = f"{type(model).__name__} is no nn.Sequential and has no chain()"
+    refuse(not links, f"parallel.strategy: pipeline is not allowed: {needs}; allowed: ddp, fsdp, single")
+    return links
+
+
+def cuts(costs: Sequence[float], stages: int) -> list[int]:
+    """Where consecutive links are cut so that the dearest stage costs least: 0, …, number of links."""
+
+    @functools.cache
+    def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
+        if left == 1:
+            return sum(costs[first:]), (len(costs),)
+        options = []
+        for end in range(first + 1, len(costs) - left + 2):
+            rest, ends = best(end, left - 1)
+            options.append((max(sum(costs[first:end]), rest), (end, *ends)))
+        return min(options)
+
+    return [0, *best(0, stages)[1]]

@@ -1,0 +1,65 @@
+"""One process; and what every strategy answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tunediff.config.systems import Systems
+from tunediff.distributed import World
+
+Context = Callable[[], contextlib.AbstractContextManager[object]]
+LossOf = Callable[..., Tensor]
+
+
+class Single:
+    """One process. One object per training; other strategies change some of its methods."""
+
+    owns_passes = False
+    """Whether forward and backward pass are its own, by `passes`."""
+
+    def __init__(self, config: Systems, world: World) -> None:
+        self._options, self._world = config.parallel, world
+        self.replicas = world
+        """The ranks that have a part of each batch; one, where each sees the whole batch."""
+
+    def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
+        """The model as the training calls it, on its device; the optimizer is made after this.
+
+        `blocks`: the class of the parts that repeat in it.
+        """
+        return model
+
+    def keeps(self, one: Any) -> None:
+        """Told of all that is in a checkpoint: its state shall be whole on every rank, as one process has it."""
+
+    def passes(
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: LossOf, weights: Tensor, autocast: Context
+    ) -> Tensor:
+        """Forward and backward pass of Σ weights·losses; the losses [b] = loss_of(output, *targets), on all ranks.
+
+        Only where `owns_passes`.
+        """
+        raise NotImplementedError
+
+    def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
+        """The context of all but the last pass of an accumulation: gradients need not be averaged yet."""
+        return contextlib.nullcontext()
+
+    def callable_alone(self, *models: nn.Module) -> contextlib.AbstractContextManager[object]:
+        """The context of evaluations: each rank may call these as often as it likes. All ranks enter it together."""
+        return contextlib.nullcontext()
+
+    def complete(self, *models: nn.Module) -> None:
+        """Fill in what other ranks have learned of these and of all that is kept. All ranks call it together."""
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """The model with all of its weights, to be used by any rank without the others. All ranks ask together."""
+        return model
+
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
+        """Scale the gradients down to this global norm."""
+        nn.utils.clip_grad_norm_(parameters, norm)
