@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--name", help="name of the comparison and its folder (default: compare and the time)")
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
-    add("--address", help="a running Ray cluster (default: one on this machine for this comparison)")
+    cli.add_machine(parser, "comparison")
     add("--insist", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
     cli.add_printing(parser)
@@ -72,7 +72,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     args = arguments(argv)
-    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    cli.check_machine(args)
     begun = time.monotonic()
 
     def say(text: str) -> None:

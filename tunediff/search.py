@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--budget", help="training seconds per trial, e.g. 90s, 10m")
     add("--total", help="wall-clock of the whole search, e.g. 8h")
     add("--seed", type=int, help="seed of the search")
-    add("--address", help="a running Ray cluster (default: one on this machine for this search)")
+    cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
@@ -58,7 +57,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
     args = arguments(argv)
-    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    cli.check_machine(args)
     folder, wanted, content = _resumed(args) if args.resume is not None else _new(args)
     # ---- data and weights that a trial would miss are missed now
     if (check_files := wanted.workload.offers("check_files")) is not None:

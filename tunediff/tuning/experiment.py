@@ -163,7 +163,11 @@ def cluster(address: str | None) -> Iterator[Any]:
     import ray
 
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
-    local: dict[str, object] = {"include_dashboard": True, "dashboard_host": "127.0.0.1"} if address is None else {}
+    local: dict[str, object] = {}
+    if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+        here = resources.local()
+        local = {"num_cpus": here.cores, "num_gpus": here.gpus}
+        local |= {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import itertools
 import os
 from collections.abc import Iterable, Sequence
 
 from tunediff.config import ConfigError
+from tunediff.machine import cores, gpus
 from tunediff.space import SearchSpace
 
 
@@ -45,13 +45,7 @@ class Share:
 
 def local() -> Machine:
     """This machine: the cores this process may use and the GPUs it may see."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        gpus = len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    else:
-        gpus = len(glob.glob("/dev/nvidia[0-9]*"))
-    return Machine(cores, gpus)
+    return Machine(cores(), len(gpus()))
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
@@ -88,9 +82,9 @@ def divided(machine: Machine, sizes: Sequence[int], modes: Iterable[str], source
     if not machine.gpus and (mode := "reduce-overhead") in modes:
         raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {machine}")
     slots = machine.gpus // sizes[-1] if machine.gpus and not alone else 1
-    cores = machine.cores / slots
+    each = machine.cores / slots
     # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
-    cpus = {size: int(100 * (cores - 0.1) / size) / 100 for size in sizes}
-    gpu = {"GPU": 1.0} if machine.gpus else {}
-    per_worker = {size: {"CPU": cpus[size], **gpu} for size in sizes}
-    return Share(slots, bool(machine.gpus), per_worker, {size: max(1, round(cores / size)) for size in sizes})
+    cpus = {size: int(100 * (each - 0.1) / size) / 100 for size in sizes}
+    extra = {"GPU": 1.0} if machine.gpus else {}
+    per_worker = {size: {"CPU": cpus[size], **extra} for size in sizes}
+    return Share(slots, bool(machine.gpus), per_worker, {size: max(1, round(each / size)) for size in sizes})
