@@ -111,6 +111,10 @@ def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
 def check_machine(args: argparse.Namespace) -> None:
     """Take what `add_machine` asks for. Raises `ConfigError` for what is not there."""
     args.address = args.address or os.environ.get("RAY_ADDRESS")
+    if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
+        why = "Ray Client keeps the search away from its cluster's files; run it on a node: ray job submit does"
+        where = f" ({why})" if args.address.startswith("ray://") else ""
+        raise ConfigError(f"--address: {args.address!r} is not allowed{where}; allowed: auto or HOST:PORT")
     if args.address is None:
         machine.take(args.cpus, args.gpus)
     elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:

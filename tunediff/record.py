@@ -315,6 +315,11 @@ def events(folder: Path) -> Iterator[Line]:
             yield event
 
 
+def was_lost(folder: Path) -> bool:
+    """Whether the trial in `folder` has lost a node, and nobody has taken it up since."""
+    return [event["event"] for event in events(folder)][-1:] == ["lost"]
+
+
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun.
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted, told = _created(folder, wanted, content, args)
     try:
         confirmed = _run(folder, wanted, args, told)
+    except ConfigError:
+        if content is not None and not record.read_trials(folder):  # a cluster that cannot do it: nothing has begun
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "search", folder)
     found = results.read(folder)
@@ -181,8 +186,11 @@ def _run(
             session.enter_context(experiment.noted(folder))
         console = session.enter_context(kind(folder, wanted, quiet, told=told))
         slots = stack.enter_context(
-            experiment.workers(folder, share, args.address, experiment.warm(wanted), console.greet)
+            experiment.workers(
+                folder, share, args.address, experiment.warm(wanted), console.greet, [wanted.baseline], wanted.evaluates
+            )
         )
+        slots.tell(console.say)
         if not searched:
             experiment.search(folder, wanted, slots, console.listen)
         session.close()

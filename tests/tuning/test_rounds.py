@@ -5,13 +5,14 @@ import types
 import pytest
 
 from tests.helpers import point
+from tests.tuning.asked import pool
 from tunediff import config as cfg
 from tunediff import record
 from tunediff.record import End
 from tunediff.tuning import rounds
 from tunediff.tuning.experiment import StoppedError
 
-PLAN = types.SimpleNamespace(slots=("slot",))
+PLAN = types.SimpleNamespace(slots="slot-")
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def run(tmp_path, monkeypatch):
     def run(rivals=2, most=3, ends=None, over=lambda: False, others=()):
         ran, heard = [], []
 
-        def follow(name, config, values, slot, plan):
-            assert (slot, plan) == ("slot", PLAN)
+        def follow(name, config, values, seat, plan):
+            assert (seat.slot, seat.place.nodes, plan) == (0, ("id0",), PLAN)
             ran.append((name, config.seed, values["side"]))
             journal = record.Journal(tmp_path / "trials" / name)
             journal.start(config, values, 20.0, int(name[1:]))
@@ -37,7 +38,7 @@ def run(tmp_path, monkeypatch):
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
         asked = [rounds.Rival(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
         listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
-        rounds.run(tmp_path, asked, most, PLAN, [*others, listener], over)
+        rounds.run(tmp_path, asked, most, PLAN, pool(), [*others, listener], over)
         return ran, heard
 
     return run

@@ -10,9 +10,11 @@ from tunediff import record, space
 from tunediff.record import End
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Kind, Lost, Plan, drawn
+from tunediff.tuning.resources import Place
 
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
-PARAMS = {"trial": "t0003", "slot": 0, "loader.batch_size": 64}
+PLACE = {"nodes": [], "cpus": 1.9, "gpu": False, "threads": 2}
+PARAMS = {"trial": "t0003", "slot": 0, "place": PLACE, "loader.batch_size": 64}
 
 
 class Slot:
@@ -46,7 +48,7 @@ def drive(tmp_path, monkeypatch):
     def drive(*events, **changes):
         slot = Slot(*events)
         monkeypatch.setattr(trial, "get", lambda name: slot)
-        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, ["slot"])
+        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
         return slot, list(trial.points(PARAMS, plan)), record.read_trial(tmp_path / "trials" / "t0003")
 
     return drive
@@ -59,7 +61,13 @@ def test_a_trial_that_runs_to_its_end(drive):
     assert slot.went_on == [1, 2]
     assert (known.status, known.number, known.drawn, known.budget_s) == ("ok", 3, {"loader.batch_size": 64}, 9.0)
     (job,) = slot.jobs
-    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == ("t0003/1", Kind(1, True), False, True, True)
+    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == (
+        "t0003/1",
+        Kind(1, True, Place.of(PLACE)),
+        False,
+        True,
+        True,
+    )
     assert job.config["loader"]["batch_size"] == 64
     assert job.budget.seconds == 9.0
 
@@ -132,16 +140,16 @@ def test_a_value_that_is_not_finite_is_the_worst(drive):
 
 
 def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, ["slot"])
+    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, "slot-")
     assert trial.reported(point(samples_per_s=math.nan), plan)["objective"] == -math.inf
     assert trial.reported(point(samples_per_s=7.0), plan)["objective"] == 7.0
 
 
 def test_what_measures_reaches_every_driver(tmp_path):
     loaded = space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
-    plan = Plan.of(loaded, tmp_path, ["slot"])
+    plan = Plan.of(loaded, tmp_path, "slot-")
     assert (loaded.fresh, loaded.operations, plan.fresh, plan.profile_steps) == (True, 7, True, 7)
-    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, ["slot"])
+    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, "slot-")
     assert (plan.fresh, plan.profile_steps) == (False, 0)
 
 

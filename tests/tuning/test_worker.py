@@ -24,7 +24,7 @@ from tunediff.record import NotFiniteError, Point
 from tunediff.training import state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Job, Kind
-from tunediff.tuning.resources import Share
+from tunediff.tuning.resources import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
@@ -301,10 +301,13 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     started = []
     trainer = types.SimpleNamespace(fit=lambda: None)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", lambda loop, **given: started.append(given) or trainer)
-    share = Share(1, gpu, {2: {"CPU": 0.9}}, {2: 1})
-    group.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
+    place = Place(("a1", "b2") if gpu else (), 0.9, gpu, 1)
+    group.run_group("slot", "g", Kind(2, keep, place), str(tmp_path), os.getcwd())
     (given,) = started
-    assert given["scaling_config"].num_workers == 2
+    scaling = given["scaling_config"]
+    assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.9, **({"GPU": 1.0} if gpu else {})})
+    assert scaling.label_selector == ({"ray.io/node-id": "in(a1,b2)"} if gpu else None)
+    assert scaling.placement_strategy == ("PACK" if gpu else "STRICT_PACK")
     assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})

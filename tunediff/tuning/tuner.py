@@ -33,10 +33,10 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, len(slots.names), before_s, device=slots.device)
+    searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
     listeners = (listener, Board(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
     try:
-        _tuner(folder, space, searcher, Plan.of(space, folder, slots.names), listeners).fit()
+        _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
         if (why := unwritable(folder)) is None:
             raise
@@ -51,8 +51,8 @@ def _tuner(
     return tune.Tuner(
         tune.with_resources(tune.with_parameters(Driver, plan=plan), {"CPU": 0.01}),
         tune_config=tune.TuneConfig(
-            num_samples=-1,  # the searcher knows the limits
-            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
+            num_samples=-1,  # the searcher knows the limits, and how many run at once
+            search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
             metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
