@@ -19,7 +19,7 @@ PLAN = types.SimpleNamespace(slots="slot-")
 def run(tmp_path, monkeypatch):
     """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
 
-    def run(rivals=2, most=3, ends=None, over=lambda: False, others=()):
+    def run(rivals=2, most=3, ends=None, over=lambda: False, others=(), loses=()):
         ran, heard = [], []
 
         def follow(name, config, values, seat, plan):
@@ -31,7 +31,10 @@ def run(tmp_path, monkeypatch):
                 raise OSError("no space left")
             journal.point(point(1, frechet=2.0))
             yield {"objective": 2.0}
-            journal.end(end)
+            if name in loses and [one for one, *_ in ran].count(name) == 1:
+                journal.write("lost", nodes=["id0"], reason="died")
+            else:
+                journal.end(end)
 
         monkeypatch.setattr(rounds.trial, "follow", follow)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
@@ -107,3 +110,9 @@ def test_what_is_only_shown_ends_nothing(run):
     ran, heard = run(most=1, others=[broken])
     assert len(ran) == 2
     assert [event for event, *_ in heard] == ["start", "point", "end"] * 2
+
+
+def test_a_run_whose_node_was_lost_runs_again(run, tmp_path, monkeypatch):
+    ran, _ = run(most=1, loses={"t0001"})
+    assert [name for name, *_ in ran] == ["t0000", "t0001", "t0001"]
+    assert [one.status for one in record.read_trials(tmp_path)] == ["ok", "ok"]

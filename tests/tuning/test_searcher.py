@@ -12,6 +12,8 @@ from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
 from tunediff.tuning.messages import drawn
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Share
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -460,3 +462,36 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     for name in ("c", "d"):
         end(searcher, searcher.suggest(name), name, status="nan")
     assert [t.value for t in study(searcher) if t.state.name == "COMPLETE"] == [-5.0, -2.0, -10.0, -10.0]
+
+
+def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
+    """Under its name, and although the limit was reached meanwhile; no result is told to Optuna."""
+    searcher = make(slots=2, budget={"per_trial": "3s", "trials": 2})
+    searcher._pool._look = lambda: searcher._pool.machines
+    first, second = searcher.suggest("a"), searcher.suggest("b")
+    record.Journal(searcher.experiment / "trials" / first["trial"]).start(
+        searcher.space.config(drawn(first)), drawn(first), 3.0, 0
+    )
+    record.Journal(searcher.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
+    end(searcher, second, "b")
+    assert searcher.suggest("c") is None, "Tune would never ask again"
+    searcher.on_trial_complete("a", {})
+    again = searcher.suggest("d")
+    assert (again["trial"], drawn(again)) == (first["trial"], drawn(first))
+    end(searcher, again, "d", begin=False)
+    assert searcher.suggest("e") == "FINISHED"
+    assert [trial.state.name for trial in study(searcher)] == ["COMPLETE", "COMPLETE"]
+
+
+def test_a_large_trial_is_not_overtaken_by_small_ones(make, monkeypatch):
+    """Four devices: it waits until all are free, and then runs before what was drawn later."""
+    searcher = make(grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
+    searcher._pool = Pool(Share((Machine(8, 4),), (1, 2, 4), True, False))
+    small = searcher.suggest("a")
+    assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
+    end(searcher, small, "a")
+    large = searcher.suggest("d")
+    assert (large["parallel.workers"], large["trial"], large["place"]["gpu"]) == (4, "t0001", True)
+    assert searcher.suggest("e") is None
+    end(searcher, large, "d")
+    assert searcher.suggest("f")["parallel.workers"] == 2

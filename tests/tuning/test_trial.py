@@ -1,5 +1,7 @@
 """What a driver makes of what it hears, without a cluster."""
 
+import itertools
+import json
 import math
 import types
 
@@ -22,7 +24,8 @@ class Slot:
 
     def __init__(self, *events):
         self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
-        for name in ("submit", "event", "let_go_on", "kill"):
+        self.missing = 0.0
+        for name in ("submit", "event", "let_go_on", "kill", "missing_s"):
             setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
 
     def _submit(self, job):
@@ -36,6 +39,9 @@ class Slot:
     def _let_go_on(self, serial, index):
         self.went_on.append(index)
 
+    def _missing_s(self):
+        return self.missing
+
     def _kill(self, reason):
         self.killed.append(reason)
 
@@ -45,11 +51,16 @@ def drive(tmp_path, monkeypatch):
     """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
     monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
 
-    def drive(*events, **changes):
+    def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
+        slot.missing = missing
         monkeypatch.setattr(trial, "get", lambda name: slot)
         plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
-        return slot, list(trial.points(PARAMS, plan)), record.read_trial(tmp_path / "trials" / "t0003")
+        return (
+            slot,
+            list(trial.points(PARAMS | {"place": PLACE | {"nodes": list(nodes)}}, plan)),
+            record.read_trial(tmp_path / "trials" / "t0003"),
+        )
 
     return drive
 
@@ -165,3 +176,42 @@ def test_what_compiles_gets_processes_of_its_own(drive):
 
 def test_the_knobs_of_a_trial_are_all_but_its_name_and_slot():
     assert drawn(PARAMS) == {"loader.batch_size": 64}
+
+
+def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
+    """It has no end, so that it gets another seat; on that it is another job, and goes on."""
+    folder = tmp_path / "trials" / "t0003"
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [one for one in ids if one == "dead"])
+    slot, told, known = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
+    assert (len(told), known.status, record.was_lost(folder)) == (1, None, True)
+    slot, _, known = drive([None, None], nodes=["alive", "dead"])
+    assert (slot.killed, slot.jobs[0].key, known.status) == (["node dead is gone"], "t0003/1.1", None)
+    slot, _, known = drive([End("ok")], nodes=["alive"])
+    assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", False)
+
+
+def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
+    """It may be what kills them."""
+    monkeypatch.setattr(trial.cluster, "gone", list)
+    for _ in range(2):
+        assert drive([Lost("node died")], nodes=["dead"])[2].status is None
+    known = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
+    assert (known.status, known.reason) == ("error", "the workers died 2 times: node died")
+
+
+def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):
+    now = itertools.chain([0.0], itertools.repeat(5000.0))  # seconds; the deadline of a trial of 9 s is less
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
+    monkeypatch.setattr(trial.cluster, "lacks", lambda place: f"no room on {place.nodes}")
+    waiting = []
+    monkeypatch.setattr(trial.Waiting, "tell", lambda self, s: (waiting.append(s), tell(self, s)), raising=True)
+    _, _, known = drive([None, End("ok")], nodes=["b"], missing=61.0)
+    assert (known.status, waiting) == ("ok", [61.0])
+    folder = tmp_path / "trials" / "t0003"
+    (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
+    assert told["what"] == "no room on ('b',)"
+    assert json.loads((folder / "doing.json").read_text())["part"] == "waiting"
+
+
+tell = trial.Waiting.tell

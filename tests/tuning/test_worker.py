@@ -311,3 +311,23 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version "
+         "2.29.3\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+         "prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer node-2<41234>", True),
+        ("NCCL communicator was aborted on rank 1.", True),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 1800 s", True),
+        ("ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ", True),
+        ("ncclUnhandledCudaError: Call to CUDA library failed.\nLast error:\nCuda failure 2 'out of memory'", False),
+        ("mat1 and mat2 shapes cannot be multiplied (4x5 and 4x5)", False),
+    ],
+)  # fmt: skip
+def test_what_collectives_say_of_a_lost_process(said, lost):
+    """The words are those of libnccl.so.2 (2.29) and libtorch_cuda.so (2.15)."""
+    assert worker._lost_a_process(RuntimeError(said), 2) == lost
+    assert not worker._lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"

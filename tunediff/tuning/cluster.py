@@ -72,7 +72,15 @@ def gone(ids: Iterable[str]) -> list[str]:
     return [node for node in ids if node not in alive]
 
 
-def free(ids: Sequence[str]) -> str:
+def lacks(place: Place) -> str:
+    """What workers that are not there yet wait for, in words: for room on their nodes, or only to start."""
+    if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
+        return "they have their place and start"
+    each = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
+    return f"there is no room yet for workers of {each}; free: {_free(place.nodes)}"
+
+
+def _free(ids: Sequence[str]) -> str:
     """What Ray has to give on these nodes now, in words."""
     has = ray._private.state.available_resources_per_node()
     words = []

@@ -157,7 +157,7 @@ class Waiting:
         if waited_s < PATIENCE_S or self._told:
             return
         self._told = True
-        what = f"workers of {self._place.resources} each; free there: {cluster.free(self._place.nodes)}"
+        what = cluster.lacks(self._place)
         record.Journal(self._folder).write("waiting", waited_s=waited_s, what=what)
         with contextlib.suppress(OSError):
             told = {"part": "waiting", "since": time.time() - waited_s, "work": what}
