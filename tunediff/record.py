@@ -317,7 +317,8 @@ def events(folder: Path) -> Iterator[Line]:
 
 def was_lost(folder: Path) -> bool:
     """Whether the trial in `folder` has lost a node, and nobody has taken it up since."""
-    return [event["event"] for event in events(folder)][-1:] == ["lost"]
+    told = [event["event"] for event in events(folder)]
+    return told[-1:] == ["lost"] and "end" not in told  # workers may outlive their node by seconds, and end it
 
 
 def read_trial(folder: Path) -> TrialRecord | None:

@@ -38,7 +38,7 @@ def slot(monkeypatch, tmp_path):
 
     monkeypatch.setattr(slots.ray, "remote", lambda function: types.SimpleNamespace(options=options))
     monkeypatch.setattr(slots.ray, "cancel", cancel)
-    monkeypatch.setattr(slots, "_beside", dict)
+    monkeypatch.setattr(slots, "beside", dict)
     made = slots.Slot("slot", str(tmp_path), str(tmp_path))
     made.groups = []
     return made

@@ -190,6 +190,16 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
     assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", False)
 
 
+def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
+    """Workers outlive their raylet by seconds."""
+    monkeypatch.setattr(trial.cluster, "gone", list)
+    folder = tmp_path / "trials" / "t0003"
+    event = lambda slot, *_: record.Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
+    monkeypatch.setattr(Slot, "_event", event)
+    assert drive([], nodes=["dead"])[2].status == "ok"
+    assert not record.was_lost(folder)
+
+
 def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
     """It may be what kills them."""
     monkeypatch.setattr(trial.cluster, "gone", list)

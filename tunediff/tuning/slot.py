@@ -178,7 +178,10 @@ class Slot:
         self._group_kind, self._group_fresh = kind, fresh
         self._arrived, self._started = False, time.monotonic()
         task = ray.remote(run_group).options(
-            num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}", **_beside()
+            num_cpus=0,
+            max_retries=0,
+            name=f"workers of {self._name}, group {self._generation}",
+            label_selector=beside(),
         )
         self._group = task.remote(self._name, self._generation, kind, self._storage, self._here)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
@@ -259,9 +262,9 @@ def _reason(error: Exception) -> str:
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
 
 
-def _beside() -> dict[str, Any]:
-    """Ray's options of what shall live on this node: that of the search itself, whose end is the end of all."""
-    return {"label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
+def beside() -> dict[str, str]:
+    """Ray's label selector of what shall live on this node: that of the search itself, whose end is the end of all."""
+    return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
 
 class Slots:
@@ -324,6 +327,6 @@ def opened(folder: Path, share: Share, warm: Kind | None, nodes: cluster.Nodes |
 def _create(name: str, storage: str, here: str) -> Any:
     actor = ray.remote(Slot).options(
         name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1,
-        **_beside(),
+        label_selector=beside(),
     )  # fmt: skip
     return actor.remote(name, storage, here)
