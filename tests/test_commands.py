@@ -108,12 +108,13 @@ def test_gpu_only_values_are_refused_without_a_gpu():
 def test_shares_never_fill_the_machine():
     loaded = space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
     share = resources.share(loaded, resources.Machine(2, 0))
-    assert (share.slots, share.threads) == (1, {1: 2, 2: 1})
-    assert share.per_worker[1]["CPU"] + 0.01 < 2
-    assert 2 * share.per_worker[2]["CPU"] + 0.01 < 2
+    one, two = (share.place(share.machines, size) for size in (1, 2))
+    assert (share.slots, one.threads, two.threads) == (1, 2, 1)
+    assert one.cpus + 0.01 < 2
+    assert 2 * two.cpus + 0.01 < 2
     gpus = resources.share(loaded, resources.Machine(16, 8))
-    assert (gpus.slots, gpus.per_worker[2]["GPU"]) == (4, 1.0)
-    assert 4 * 2 * gpus.per_worker[2]["CPU"] < 16
+    assert (gpus.slots, gpus.least, gpus.place(gpus.machines, 2).resources["GPU"]) == (8, 4, 1.0)
+    assert 8 * gpus.place(gpus.machines, 1).cpus < 16
 
 
 def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):

@@ -19,6 +19,7 @@ from tunediff.record import End
 from tunediff.report import pairs as report
 from tunediff.results import pairs
 from tunediff.tuning import experiment, resources
+from tunediff.tuning.pool import Pool
 
 
 @pytest.fixture(autouse=True)
@@ -293,10 +294,10 @@ def slot(monkeypatch):
     slot.ends = {}
 
     @contextlib.contextmanager
-    def workers(folder, share, address, warm, greet):
-        share(resources.local())
+    def workers(folder, share, address, warm, greet, configs):
+        asked = share(resources.local())
         greet(None)
-        yield types.SimpleNamespace(names=("slot",), actors=[slot])
+        yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
 
     def follow(name, config, drawn, _, plan):
         journal = record.Journal(plan.experiment / "trials" / name)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tunediff import starting
+from tunediff import machine, starting
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
@@ -99,6 +99,28 @@ def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     if quiet:
         parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+
+
+def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
+    """The options --address, --cpus and --gpus."""
+    parser.add_argument("--address", help=f"a running Ray cluster (default: one on this machine for this {of})")
+    parser.add_argument("--cpus", type=int, help="CPU cores of this machine to use (default: all)")
+    parser.add_argument("--gpus", type=int, help="GPUs of this machine to use (default: all)")
+
+
+def check_machine(args: argparse.Namespace) -> None:
+    """Take what `add_machine` asks for. Raises `ConfigError` for what is not there."""
+    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
+        why = "Ray Client keeps the search away from its cluster's files; run it on a node: ray job submit does"
+        where = f" ({why})" if args.address.startswith("ray://") else ""
+        raise ConfigError(f"--address: {args.address!r} is not allowed{where}; allowed: auto or HOST:PORT")
+    if args.address is None:
+        machine.take(args.cpus, args.gpus)
+    elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:
+        raise ConfigError(
+            f"{option}: takes a part of this machine; of the cluster at {args.address} Ray gives out what is free"
+        )
 
 
 def result(values: Mapping[str, Any], as_json: bool) -> None:

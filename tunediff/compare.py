@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--name", help="name of the comparison and its folder (default: compare and the time)")
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
-    add("--address", help="a running Ray cluster (default: one on this machine for this comparison)")
+    cli.add_machine(parser, "comparison")
     add("--insist", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
     cli.add_printing(parser)
@@ -72,7 +72,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     args = arguments(argv)
-    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    cli.check_machine(args)
     begun = time.monotonic()
 
     def say(text: str) -> None:
@@ -134,7 +134,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
             if (check_files := cfg.of(config).offers("check_files")) is not None:
                 check_files(config.knobs, evaluates=True)
             if args.address is None:
-                resources.divided(resources.local(), *_needs([config]))
+                resources.divided([resources.local()], *_needs([config]))
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:
                 checked.add(cfg.fingerprint(config))
                 _check(config, say)
@@ -313,8 +313,8 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     rivals = [rounds.Rival(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
     needs = _needs(told.configs)
 
-    def shared(machine: resources.Machine) -> resources.Share:
-        return resources.divided(machine, *needs)
+    def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.Share:
+        return resources.divided(machines, *needs, may_come)
 
     said = [""]
 
@@ -336,17 +336,20 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(experiment.alone(folder))
         stack.enter_context(experiment.noted(folder))
-        slots = stack.enter_context(experiment.workers(folder, shared, address, None, greet))
+        slots = stack.enter_context(experiment.workers(folder, shared, address, None, greet, told.configs))
+        slots.tell(say)
         plan = Plan(
-            slots=slots.names, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,
+            slots=slots.prefix, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,
             metric=metric.name, mode=metric.mode, budget=Budget(told.budget_s, compile_charged=told.compile_charged),
             deadline_s=4 * told.budget_s + 900, evaluates=True, fresh=False, profile_steps=0, final={},
         )  # fmt: skip
-        listeners = (_teller(folder, slots.actors[0], say), lambda *_: experiment.alive(folder))
-        rounds.run(folder, rivals, told.most, plan, listeners, over)
+        listeners = (_teller(folder, slots.actors, say), lambda *_: experiment.alive(folder))
+        rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)
 
 
-def _teller(folder: Path, slot: Any, say: Callable[[str], None]) -> Callable[[str, str, Mapping[str, Any]], None]:
+def _teller(
+    folder: Path, slots: Sequence[Any], say: Callable[[str], None]
+) -> Callable[[str, str, Mapping[str, Any]], None]:
     """Says how each run ends, here and on Ray's pages."""
 
     def tell(event: str, name: str, content: Mapping[str, Any]) -> None:
@@ -362,7 +365,8 @@ def _teller(folder: Path, slot: Any, say: Callable[[str], None]) -> Callable[[st
                 ended.append(f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s")
             words = "  ".join([words, *filter(None, ended)])
             say(words)
-        slot.note.options(name=words[:200]).remote(words)
+        if slots:  # there is one as soon as a run has a place
+            slots[0].note.options(name=words[:200]).remote(words)
 
     return tell
 

@@ -18,6 +18,8 @@ from typing import Any, TypedDict
 
 import psutil
 
+from tunediff import machine
+
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors that say nothing about the configuration that met them."""
 
@@ -41,7 +43,7 @@ class Environment(TypedDict):
     cpu: str
     cpu_cores: int | None
     usable_cores: int | None
-    """Those that this process may run on."""
+    """What this process may use of them."""
     cpu_features: list[str]
     """Instruction sets that torch computes with: processors of one name may differ in them."""
     gpus: list[str]
@@ -84,7 +86,7 @@ def describe() -> Environment:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cpu_cores": psutil.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": machine.cores(),
         "cpu_features": _cpu_features(),
         "gpus": _gpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

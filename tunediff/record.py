@@ -315,6 +315,12 @@ def events(folder: Path) -> Iterator[Line]:
             yield event
 
 
+def was_lost(folder: Path) -> bool:
+    """Whether the trial in `folder` has lost a node, and nobody has taken it up since."""
+    told = [event["event"] for event in events(folder)]
+    return told[-1:] == ["lost"] and "end" not in told  # workers may outlive their node by seconds, and end it
+
+
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun.
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import math
-import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--budget", help="training seconds per trial, e.g. 90s, 10m")
     add("--total", help="wall-clock of the whole search, e.g. 8h")
     add("--seed", type=int, help="seed of the search")
-    add("--address", help="a running Ray cluster (default: one on this machine for this search)")
+    cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
     args = arguments(argv)
-    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    cli.check_machine(args)
     folder, wanted, content = _resumed(args) if args.resume is not None else _new(args)
     # ---- data and weights that a trial would miss are missed now
     if (check_files := wanted.workload.offers("check_files")) is not None:
@@ -77,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted, told = _created(folder, wanted, content, args)
     try:
         confirmed = _run(folder, wanted, args, told)
+    except ConfigError:
+        if content is not None and not record.read_trials(folder):  # a cluster that cannot do it: nothing has begun
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "search", folder)
     found = results.read(folder)
@@ -182,8 +186,11 @@ def _run(
             session.enter_context(experiment.noted(folder))
         console = session.enter_context(kind(folder, wanted, quiet, told=told))
         slots = stack.enter_context(
-            experiment.workers(folder, share, args.address, experiment.warm(wanted), console.greet)
+            experiment.workers(
+                folder, share, args.address, experiment.warm(wanted), console.greet, [wanted.baseline], wanted.evaluates
+            )
         )
+        slots.tell(console.say)
         if not searched:
             experiment.search(folder, wanted, slots, console.listen)
         session.close()

@@ -3,6 +3,9 @@
 from tests.helpers import point
 from tunediff import record
 from tunediff.record import End
+from tunediff.tuning import messages
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Share
 
 FILE = {
     "workload": "digits",
@@ -29,7 +32,7 @@ BIG = {
 
 def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
-    drawn = {knob: v for knob, v in suggestion.items() if knob not in ("trial", "slot")}
+    drawn = messages.drawn(suggestion)
     config = searcher.space.config(drawn)
     journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
     if begin:
@@ -46,3 +49,9 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
 
 def study(searcher):
     return searcher.study.trials
+
+
+def pool(slots=1, sizes=(1,), **how):
+    """One for so many trials at once, each on a machine of its own."""
+    machines = tuple(Machine(64, 0, f"m{index}", f"id{index}") for index in range(slots))
+    return Pool(Share(machines, sizes, False, True), **how)

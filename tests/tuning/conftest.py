@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.tuning.asked import FILE
+from tests.tuning.asked import FILE, pool
 from tunediff import record, space
 
 FIXED = {
@@ -109,7 +109,7 @@ def make(tmp_path):
 
     def make(slots=1, spent_s=0.0, device="cpu", **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
-        return Searcher(space.parse(content, "x.yaml"), tmp_path, slots, spent_s, device=device)
+        return Searcher(space.parse(content, "x.yaml"), tmp_path, pool(slots), spent_s, device=device)
 
     return make
 

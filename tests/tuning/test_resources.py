@@ -15,9 +15,10 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
     wanted = space.load(space.find("digits"))
     for cores in (1, 2, 16):
         shared = resources.share(wanted, resources.Machine(cores, 0))
-        for size, asked in shared.per_worker.items():
-            assert size * asked["CPU"] <= cores - 0.05
-            assert shared.threads[size] >= 1
+        for size in shared.sizes:
+            asked = shared.place(shared.machines, size)
+            assert size * asked.cpus <= cores - 0.05
+            assert asked.threads >= 1
 
 
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():

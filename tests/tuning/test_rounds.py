@@ -5,24 +5,25 @@ import types
 import pytest
 
 from tests.helpers import point
+from tests.tuning.asked import pool
 from tunediff import config as cfg
 from tunediff import record
 from tunediff.record import End
 from tunediff.tuning import rounds
 from tunediff.tuning.experiment import StoppedError
 
-PLAN = types.SimpleNamespace(slots=("slot",))
+PLAN = types.SimpleNamespace(slots="slot-")
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
 
-    def run(rivals=2, most=3, ends=None, over=lambda: False, others=()):
+    def run(rivals=2, most=3, ends=None, over=lambda: False, others=(), loses=()):
         ran, heard = [], []
 
-        def follow(name, config, values, slot, plan):
-            assert (slot, plan) == ("slot", PLAN)
+        def follow(name, config, values, seat, plan):
+            assert (seat.slot, seat.place.nodes, plan) == (0, ("id0",), PLAN)
             ran.append((name, config.seed, values["side"]))
             journal = record.Journal(tmp_path / "trials" / name)
             journal.start(config, values, 20.0, int(name[1:]))
@@ -30,14 +31,17 @@ def run(tmp_path, monkeypatch):
                 raise OSError("no space left")
             journal.point(point(1, frechet=2.0))
             yield {"objective": 2.0}
-            journal.end(end)
+            if name in loses and [one for one, *_ in ran].count(name) == 1:
+                journal.write("lost", nodes=["id0"], reason="died")
+            else:
+                journal.end(end)
 
         monkeypatch.setattr(rounds.trial, "follow", follow)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
         asked = [rounds.Rival(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
         listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
-        rounds.run(tmp_path, asked, most, PLAN, [*others, listener], over)
+        rounds.run(tmp_path, asked, most, PLAN, pool(), [*others, listener], over)
         return ran, heard
 
     return run
@@ -106,3 +110,9 @@ def test_what_is_only_shown_ends_nothing(run):
     ran, heard = run(most=1, others=[broken])
     assert len(ran) == 2
     assert [event for event, *_ in heard] == ["start", "point", "end"] * 2
+
+
+def test_a_run_whose_node_was_lost_runs_again(run, tmp_path, monkeypatch):
+    ran, _ = run(most=1, loses={"t0001"})
+    assert [name for name, *_ in ran] == ["t0000", "t0001", "t0001"]
+    assert [one.status for one in record.read_trials(tmp_path)] == ["ok", "ok"]

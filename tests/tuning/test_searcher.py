@@ -7,10 +7,13 @@ import optuna
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import BIG, EARLIER, FILE, end, study
+from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
+from tunediff.tuning.messages import drawn
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Share
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -48,7 +51,7 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
         searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
         while (suggestion := searcher.suggest(f"tune{len(seen)}")) != "FINISHED":
             end(searcher, suggestion, f"tune{len(seen)}")
-            seen.append({knob: value for knob, value in suggestion.items() if knob not in ("trial", "slot")})
+            seen.append(drawn(suggestion))
         assert len(seen) == trials
     assert seen == expected
 
@@ -100,7 +103,7 @@ def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
 
     second = make()
     again = second.suggest("x")
-    assert {k: v for k, v in again.items() if k != "slot"} == {k: v for k, v in running.items() if k != "slot"}
+    assert (drawn(again), again["trial"]) == (drawn(running), running["trial"])
     end(second, again, "x", begin=False)
     assert second.suggest("y")["trial"] == "t0002"
 
@@ -243,7 +246,7 @@ def run(searcher, statuses="", first=0):
     while (suggestion := searcher.suggest(f"tune{first + len(seen)}")) != "FINISHED":
         status = known[statuses[len(seen)]] if len(seen) < len(statuses) else "ok"
         end(searcher, suggestion, f"tune{first + len(seen)}", status=status, value=5.0 + len(seen))
-        seen.append({knob: value for knob, value in suggestion.items() if knob not in ("trial", "slot")})
+        seen.append(drawn(suggestion))
     return seen
 
 
@@ -270,11 +273,10 @@ def test_a_resumed_search_knows_which_run_repeats_the_baseline(make, tmp_path):
     (tmp_path / "study.db").unlink()  # and the study with it
     second = make(noise=2)
     again = second.suggest("x")
-    assert {**again, "slot": 0} == {**running, "slot": 0}
+    assert again == running
     end(second, again, "x", begin=False)
-    assert make(noise=2).suggest("y") | {"slot": 0} == {
-        "trial": "t0002", "slot": 0, "loader.batch_size": 64, "loader.resident": False,
-    }  # fmt: skip
+    assert drawn(made := make(noise=2).suggest("y")) == {"loader.batch_size": 64, "loader.resident": False}
+    assert made["trial"] == "t0002"
 
 
 def test_a_raised_limit_brings_the_second_run_of_the_baseline(make):
@@ -318,7 +320,7 @@ def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp
     earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}
     wanted = space.parse(earlier, "x.yaml")
     experiment.create(tmp_path / "earlier", wanted, earlier)
-    searcher = Searcher(wanted, tmp_path / "earlier", 1)
+    searcher = Searcher(wanted, tmp_path / "earlier", pool())
     for value in (3.0, 2.0, 4.0, 5.0):
         end(searcher, searcher.suggest("a"), "a", value=value)
     later = make(
@@ -451,7 +453,7 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     searcher = make(workload="ranker")
     for name, value in (("a", -5.0), ("b", -2.0)):
         suggestion = searcher.suggest(name)
-        config = searcher.space.config({k: v for k, v in suggestion.items() if k not in ("trial", "slot")})
+        config = searcher.space.config(drawn(suggestion))
         journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
         journal.start(config, {}, 3.0, int(suggestion["trial"][1:]))
         journal.point(point(1, 3.0, accuracy=value))
@@ -460,3 +462,36 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     for name in ("c", "d"):
         end(searcher, searcher.suggest(name), name, status="nan")
     assert [t.value for t in study(searcher) if t.state.name == "COMPLETE"] == [-5.0, -2.0, -10.0, -10.0]
+
+
+def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
+    """Under its name, and although the limit was reached meanwhile; no result is told to Optuna."""
+    searcher = make(slots=2, budget={"per_trial": "3s", "trials": 2})
+    searcher._pool._look = lambda: searcher._pool.machines
+    first, second = searcher.suggest("a"), searcher.suggest("b")
+    record.Journal(searcher.experiment / "trials" / first["trial"]).start(
+        searcher.space.config(drawn(first)), drawn(first), 3.0, 0
+    )
+    record.Journal(searcher.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
+    end(searcher, second, "b")
+    assert searcher.suggest("c") is None, "Tune would never ask again"
+    searcher.on_trial_complete("a", {})
+    again = searcher.suggest("d")
+    assert (again["trial"], drawn(again)) == (first["trial"], drawn(first))
+    end(searcher, again, "d", begin=False)
+    assert searcher.suggest("e") == "FINISHED"
+    assert [trial.state.name for trial in study(searcher)] == ["COMPLETE", "COMPLETE"]
+
+
+def test_a_large_trial_is_not_overtaken_by_small_ones(make, monkeypatch):
+    """Four devices: it waits until all are free, and then runs before what was drawn later."""
+    searcher = make(grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
+    searcher._pool = Pool(Share((Machine(8, 4),), (1, 2, 4), True, False))
+    small = searcher.suggest("a")
+    assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
+    end(searcher, small, "a")
+    large = searcher.suggest("d")
+    assert (large["parallel.workers"], large["trial"], large["place"]["gpu"]) == (4, "t0001", True)
+    assert searcher.suggest("e") is None
+    end(searcher, large, "d")
+    assert searcher.suggest("f")["parallel.workers"] == 2

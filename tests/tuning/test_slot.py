@@ -12,7 +12,7 @@ from tunediff.record import End
 from tunediff.tuning import slot as slots
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Job, Kind, Lost, Order
-from tunediff.tuning.resources import Share
+from tunediff.tuning.resources import Machine, Share
 
 ONE = Kind(1, True)
 
@@ -38,7 +38,8 @@ def slot(monkeypatch, tmp_path):
 
     monkeypatch.setattr(slots.ray, "remote", lambda function: types.SimpleNamespace(options=options))
     monkeypatch.setattr(slots.ray, "cancel", cancel)
-    made = slots.Slot("slot", str(tmp_path), Share(1, False, {1: {}, 2: {}}, {1: 1, 2: 1}))
+    monkeypatch.setattr(slots, "beside", dict)
+    made = slots.Slot("slot", str(tmp_path), str(tmp_path))
     made.groups = []
     return made
 
@@ -101,11 +102,11 @@ def test_the_inner_fault_of_a_group_is_the_reason(slot):
 def test_ray_gets_names_that_it_can_carry(monkeypatch, tmp_path, name):
     """Ray Train refuses what is not ASCII; the run's folder is named after the slot and its group."""
     monkeypatch.setattr(slots, "_create", lambda *_: types.SimpleNamespace(close=types.SimpleNamespace(remote=None)))
-    share = Share(2, False, {1: {}}, {1: 1})
-    manager = slots.opened(tmp_path / name, share, None)
-    names = manager.__enter__().names
+    share = Share((Machine(2, 2),), (1,), True, False)
+    made = [slots.opened(tmp_path / name, share, None).__enter__() for _ in range(2)]
+    names = [f"{one.prefix}{number}" for one in made for number in range(2)]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", one) for one in names)
-    assert len(set(names)) == 2
+    assert len(set(names)) == 4, "several searches may share a cluster"
 
 
 def test_a_driver_that_was_restarted_finds_its_job_running(slot):

@@ -1,5 +1,7 @@
 """What a driver makes of what it hears, without a cluster."""
 
+import itertools
+import json
 import math
 import types
 
@@ -10,9 +12,11 @@ from tunediff import record, space
 from tunediff.record import End
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Kind, Lost, Plan, drawn
+from tunediff.tuning.resources import Place
 
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
-PARAMS = {"trial": "t0003", "slot": 0, "loader.batch_size": 64}
+PLACE = {"nodes": [], "cpus": 1.9, "gpu": False, "threads": 2}
+PARAMS = {"trial": "t0003", "slot": 0, "place": PLACE, "loader.batch_size": 64}
 
 
 class Slot:
@@ -20,7 +24,8 @@ class Slot:
 
     def __init__(self, *events):
         self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
-        for name in ("submit", "event", "let_go_on", "kill"):
+        self.missing = 0.0
+        for name in ("submit", "event", "let_go_on", "kill", "missing_s"):
             setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
 
     def _submit(self, job):
@@ -34,6 +39,9 @@ class Slot:
     def _let_go_on(self, serial, index):
         self.went_on.append(index)
 
+    def _missing_s(self):
+        return self.missing
+
     def _kill(self, reason):
         self.killed.append(reason)
 
@@ -43,11 +51,16 @@ def drive(tmp_path, monkeypatch):
     """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
     monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
 
-    def drive(*events, **changes):
+    def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
+        slot.missing = missing
         monkeypatch.setattr(trial, "get", lambda name: slot)
-        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, ["slot"])
-        return slot, list(trial.points(PARAMS, plan)), record.read_trial(tmp_path / "trials" / "t0003")
+        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
+        return (
+            slot,
+            list(trial.points(PARAMS | {"place": PLACE | {"nodes": list(nodes)}}, plan)),
+            record.read_trial(tmp_path / "trials" / "t0003"),
+        )
 
     return drive
 
@@ -59,7 +72,13 @@ def test_a_trial_that_runs_to_its_end(drive):
     assert slot.went_on == [1, 2]
     assert (known.status, known.number, known.drawn, known.budget_s) == ("ok", 3, {"loader.batch_size": 64}, 9.0)
     (job,) = slot.jobs
-    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == ("t0003/1", Kind(1, True), False, True, True)
+    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == (
+        "t0003/1",
+        Kind(1, True, Place.of(PLACE)),
+        False,
+        True,
+        True,
+    )
     assert job.config["loader"]["batch_size"] == 64
     assert job.budget.seconds == 9.0
 
@@ -132,16 +151,16 @@ def test_a_value_that_is_not_finite_is_the_worst(drive):
 
 
 def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, ["slot"])
+    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, "slot-")
     assert trial.reported(point(samples_per_s=math.nan), plan)["objective"] == -math.inf
     assert trial.reported(point(samples_per_s=7.0), plan)["objective"] == 7.0
 
 
 def test_what_measures_reaches_every_driver(tmp_path):
     loaded = space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
-    plan = Plan.of(loaded, tmp_path, ["slot"])
+    plan = Plan.of(loaded, tmp_path, "slot-")
     assert (loaded.fresh, loaded.operations, plan.fresh, plan.profile_steps) == (True, 7, True, 7)
-    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, ["slot"])
+    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, "slot-")
     assert (plan.fresh, plan.profile_steps) == (False, 0)
 
 
@@ -157,3 +176,52 @@ def test_what_compiles_gets_processes_of_its_own(drive):
 
 def test_the_knobs_of_a_trial_are_all_but_its_name_and_slot():
     assert drawn(PARAMS) == {"loader.batch_size": 64}
+
+
+def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
+    """It has no end, so that it gets another seat; on that it is another job, and goes on."""
+    folder = tmp_path / "trials" / "t0003"
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [one for one in ids if one == "dead"])
+    slot, told, known = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
+    assert (len(told), known.status, record.was_lost(folder)) == (1, None, True)
+    slot, _, known = drive([None, None], nodes=["alive", "dead"])
+    assert (slot.killed, slot.jobs[0].key, known.status) == (["node dead is gone"], "t0003/1.1", None)
+    slot, _, known = drive([End("ok")], nodes=["alive"])
+    assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", False)
+
+
+def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
+    """Workers outlive their raylet by seconds."""
+    monkeypatch.setattr(trial.cluster, "gone", list)
+    folder = tmp_path / "trials" / "t0003"
+    event = lambda slot, *_: record.Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
+    monkeypatch.setattr(Slot, "_event", event)
+    assert drive([], nodes=["dead"])[2].status == "ok"
+    assert not record.was_lost(folder)
+
+
+def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
+    """It may be what kills them."""
+    monkeypatch.setattr(trial.cluster, "gone", list)
+    for _ in range(2):
+        assert drive([Lost("node died")], nodes=["dead"])[2].status is None
+    known = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
+    assert (known.status, known.reason) == ("error", "the workers died 2 times: node died")
+
+
+def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):
+    now = itertools.chain([0.0], itertools.repeat(5000.0))  # seconds; the deadline of a trial of 9 s is less
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
+    monkeypatch.setattr(trial.cluster, "lacks", lambda place: f"no room on {place.nodes}")
+    waiting = []
+    monkeypatch.setattr(trial.Waiting, "tell", lambda self, s: (waiting.append(s), tell(self, s)), raising=True)
+    _, _, known = drive([None, End("ok")], nodes=["b"], missing=61.0)
+    assert (known.status, waiting) == ("ok", [61.0])
+    folder = tmp_path / "trials" / "t0003"
+    (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
+    assert told["what"] == "no room on ('b',)"
+    assert json.loads((folder / "doing.json").read_text())["part"] == "waiting"
+
+
+tell = trial.Waiting.tell

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.tuning.asked import BIG, EARLIER, FILE, end, study
+from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, search, space
 from tunediff.config import ConfigError
 from tunediff.tuning import experiment, resources, warm_start
@@ -18,7 +18,7 @@ def earlier(tmp_path):
     folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
     wanted = space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(wanted, folder, 1)
+    searcher = Searcher(wanted, folder, pool())
     for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
         suggestion = searcher.suggest("a")
         end(searcher, suggestion, "a", status=status, value=value)
@@ -133,7 +133,7 @@ def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(wanted, folder, 1)
+    searcher = Searcher(wanted, folder, pool())
     for status in ("ok", "oom"):
         end(searcher, searcher.suggest("a"), "a", status=status)
     changes = {**BIG, "first": None, "warm_start": str(folder), "budget": {"per_trial": "3s", "trials": 50}}

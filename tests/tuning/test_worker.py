@@ -24,7 +24,7 @@ from tunediff.record import NotFiniteError, Point
 from tunediff.training import state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Job, Kind
-from tunediff.tuning.resources import Share
+from tunediff.tuning.resources import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
@@ -301,10 +301,33 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     started = []
     trainer = types.SimpleNamespace(fit=lambda: None)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", lambda loop, **given: started.append(given) or trainer)
-    share = Share(1, gpu, {2: {"CPU": 0.9}}, {2: 1})
-    group.run_group("slot", "g", Kind(2, keep), str(tmp_path), share)
+    place = Place(("a1", "b2") if gpu else (), 0.9, gpu, 1)
+    group.run_group("slot", "g", Kind(2, keep, place), str(tmp_path), os.getcwd())
     (given,) = started
-    assert given["scaling_config"].num_workers == 2
+    scaling = given["scaling_config"]
+    assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.9, **({"GPU": 1.0} if gpu else {})})
+    assert scaling.label_selector == ({"ray.io/node-id": "in(a1,b2)"} if gpu else None)
+    assert scaling.placement_strategy == ("PACK" if gpu else "STRICT_PACK")
     assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version "
+         "2.29.3\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+         "prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer node-2<41234>", True),
+        ("NCCL communicator was aborted on rank 1.", True),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 1800 s", True),
+        ("ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ", True),
+        ("ncclUnhandledCudaError: Call to CUDA library failed.\nLast error:\nCuda failure 2 'out of memory'", False),
+        ("mat1 and mat2 shapes cannot be multiplied (4x5 and 4x5)", False),
+    ],
+)  # fmt: skip
+def test_what_collectives_say_of_a_lost_process(said, lost):
+    """The words are those of libnccl.so.2 (2.29) and libtorch_cuda.so (2.15)."""
+    assert worker._lost_a_process(RuntimeError(said), 2) == lost
+    assert not worker._lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"

@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Iterable
 from http.client import HTTPException
@@ -23,6 +22,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from tunediff import machine
 from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
 from tunediff.data.knobs import Data
@@ -247,7 +247,7 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
             return fitting.reason(error)
 
     # Threads suffice: Pillow and zlib release the interpreter lock.
-    threads, work = ThreadPool(len(os.sched_getaffinity(0))), Progress("reading image files", len(names), "files")
+    threads, work = ThreadPool(machine.cores()), Progress("reading image files", len(names), "files")
     found = []
     with archive or contextlib.nullcontext(), threads as pool, work as progress:
         for one in pool.imap(decode, range(len(names)), chunksize=8):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff import environment
+from tunediff import environment, machine
 from tunediff.clock import Budget
 from tunediff.config import Systems, Values
 from tunediff.data import loader
@@ -254,7 +253,7 @@ def device(world: World) -> Device:
         "type": world.device.type,
         "name": of.name if of else environment.describe()["cpu"],
         "threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": machine.cores(),
         "gpus": torch.cuda.device_count(),
         "memory_mib": (of.total_memory if of else psutil.virtual_memory().total) / 2**20,
         "memory_limit_mib": memory_limit_mib(world.device),

@@ -126,7 +126,7 @@ class Console:
 
     def _end(self, trial: TrialRecord) -> str:
         found, value = self.found, trial.value(self.found.metric)
-        words = ["ok"] if trial.status == "ok" else [trial.status or "?", trial.reason]
+        words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.reason]
         if value is not None:
             point = trial.points[-1]
             words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
@@ -135,6 +135,10 @@ class Console:
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
         return "  ".join(word for word in [*words, self._best(), left] if word)
+
+    def _unended(self, trial: TrialRecord) -> str:
+        lost = record.was_lost(self.folder / "trials" / trial.name)
+        return "has lost its node and will go on from its checkpoint" if lost else "?"
 
     def _versus(self, trial: TrialRecord, index: int, value: float) -> float | None:
         """A value against that of the baseline at the same evaluation."""

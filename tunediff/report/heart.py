@@ -15,7 +15,7 @@ from tunediff.progress import DOING, harmless
 SILENCE_S = 30.0
 """Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
 PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
-         "checkpoint": "saving"}  # fmt: skip
+         "checkpoint": "saving", "waiting": "waits for its workers"}  # fmt: skip
 
 
 class Heart:

@@ -35,9 +35,9 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
     share, sizes, budget = resources.share(wanted, machine), resources.world_sizes(wanted), wanted.budget
     pass_s = measured.get("pass_s")
     cost = evaluating.cost(wanted, pass_s, measured.get("evaluation_s"), measured.get("prepared", False))
-    spent, points = cost.parts(share.slots), space.size(wanted)
-    ends = budget.total_s is not None and budget.trials * cost.trial_s / share.slots > budget.total_s
-    trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.slots / cost.trial_s)
+    spent, points = cost.parts(share.least), space.size(wanted)
+    ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
+    trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
     parameters = measured.get("parameters", 0)
     above = next(path for path in [folder, *folder.parents] if path.exists())
     found = {
@@ -50,7 +50,7 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
         "evaluation_s": cost.evaluation_s, "evaluations_per_trial": wanted.baseline.evaluation.points,
         "final_evaluation_s": cost.final_s, "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
         "trial_s": cost.trial_s, "confirming_s": cost.confirming_s, "once_s": cost.once_s,
-        "gpu_hours": spent["training"] * share.slots * max(sizes) / 3600 if share.gpu else 0.0,
+        "gpu_hours": spent["training"] * share.least * max(sizes) / 3600 if share.gpu else 0.0,
         "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
         "disk_mib": (4 * parameters * trials + 20 * parameters * share.slots) / 2**20,
         "disk_free_mib": shutil.disk_usage(above).free / 2**20,

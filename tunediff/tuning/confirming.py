@@ -93,7 +93,7 @@ def run(
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
     rivals = [rounds.Rival(space.config(point), point) for point in points]
-    plan, board = Plan.of(space, folder, slots.names), Board(folder, space, slots.actors)
+    plan, board = Plan.of(space, folder, slots.prefix), Board(folder, space, slots.actors)
 
     heard = 0
 
@@ -110,7 +110,7 @@ def run(
 
     with experiment.noted(folder):
         listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
-        rounds.run(folder, rivals, space.seeds, plan, listeners, decided)
+        rounds.run(folder, rivals, space.seeds, plan, slots.pool, listeners, decided)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

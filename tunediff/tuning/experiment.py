@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ import yaml
 from tunediff import cli, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Systems
 from tunediff.files import write_text
 from tunediff.progress import harmless
 from tunediff.space import SearchSpace
@@ -41,6 +41,7 @@ from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
+    from tunediff.tuning.cluster import Nodes
     from tunediff.tuning.messages import Kind
     from tunediff.tuning.slot import Slots
 
@@ -163,7 +164,15 @@ def cluster(address: str | None) -> Iterator[Any]:
     import ray
 
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
-    local: dict[str, object] = {"include_dashboard": True, "dashboard_host": "127.0.0.1"} if address is None else {}
+    local: dict[str, object] = {}
+    if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+        here = resources.local()
+        local = {"num_cpus": here.cores, "num_gpus": here.gpus}
+        local |= {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
+    else:
+        from tunediff.tuning import cluster as there
+
+        local = {"runtime_env": there.runtime_env()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
@@ -174,31 +183,43 @@ def cluster(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def machine(address: str | None) -> resources.Machine:
-    """What the search may use: this machine, or the cluster Ray is connected to."""
-    if address is None:
-        return resources.local()
-    import ray
+def _of_cluster(
+    folder: Path, share: Callable[..., resources.Share], configs: Sequence[Systems], evaluates: bool
+) -> tuple[resources.Share, Nodes]:
+    """What the cluster gives that Ray is connected to, and its nodes as of whenever one looks.
 
-    total = ray.cluster_resources()
-    return resources.Machine(int(total.get("CPU", 0)), int(total.get("GPU", 0)))
+    Raises `ConfigError` where it has no room, or a node does not see the folder, or lacks data or weights.
+    """
+    from tunediff.tuning import cluster as there
+
+    def check(machines: Sequence[resources.Machine]) -> None:
+        there.check_shared(folder, machines)
+        for config in configs:
+            there.check_files(cfg.to_dict(config), evaluates, machines)
+
+    machines = there.nodes()
+    found = share(*machines, may_come=there.may_come())
+    check(found.machines)
+    return found, there.Nodes(machines, check)
 
 
 @contextlib.contextmanager
 def workers(
-    folder: Path, share: Callable[[resources.Machine], resources.Share], address: str | None, warm: Kind | None,
-    greet: Callable[[Any], None],
+    folder: Path, share: Callable[..., resources.Share], address: str | None, warm: Kind | None,
+    greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
     """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
 
-    Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and what `share` raises before anything starts.
+    `share` takes machines; every node of a cluster gets to check the files of `configs`. Raises `KeyboardInterrupt` on
+    Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
     """
-    here = share(machine(None)) if address is None else None
+    here = share(resources.local()) if address is None else None
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
         from tunediff.tuning import slot  # imports Ray, which takes seconds
 
         harmless("the start", greet, context)
-        with slot.opened(folder, here or share(machine(address)), warm) as slots:
+        given, nodes = (here, None) if here is not None else _of_cluster(folder, share, configs, evaluates)
+        with slot.opened(folder, given, warm, nodes) as slots:
             yield slots
 
 
@@ -206,7 +227,7 @@ def warm(space: SearchSpace) -> Kind | None:
     """What the workers of the first trials are; None: these get processes of their own."""
     from tunediff.tuning.messages import Kind  # imports Ray
 
-    return None if space.fresh or space.baseline.compile.active else Kind.of(space.baseline)
+    return None if space.fresh or space.baseline.compile.active else Kind.of(space.baseline, resources.Place())
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:

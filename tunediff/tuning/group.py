@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from tunediff.tuning.messages import Kind
-from tunediff.tuning.resources import Share
 
 
-def run_group(slot: str, generation: str, kind: Kind, storage: str, share: Share) -> None:
-    """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files.
-
-    Raises when a worker fails.
+def run_group(slot: str, generation: str, kind: Kind, storage: str, here: str) -> None:
+    """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files; `here`: that
+    the workers work in. Raises when a worker fails.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -17,18 +15,24 @@ def run_group(slot: str, generation: str, kind: Kind, storage: str, share: Share
     from tunediff.training import memory
     from tunediff.tuning.worker import Setup, serve  # imports torch, which the slot does without
 
-    setup: Setup = {"slot": slot, "generation": generation, "threads": share.threads[kind.size], "here": share.here}
+    place = kind.place
+    setup: Setup = {"slot": slot, "generation": generation, "threads": place.threads, "here": here}
+    on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     TorchTrainer(
         serve,
         train_loop_config=setup,
-        torch_config=TorchConfig(backend="nccl" if share.gpu else "gloo", timeout_s=1800),
+        torch_config=TorchConfig(backend="nccl" if place.gpu else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
-            num_workers=kind.size, use_gpu=share.gpu, resources_per_worker=share.per_worker[kind.size]
+            num_workers=kind.size,
+            use_gpu=place.gpu,
+            resources_per_worker=place.resources,
+            label_selector=on,
+            placement_strategy="PACK" if len(place.nodes) > 1 else "STRICT_PACK",
         ),
         run_config=RunConfig(
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
-            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed and not share.gpu else {}},
+            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed and not place.gpu else {}},
         ),
     ).fit()

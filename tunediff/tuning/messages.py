@@ -7,7 +7,7 @@ where it is needed and cannot be pickled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from tunediff.clock import Budget
 from tunediff.config import Lines, Systems, Values
 from tunediff.record import End, Point
 from tunediff.space import SearchSpace
+from tunediff.tuning.resources import Place
 
 NAMESPACE = "tunediff"
 
@@ -30,19 +31,20 @@ class Kind:
     """World size."""
     keep_freed: bool
     """`memory.keep_freed`."""
+    place: Place = dataclasses.field(default_factory=Place)
 
     @classmethod
-    def of(cls, config: Systems) -> Kind:
+    def of(cls, config: Systems, place: Place) -> Kind:
         """The kind that a configuration's training needs."""
-        return cls(config.parallel.workers, config.memory.keep_freed)
+        return cls(config.parallel.workers, config.memory.keep_freed, place)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What all drivers of a search have in common."""
 
-    slots: tuple[str, ...]
-    """Names of the slots' actors."""
+    slots: str
+    """What the names of the slots' actors begin with; their number follows."""
     experiment: Path
     """The search's folder, absolute."""
     baseline: Lines
@@ -62,10 +64,10 @@ class Plan:
     """Knobs of one more evaluation of every finished model; empty: none."""
 
     @classmethod
-    def of(cls, space: SearchSpace, experiment: Path, slots: Sequence[str]) -> Plan:
-        """The plan of a search in its folder; `slots`: their actors' names."""
+    def of(cls, space: SearchSpace, experiment: Path, slots: str) -> Plan:
+        """The plan of a search in its folder; `slots`: what their actors' names begin with."""
         return cls(
-            slots=tuple(slots), experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,
+            slots=slots, experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,
             metric=space.metric, mode=space.mode, evaluates=space.evaluates, final=space.final, fresh=space.fresh,
             budget=Budget(space.budget.per_trial_s, compile_charged=space.budget.compile_charged),
             deadline_s=space.budget.trial_deadline_s, profile_steps=space.operations,
@@ -78,8 +80,8 @@ class Plan:
 
 
 def drawn(params: Mapping[str, Any]) -> Values:
-    """The knobs by dotted name in what Tune has of a trial, which is also its name (`trial`) and its `slot`."""
-    return {name: value for name, value in params.items() if name not in ("trial", "slot")}
+    """The knobs by dotted name in what Tune has of a trial, which is also its name (`trial`), `slot` and `place`."""
+    return {name: value for name, value in params.items() if name not in ("trial", "slot", "place")}
 
 
 @dataclasses.dataclass(frozen=True)

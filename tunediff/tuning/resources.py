@@ -1,23 +1,30 @@
-"""What one trial gets of the machine, and how many trials run at once. Imports no ray: used before anything starts."""
+"""What trials get of one machine or of a cluster's nodes. Imports no ray: used before anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
-import glob
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tunediff.config import ConfigError
+from tunediff.machine import cores, gpus
 from tunediff.space import SearchSpace
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """CPU cores and GPUs that a search may use."""
+    """CPU cores and GPUs that a search may use: of this machine, or of a node of a cluster."""
 
     cores: int
     gpus: int
+    name: str = ""
+    """Address of a node."""
+    id: str = ""
+    """Ray's, of a node."""
+    accelerator: str = ""
+    """Type of its GPUs, as Ray calls it; '' if unknown."""
 
     @property
     def device(self) -> str:
@@ -25,33 +32,88 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
-        return f"{self.cores} CPU cores, {self.gpus} GPUs"
+        kind = f" ({self.accelerator})" if self.accelerator and self.gpus else ""
+        return f"{self.name}: " * bool(self.name) + f"{self.cores} CPU cores, {self.gpus} GPUs{kind}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the workers of a trial run, and what each of them gets."""
+
+    nodes: tuple[str, ...] = ()
+    """Ray's ids; empty: the only one there is."""
+    cpus: float = 1.0
+    gpu: bool = False
+    """Whether each has one."""
+    threads: int = 1
+    """torch threads of each."""
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Place:
+        """What `dataclasses.asdict` made of one, JSON or not."""
+        return cls(**{**plain, "nodes": tuple(plain["nodes"])})
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Of each worker, as Ray counts."""
+        return {"CPU": self.cpus, **({"GPU": 1.0} if self.gpu else {})}
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How trials are placed."""
+    """The machines that a search uses, and how it divides them."""
 
-    slots: int
-    """Trials at once. One on a machine without GPUs: two would disturb each other's clocks."""
+    machines: tuple[Machine, ...]
+    """The largest first."""
+    sizes: tuple[int, ...]
+    """World sizes of its trials, the largest last."""
     gpu: bool
-    per_worker: dict[int, dict[str, float]]
-    """Ray resources of each worker, by world size."""
-    threads: dict[int, int]
-    """torch threads of each worker, by world size."""
+    whole: bool
+    """Whether a trial has its machine to itself. So it is without GPUs: two would disturb each other's clocks."""
+    notes: tuple[str, ...] = ()
+    """Which machines are not used, and what makes the others unlike, in words."""
     here: str = dataclasses.field(default_factory=os.getcwd)
     """Where the search was started: relative paths in a user's file are meant from there."""
+
+    def units(self, machine: Machine) -> int:
+        """Workers that fit on a machine."""
+        return machine.gpus if self.gpu else machine.cores
+
+    def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
+        """Those that workers fit on, the largest first; of GPUs only one type."""
+        ours = {machine.accelerator for machine in self.machines}
+        fitting = [one for one in machines if self.units(one) and (not self.gpu or not ours or one.accelerator in ours)]
+        return tuple(sorted(fitting, key=lambda one: (-self.units(one), -one.cores, one.name, one.id)))
+
+    def place(self, machines: Sequence[Machine], size: int) -> Place:
+        """Of a trial of `size` workers on these machines: on one, its own ratio of cores to GPUs; on several, the
+        least of them."""
+        alone = self.whole and len(machines) == 1
+        split = {machine: size if alone else self.units(machine) for machine in machines}
+        # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
+        free = {machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine]) for machine in machines}
+        cpus = max(0.0, min(int(100 * free[machine] / split[machine]) / 100 for machine in machines))
+        threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
+        return Place(tuple(machine.id for machine in machines if machine.id), cpus, self.gpu, threads)
+
+    @property
+    def slots(self) -> int:
+        """Trials at once, at most."""
+        return max(1, self._at_once(self.sizes[0]))
+
+    @property
+    def least(self) -> int:
+        """Trials at once, if all are of the largest world size."""
+        return max(1, self._at_once(self.sizes[-1]))
+
+    def _at_once(self, size: int) -> int:
+        each = [min(1, self.units(one) // size) if self.whole else self.units(one) // size for one in self.machines]
+        return sum(each) or sum(map(self.units, self.machines)) // size
 
 
 def local() -> Machine:
     """This machine: the cores this process may use and the GPUs it may see."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        gpus = len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    else:
-        gpus = len(glob.glob("/dev/nvidia[0-9]*"))
-    return Machine(cores, gpus)
+    return Machine(cores(), len(gpus()))
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
@@ -70,27 +132,54 @@ def world_sizes(space: SearchSpace) -> list[int]:
     return sorted(sizes)
 
 
-def share(space: SearchSpace, machine: Machine) -> Share:
-    """Refuse what can never be placed (Ray would retry for ever), else divide the machine."""
+def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> Share:
+    """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
     drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "compile.mode")
     modes = itertools.chain([space.baseline.compile.mode], *drawn)
-    return divided(machine, world_sizes(space), modes, space.source, space.alone)
+    return divided(machines, world_sizes(space), modes, space.source, space.alone, may_come)
 
 
-def divided(machine: Machine, sizes: Sequence[int], modes: Iterable[str], source: str, alone: bool = False) -> Share:
-    """The machine for trials of these world sizes, the largest last, and of these `compile.mode`s."""
-    limit, unit = (machine.gpus, "GPU") if machine.gpus else (machine.cores, "CPU core")
+def divided(
+    machines: Sequence[Machine], sizes: Sequence[int], modes: Iterable[str], source: str, alone: bool = False,
+    may_come: Sequence[Machine] = (),
+) -> Share:  # fmt: skip
+    """The machines for trials of these world sizes, the largest last, and of these `compile.mode`s.
+
+    `may_come`: nodes that a cluster would start if they were asked for. Raises `ConfigError` for what fits nowhere.
+    """
+    every = [*machines, *may_come]
+    gpu = any(machine.gpus for machine in every)
+    unit = "GPU" if gpu else "CPU core"
+    kinds: dict[str, int] = {}
+    for machine in [one for one in (machines if any(m.gpus for m in machines) else may_come) if gpu]:
+        kinds[machine.accelerator] = kinds.get(machine.accelerator, 0) + machine.gpus
+    kind = max(kinds, key=lambda name: kinds[name]) if kinds else ""
+    one_kind = [one for one in machines if not gpu or one.accelerator == kind]
+    found = Share((), tuple(sizes), gpu, alone or not gpu)
+    found = dataclasses.replace(found, machines=found.usable(one_kind))
+    limit = max(sum(map(found.units, some)) for some in (found.machines, may_come))
+    there = "; ".join(map(str, machines)) or "no nodes"
     if sizes[-1] > limit:
+        where = "on this cluster" if any(machine.id for machine in every) else "on this machine"
         raise ConfigError(
-            f"{source}: parallel.workers: {sizes[-1]} is not allowed on this machine; each worker needs one "
-            f"{unit} and there are {machine}; allowed: at most {limit}"
+            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit}"
+            f"{f' of one type ({kind})' if len(kinds) > 1 else ''} and there are {there}; allowed: at most {limit}"
         )
-    if not machine.gpus and (mode := "reduce-overhead") in modes:
-        raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {machine}")
-    slots = machine.gpus // sizes[-1] if machine.gpus and not alone else 1
-    cores = machine.cores / slots
-    # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
-    cpus = {size: int(100 * (cores - 0.1) / size) / 100 for size in sizes}
-    gpu = {"GPU": 1.0} if machine.gpus else {}
-    per_worker = {size: {"CPU": cpus[size], **gpu} for size in sizes}
-    return Share(slots, bool(machine.gpus), per_worker, {size: max(1, round(cores / size)) for size in sizes})
+    if not gpu and (mode := "reduce-overhead") in modes:
+        raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {there}")
+    return dataclasses.replace(found, notes=tuple(_notes(found, machines)))
+
+
+def _notes(share: Share, machines: Sequence[Machine]) -> Iterable[str]:
+    """What of a cluster is not used, and whether what is used is alike."""
+    for machine in machines:
+        if machine not in share.machines:
+            why = "without GPUs" if not machine.gpus else "GPUs of one type are compared with each other only"
+            yield f"{machine}: not used, {why if share.gpu else 'no CPU cores'}"
+    places = {share.place([machine], 1).threads for machine in share.machines}
+    if len(places) > 1:
+        each = "; ".join(f"{one.name}: {share.place([one], 1).threads}" for one in share.machines)
+        yield f"WARNING: nodes differ in CPU cores per worker ({each}): what they measure cannot be compared strictly"
+    most = max(map(share.units, share.machines), default=0)
+    if (size := share.sizes[-1]) > most > 0:
+        yield f"parallel.workers={size} spans nodes: one has room for {most}"

@@ -7,6 +7,7 @@ time has the machine.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.experiment import StoppedError
 from tunediff.tuning.messages import Plan
+from tunediff.tuning.pool import Pool, Seat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ def run(
     rivals: Sequence[Rival],
     most: int,
     plan: Plan,
+    pool: Pool,
     listeners: Sequence[Listener],
     over: Callable[[], bool],
 ) -> None:
@@ -55,13 +58,16 @@ def run(
             return
         places = range(len(rivals))
         for place in reversed(places) if number % 2 else places:
-            if place not in out and failed(_run(folder, rivals[place], place, number, len(rivals), plan, listeners)):
+            if place not in out and failed(
+                _run(folder, rivals[place], place, number, len(rivals), plan, pool, listeners)
+            ):
                 out.add(place)
 
 
 def _run(
-    folder: Path, rival: Rival, place: int, number: int, rivals: int, plan: Plan, listeners: Sequence[Listener]
-) -> TrialRecord:
+    folder: Path, rival: Rival, place: int, number: int, rivals: int, plan: Plan, pool: Pool,
+    listeners: Sequence[Listener],
+) -> TrialRecord:  # fmt: skip
     """One run, unless its journal has its end already."""
     name, seed = name_of(place, number, rivals), rival.config.seed + number
     if (known := record.read_trial(folder / "trials" / name)) is not None and known.finished:
@@ -70,11 +76,23 @@ def _run(
 
     tell_all(listeners, "start", name, values)
     try:
-        for point in trial.follow(name, config, values, plan.slots[0], plan):
-            tell_all(listeners, "point", name, {**point, "slot": 0})
+        while True:
+            seat = _seat(pool, config.parallel.workers)
+            for point in trial.follow(name, config, values, seat, plan):
+                tell_all(listeners, "point", name, {**point, "slot": seat.slot})
+            pool.give(seat.slot)
+            if not record.was_lost(folder / "trials" / name):
+                break
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
     tell_all(listeners, "end", name, values)
     known = record.read_trial(folder / "trials" / name)
     assert known is not None
     return known
+
+
+def _seat(pool: Pool, size: int) -> Seat:
+    """One for so many workers, as soon as nodes that are there have room."""
+    while (seat := pool.take(size)) is None:
+        time.sleep(1.0)
+    return seat

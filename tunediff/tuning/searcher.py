@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,9 @@ from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning import knowledge, warm_start
+from tunediff.tuning.pool import Pool
 from tunediff.tuning.study_file import FAULTS, STUDY, open_file
+from tunediff.tuning.trial import settled
 
 REDRAWS = 20
 """Draws of TPE in a row that may be impossible or known before random ones take over: TPE stays near what is good."""
@@ -67,17 +70,16 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     """
 
     def __init__(
-        self, space: SearchSpace, experiment: Path, slots: int, spent_s: float = 0.0,
+        self, space: SearchSpace, experiment: Path, pool: Pool, spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         storage: optuna.storages.BaseStorage | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         super().__init__("objective", space.mode)
-        self.space, self.experiment, self._device = space, experiment, device
+        self.space, self.experiment, self._device, self._pool = space, experiment, device, pool
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
-        self._free = list(range(slots))
         self._live: dict[str, Live] = {}  # by Tune's trial id
-        self._started, self._spent_s = time.monotonic(), spent_s
+        self._started, self._spent_s, self._over = time.monotonic(), spent_s, False
         self._durations: list[float] = []
         self._unfinished: list[Drawn] = []
         self._records = record.read_trials(experiment)
@@ -215,22 +217,28 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         """The next trial's knobs, name and slot; FINISHED when a limit is reached or nothing new is left."""
         if self.broken is not None:
             return str(RaySearcher.FINISHED)
-        if not self._free:
+        if not self._pool.room():
             return None
         try:
             drawn = self._draw()
         except FAULTS as error:
             self.broken, drawn = error, None
-        if drawn is None:
-            return str(RaySearcher.FINISHED)
-        live = self._live[trial_id] = Live(drawn.name, drawn.trial, self._free.pop(0), time.monotonic())
-        return {**drawn.values, "trial": live.name, "slot": live.slot}
+        if drawn is None:  # Tune would not ask again for a trial whose node was lost
+            self._over = True
+            return None if self._live and self._pool.unsteady else str(RaySearcher.FINISHED)
+        if (
+            seat := self._pool.take(int(drawn.values.get("parallel.workers", self.space.baseline.parallel.workers)))
+        ) is None:
+            self._unfinished.insert(0, drawn)
+            return None
+        live = self._live[trial_id] = Live(drawn.name, drawn.trial, seat.slot, time.monotonic())
+        return {**drawn.values, "trial": live.name, "slot": live.slot, "place": dataclasses.asdict(seat.place)}
 
     def _draw(self) -> Drawn | None:
         """The next trial; None when there is none."""
         if self._unfinished:
             return self._unfinished.pop(0)
-        if self._next >= self.space.budget.trials or self._time_is_up():
+        if self._over or self._next >= self.space.budget.trials or self._time_is_up():
             return None
         sampler = self.study.sampler
         try:
@@ -307,8 +315,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._tell(drawn.trial, known)
 
     def _time_is_up(self) -> bool:
-        total = self.space.budget.total_s
-        if total is None:
+        if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.budget.per_trial_s])
         return self._spent_s + (time.monotonic() - self._started) + expected > total
@@ -324,7 +331,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         """Tell Optuna what the journal says; a trial without an end was stopped early, or lost its driver."""
         if (live := self._live.pop(trial_id, None)) is None:  # Tune tells an end again when telling it failed
             return
-        self._free.append(live.slot)
+        self._pool.give(live.slot)
         self._durations.append(time.monotonic() - live.began)
         try:
             self._settle(live, error)
@@ -333,7 +340,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _settle(self, live: Live, error: bool) -> None:
         folder = self.experiment / "trials" / live.name
-        known = self._settled(folder)
+        known = settled(folder, self.space.baseline.evaluation.points)
+        if record.was_lost(folder):
+            self._unfinished.insert(0, Drawn(live.name, live.trial, self._drawn(live.trial)))
+            return
         if known is None or not known.finished:
             if error and (why := environment.unwritable(self.experiment)) is not None:
                 raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
@@ -351,15 +361,6 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         after = f" after {known.points[-1].train_s:.1f} s" if known is not None and known.points else ""
         why = f"stopped by {self.space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
         return End("pruned", why + "compilation, warm-up and EMA still make curves cross")
-
-    def _settled(self, folder: Path, patience_s: float = 60.0) -> TrialRecord | None:
-        """The record; a scheduler may end a trial at its last point, a moment before its worker has written the end."""
-        until = time.monotonic() + patience_s
-        while (known := record.read_trial(folder)) is not None and not known.finished:
-            if len(known.points) < self.space.baseline.evaluation.points or time.monotonic() > until:
-                break
-            time.sleep(0.05)
-        return known
 
     def _tell(self, trial: Trial, known: TrialRecord) -> None:
         """A result counts; a known failure counts as bad, never as unknown, or Optuna would draw it again."""

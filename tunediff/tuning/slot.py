@@ -22,20 +22,24 @@ import ray
 
 from tunediff.files import plain
 from tunediff.record import End, Point
+from tunediff.tuning import cluster
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import NAMESPACE, Decision, Event, Job, Kind, Lost, Order
+from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Share
 
 POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
+IDLE_S = 5.0  # workers without a job keep their devices for so long where other slots may want them
+WARM_S = 60.0  # those that were started before there was a first job
 T = TypeVar("T")
 
 
 class Slot:
     """The meeting place of trial drivers and workers. Methods are coroutines of one actor: no locks but `_turn`."""
 
-    def __init__(self, name: str, storage: str, share: Share) -> None:
-        """`storage`: absolute folder of Ray Train's own files."""
-        self._name, self._storage, self._share = name, storage, share
+    def __init__(self, name: str, storage: str, here: str) -> None:
+        """`storage`: absolute folder of Ray Train's own files; `here`: that workers work in."""
+        self._name, self._storage, self._here = name, storage, here
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: Job | None = None
         self._serial = ""  # names the job in hand; unique, so that a slot that was restarted is not mistaken for itself
@@ -47,6 +51,7 @@ class Slot:
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
         self._group_kind, self._group_fresh = Kind(0, False), False
+        self._arrived, self._started = False, 0.0  # whether its workers are there, and since when they should be
         self._retired: set[str] = set()
 
     def __repr__(self) -> str:
@@ -103,6 +108,20 @@ class Slot:
         async with self._turn:
             await self._kill(reason)
 
+    async def missing_s(self) -> float:
+        """Seconds that the group's workers have been waited for; 0: they are there."""
+        return 0.0 if self._arrived or self._group is None else time.monotonic() - self._started
+
+    async def free(self, after_s: float) -> None:
+        """The job is over, or its trial was stopped early: others get the devices, unless another job comes by then."""
+        serial = self._serial
+        await asyncio.sleep(after_s)
+        async with self._turn:
+            if serial == self._serial and self._group is not None:
+                if not self._ended:
+                    await self._abandon()
+                await self._retire()
+
     async def close(self) -> None:
         """Let the group leave, if it is idle; end it otherwise."""
         async with self._turn:
@@ -114,6 +133,8 @@ class Slot:
     # ---- for workers
     async def take(self, generation: str, done: str) -> Order | None:
         """The next job, which is not `done`, or to leave when the group is no longer wanted; None: ask again."""
+
+        self._arrived = self._arrived or generation == self._generation
 
         def next_order() -> Order | None:
             if generation in self._retired or generation != self._generation:
@@ -155,10 +176,14 @@ class Slot:
     def _start(self, kind: Kind, fresh: bool) -> None:
         self._generation = uuid.uuid4().hex[:8]
         self._group_kind, self._group_fresh = kind, fresh
+        self._arrived, self._started = False, time.monotonic()
         task = ray.remote(run_group).options(
-            num_cpus=0, max_retries=0, name=f"workers of {self._name}, group {self._generation}"
+            num_cpus=0,
+            max_retries=0,
+            name=f"workers of {self._name}, group {self._generation}",
+            label_selector=beside(),
         )
-        self._group = task.remote(self._name, self._generation, kind, self._storage, self._share)
+        self._group = task.remote(self._name, self._generation, kind, self._storage, self._here)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:
@@ -237,36 +262,71 @@ def _reason(error: Exception) -> str:
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Slots:
-    """The slots of a session."""
+def beside() -> dict[str, str]:
+    """Ray's label selector of what shall live on this node: that of the search itself, whose end is the end of all."""
+    return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
-    names: tuple[str, ...]
-    actors: tuple[Any, ...]
-    device: str
-    """Of their workers: `cpu` or `cuda`."""
+
+class Slots:
+    """The slots of a session: actors, as many as trials have run at once."""
+
+    def __init__(self, folder: Path, share: Share, nodes: cluster.Nodes | None = None) -> None:
+        """`folder`: of the search; Ray Train's own files lie in it. `nodes`: of a cluster, whenever one looks."""
+        # Several searches may share a cluster, where a name must be its own.
+        self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
+        self.device = "cuda" if share.gpu else "cpu"
+        self._storage, self._here = str(folder / "train"), share.here
+        self.actors: list[Any] = []
+        self._others = share.slots > 1 or nodes is not None  # who want the devices of one that is idle
+        self.pool = Pool(share, nodes, cluster.ask, self._make, self._free)
+        self._notes, self._nodes = share.notes, nodes
+
+    def warm(self, kind: Kind) -> None:
+        """Start the workers of the first trials while Tune starts."""
+        seats = []
+        while (seat := self.pool.take(kind.size, waits=False)) is not None:
+            seats.append(seat)
+            self.actors[seat.slot].warm.remote(dataclasses.replace(kind, place=seat.place))
+        for seat in seats:
+            self.pool.give(seat.slot, used=False)
+            self._free(seat.slot, WARM_S)
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say now what is to be known of the machines, and later what becomes of them."""
+        for note in self._notes:
+            say(note)
+        self.pool.say = say
+        if self._nodes is not None:
+            self._nodes.say = say
+
+    def close(self) -> None:
+        """Let all workers leave."""
+        for actor in self.actors:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(actor.close.remote(), timeout=30)
+
+    def _make(self, slot: int) -> None:
+        while len(self.actors) <= slot:
+            self.actors.append(_create(f"{self.prefix}{len(self.actors)}", self._storage, self._here))
+
+    def _free(self, slot: int, after_s: float = IDLE_S) -> None:
+        if self._others:
+            self.actors[slot].free.remote(after_s)
 
 
 @contextlib.contextmanager
-def opened(folder: Path, share: Share, warm: Kind | None) -> Iterator[Slots]:
-    """As many slots as trials may run at once; `warm`: what the workers of the first trials are, if they may start now.
-
-    `folder`: of the search; Ray Train's own files lie in it.
-    """
-    session = uuid.uuid4().hex[:6]  # several searches may share a cluster, where a name must be its own
-    names = tuple(f"{plain(folder.name)}-{session}-slot-{i}" for i in range(share.slots))
-    actors = tuple(_create(name, str(folder / "train"), share) for name in names)
+def opened(folder: Path, share: Share, warm: Kind | None, nodes: cluster.Nodes | None = None) -> Iterator[Slots]:
+    """Slots for what runs in `folder`; `warm`: what the workers of the first trials are, if they may start now."""
+    slots = Slots(folder, share, nodes)
     if warm is not None:
-        for actor in actors:  # while Tune starts
-            actor.warm.remote(warm)
-    yield Slots(names, actors, "cuda" if share.gpu else "cpu")
-    for actor in actors:  # not after a fault: the cluster's end is theirs
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(actor.close.remote(), timeout=30)
+        slots.warm(warm)
+    yield slots
+    slots.close()  # not after a fault: the cluster's end is theirs
 
 
-def _create(name: str, storage: str, share: Share) -> Any:
+def _create(name: str, storage: str, here: str) -> Any:
     actor = ray.remote(Slot).options(
-        name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
-    )
-    return actor.remote(name, storage, share)
+        name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1,
+        label_selector=beside(),
+    )  # fmt: skip
+    return actor.remote(name, storage, here)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import re
@@ -18,12 +20,20 @@ from tunediff import config as cfg
 from tunediff import record
 from tunediff.config import Systems, Values
 from tunediff.environment import DISK_FAULTS
+from tunediff.files import write_text
+from tunediff.progress import DOING
 from tunediff.record import End, Point
 from tunediff.space import SearchSpace
+from tunediff.tuning import cluster
 from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
+from tunediff.tuning.pool import PATIENCE_S, Seat
+from tunediff.tuning.resources import Place
 
 ATTEMPTS = 2
 """Worker groups a trial may use up: a killed worker is not the configuration's fault, a second one is suspicious."""
+
+LOSSES = 3
+"""Nodes that a trial may lose: that is not the configuration's fault either, unless it comes again and again."""
 
 Reported = dict[str, float]
 """What Tune's scheduler and pages get of a point: its numbers by their flat names, and the `objective`."""
@@ -55,22 +65,29 @@ def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
     is to let the workers train on.
     """
     values = drawn(params)
-    yield from follow(params["trial"], plan.configuration(values), values, plan.slots[params["slot"]], plan)
+    seat = Seat(params["slot"], Place.of(params["place"]))
+    yield from follow(params["trial"], plan.configuration(values), values, seat, plan)
 
 
-def follow(
-    name: str, config: Systems, values: Values, slot_name: str, plan: Plan
-) -> Iterator[Reported]:  # fmt: skip
-    """`points`, of a configuration of whatever workload; `values`: what its journal says was drawn."""
+def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -> Iterator[Reported]:
+    """`points`, of a configuration of whatever workload; `values`: what its journal says was drawn.
+
+    It has no end where a node of its seat was lost: whoever gave the seat gives it another one; see `record.was_lost`.
+    """
     folder = plan.experiment / "trials" / name
     if (known := record.read_trial(folder)) is not None and known.finished:
         yield from (reported(point, plan) for point in known.points)
         return
-    journal, slot, deadline = record.Journal(folder), get(slot_name), time.monotonic() + plan.deadline_s
+    journal, slot = record.Journal(folder), get(f"{plan.slots}{seat.slot}")
+    deadline, lost = time.monotonic() + plan.deadline_s, _losses(folder)
     for attempt in range(1, ATTEMPTS + 1):
         journal.start(config, values, plan.budget.seconds, int(name[1:]))
-        serial = ray.get(slot.submit.remote(job_of(name, attempt, folder, config, plan)))
-        ended = yield from _until_ended(slot, serial, deadline, plan, folder)
+        key = f"{name}/{lost}.{attempt}" if lost else f"{name}/{attempt}"
+        serial = ray.get(slot.submit.remote(job_of(name, key, folder, config, seat.place, plan)))
+        ended = yield from _until_ended(slot, serial, deadline, plan, folder, seat.place)
+        if isinstance(ended, Lost) and (gone := cluster.gone(seat.place.nodes)) and lost + 1 < LOSSES:
+            journal.write("lost", nodes=gone, reason=_short(ended.reason))
+            return
         if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
@@ -78,24 +95,46 @@ def follow(
         return
 
 
-def job_of(name: str, attempt: int, folder: Path, config: Systems, plan: Plan) -> Job:
+def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
+    """The record; a scheduler may end a trial at its last point, of so many, a moment before its worker has written
+    the end."""
+    until = time.monotonic() + patience_s
+    while (known := record.read_trial(folder)) is not None and not known.finished:
+        if len(known.points) < points or time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return known
+
+
+def _losses(folder: Path) -> int:
+    return sum(event["event"] == "lost" for event in record.events(folder))
+
+
+def job_of(name: str, key: str, folder: Path, config: Systems, place: Place, plan: Plan) -> Job:
     """What the workers get to do."""
     return Job(
-        name=name, key=f"{name}/{attempt}", folder=folder, config=cfg.to_dict(config), budget=plan.budget,
-        kind=Kind.of(config), fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
+        name=name, key=key, folder=folder, config=cfg.to_dict(config), budget=plan.budget,
+        kind=Kind.of(config, place), fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
         evaluates=plan.evaluates, keeps=plan.evaluates, profile_steps=plan.profile_steps, final=plan.final,
     )  # fmt: skip
 
 
 def _until_ended(
-    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path
+    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path, place: Place
 ) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
-    cursor = 0
+    cursor, waiting = 0, Waiting(folder, place)
     while True:
         event = ray.get(slot.event.remote(serial, cursor))
         if isinstance(event, End | Lost):  # an end that came late is an end all the same
             return event
+        if event is None and place.nodes:
+            if gone := cluster.gone(place.nodes):
+                ray.get(slot.kill.remote(f"node {', '.join(gone)} is gone"))
+                return Lost(f"node {', '.join(gone)} is gone")
+            if (missing_s := ray.get(slot.missing_s.remote())) > 0:  # no fault of the configuration's
+                waiting.tell(missing_s)
+                deadline = time.monotonic() + plan.deadline_s
         if time.monotonic() > deadline:
             if (known := record.read_trial(folder)) is not None and known.end is not None:
                 return known.end  # written a moment ago, and on its way here
@@ -105,6 +144,24 @@ def _until_ended(
             cursor += 1
             yield reported(event, plan)
             ray.get(slot.let_go_on.remote(serial, event.index))
+
+
+class Waiting:
+    """Tells, in the journal and for the console, for what a group of workers waits longer than a minute."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._folder, self._place, self._told = folder, place, False
+
+    def tell(self, waited_s: float) -> None:
+        """It has waited for so many seconds."""
+        if waited_s < PATIENCE_S or self._told:
+            return
+        self._told = True
+        what = cluster.lacks(self._place)
+        record.Journal(self._folder).write("waiting", waited_s=waited_s, what=what)
+        with contextlib.suppress(OSError):
+            told = {"part": "waiting", "since": time.time() - waited_s, "work": what}
+            write_text(self._folder / DOING, json.dumps(told))
 
 
 def _after_loss(lost: Lost, attempt: int) -> End | None:

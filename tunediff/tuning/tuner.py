@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
@@ -20,7 +21,7 @@ from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Board, Listener, tell_all
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
-from tunediff.tuning.slot import Slots
+from tunediff.tuning.slot import Slots, beside
 from tunediff.tuning.stopping import Fair
 from tunediff.tuning.trial import Driver
 
@@ -33,10 +34,10 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, len(slots.names), before_s, device=slots.device)
+    searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
     listeners = (listener, Board(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
     try:
-        _tuner(folder, space, searcher, Plan.of(space, folder, slots.names), listeners).fit()
+        _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
         if (why := unwritable(folder)) is None:
             raise
@@ -49,10 +50,10 @@ def _tuner(
 ) -> tune.Tuner:
     session = len(list((folder / "tune").glob("*")))
     return tune.Tuner(
-        tune.with_resources(tune.with_parameters(Driver, plan=plan), {"CPU": 0.01}),
+        tune.with_resources(tune.with_parameters(Driver, plan=plan), _of_driver()),
         tune_config=tune.TuneConfig(
-            num_samples=-1,  # the searcher knows the limits
-            max_concurrent_trials=len(plan.slots), search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
+            num_samples=-1,  # the searcher knows the limits, and how many run at once
+            search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
             metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
@@ -62,6 +63,13 @@ def _tuner(
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
     )  # fmt: skip
+
+
+def _of_driver() -> tune.PlacementGroupFactory:
+    """Of a trial's driver: beside the search where that node has any, so that a lost node takes workers only."""
+    here = ray.get_runtime_context().get_node_id()
+    own = any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes())
+    return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))
 
 
 def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Fair | None:

@@ -32,6 +32,15 @@ from tunediff.training.observer import Recorder, Shown
 from tunediff.training.trial import Outcome, Trial, run
 from tunediff.tuning.messages import Job, get
 
+GONE = (
+    # gloo
+    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
+    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's watchdog
+    "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
+    "nccl communicator was aborted", "collective operation timeout",
+)  # fmt: skip
+"""What a collective says of a peer that is gone, in lower case."""
+
 
 class Setup(TypedDict):
     """What the workers of a group are started with."""
@@ -152,8 +161,9 @@ def _lost_a_process(error: Exception, ranks: int) -> bool:
     """Whether a collective failed because another rank is gone, or loading because its process was killed."""
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return "killed by signal" in str(error) or "exited unexpectedly" in str(error)  # whoever notices first says it
-    signs = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
-    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    if memory.is_oom(error):  # NCCL says it of its own buffers too
+        return False
+    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in GONE)
 
 
 def _reset(device: torch.device) -> None:

@@ -1,0 +1,150 @@
+"""What a process may use of its machine: quotas of cgroups, affinity, visible devices, and a part by option."""
+
+import math
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+from tunediff import compare, environment, machine, search
+
+FOUR = tuple((f"GPU-{name}", ()) for name in ("aa11", "ab22", "bb33", "cc44"))
+CUT = (("GPU-aa11", ("MIG-1", "MIG-2")), ("GPU-ab22", ()))
+PLAIN = "GPU 0: NVIDIA H200 (UUID: GPU-aa11)\nGPU 1: NVIDIA H200 (UUID: GPU-ab22)\n"
+MIG = (
+    "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aa11)\n"
+    "  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n"
+    "  MIG 3g.20gb     Device  1: (UUID: MIG-2)\n"
+    "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-ab22)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {}, math.inf),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3.0),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/of/the/host\n", {"cpu.max": "200000 100000\n"}, 2.0),
+        (
+            "4:cpu,cpuacct:/\n1:memory:/x\n",
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            math.inf,
+        ),
+        ("4:cpu:/d/e\n", {"cpu/d/cpu.cfs_quota_us": "150000\n", "cpu/d/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ("4:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "torn"}, math.inf),
+    ],
+)
+def test_the_quota_of_cgroups(tmp_path, own, files, expected):
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mounted" / name).write_text(text)
+    assert machine.quota(tmp_path / "mounted", tmp_path / "own") == expected
+    assert machine.quota(tmp_path / "mounted", tmp_path / "nowhere") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "part", "expected"),
+    [
+        (8, math.inf, None, 8),
+        (8, 2.5, None, 2),
+        (2, 4.0, None, 2),
+        (8, 0.5, None, 1),
+        (8, 4.0, "3", 3),
+        (2, 4.0, "3", 2),
+    ],
+)
+def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, expected):
+    assert machine.cores_of(affinity, quota, {machine.PART: part} if part else {}) == expected
+
+
+@pytest.mark.parametrize(("text", "cards"), [("", ()), (PLAIN, FOUR[:2]), (MIG, CUT), ("No devices were found\n", ())])
+def test_what_nvidia_smi_lists(text, cards):
+    assert machine.listed(text) == cards
+
+
+@pytest.mark.parametrize(
+    ("cards", "chosen", "expected"),
+    [
+        (FOUR, None, ["0", "1", "2", "3"]),
+        ((), "0,1", []),  # a machine without GPUs, whatever the environment says
+        (FOUR, "", []),
+        (FOUR, "-1", []),
+        (FOUR, "NoDevFiles", []),
+        (FOUR, "2, 0", ["2", "0"]),
+        (FOUR, "0,-1,1", ["0"]),
+        (FOUR, "1,9,2", ["1"]),
+        (FOUR, "1,1", []),
+        (FOUR, "GPU-bb33,GPU-aa", ["GPU-bb33", "GPU-aa"]),
+        (FOUR, "GPU-bb33,GPU-zz,GPU-aa11", ["GPU-bb33"]),
+        ((("", ()),) * 4, "GPU-bb33", ["GPU-bb33"]),  # without nvidia-smi nobody knows the UUIDs
+        (CUT, None, ["MIG-1", "MIG-2", "1"]),
+        (CUT, "MIG-2", ["MIG-2"]),
+        (CUT, "MIG-3", []),
+        (CUT, "MIG-GPU-aa11/1/0", ["MIG-GPU-aa11/1/0"]),
+    ],
+)
+def test_visible_devices(cards, chosen, expected):
+    assert machine.visible(cards, chosen) == expected
+
+
+@pytest.mark.parametrize(
+    "chosen", ["", "-1", "2,0", "0,-1,1", "1,1", "3", "GPU-aa11,GPU-cc44", "GPU-aa11,1", "GPU-aa11,GPU-aa11"]
+)
+def test_torch_reads_visible_devices_alike(monkeypatch, chosen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert machine.visible(FOUR, chosen) == [str(one) for one in torch.cuda._parse_visible_devices()]
+
+
+def test_a_part_of_a_machine(monkeypatch):
+    monkeypatch.setattr(machine, "_cards", lambda: FOUR)
+    monkeypatch.setattr(machine, "_affinity", lambda: 8)
+    monkeypatch.setattr(machine, "quota", lambda: math.inf)
+    with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "3,1,0"}):
+        machine.take(None, None)
+        assert (machine.cores(), machine.gpus()) == (8, ["3", "1", "0"])
+        machine.take(2, 2)
+        assert (machine.cores(), machine.gpus()) == (2, ["3", "1"])
+        machine.take(2, 0)
+        assert machine.gpus() == []
+        environment.describe.cache_clear()
+        assert environment.describe()["usable_cores"] == 2, "results on 2 of 8 cores are told from those on 8"
+    environment.describe.cache_clear()
+
+
+def test_every_process_started_from_here_knows_the_part():
+    with mock.patch.dict(os.environ):
+        machine.take(1, 0)
+        code = "import torch; from tunediff import machine; print(machine.cores(), machine.gpus(), torch.get_num_threads())"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "1 [] 1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cpus", "65"], "--cpus: 65 is not allowed; allowed: 1 to 8, the CPU cores that are there"),
+        (["--cpus", "0"], "--cpus: 0 is not allowed; allowed: 1 to 8"),
+        (["--gpus", "5"], "--gpus: 5 is not allowed; allowed: 0 to 4, the GPUs that are there"),
+        (["--gpus", "-1"], "--gpus: -1 is not allowed; allowed: 0 to 4"),
+        (
+            ["--gpus", "2", "--address", "auto"],
+            "--gpus: takes a part of this machine; of the cluster at auto Ray gives",
+        ),
+    ],
+)
+def test_more_than_there_is(monkeypatch, capsys, words, message):
+    monkeypatch.setattr(machine, "_cards", lambda: FOUR)
+    monkeypatch.setattr(machine, "_affinity", lambda: 8)
+    monkeypatch.setattr(machine, "quota", lambda: math.inf)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for command in (search.main, compare.main):
+        assert command(["digits", *words]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
+
+import types
+
+import pytest
+from ray.core.generated import autoscaler_pb2
+
+import tunediff
+from tests.helpers import tiny
+from tunediff import config as cfg
+from tunediff import search
+from tunediff.config import ConfigError
+from tunediff.tuning import cluster
+from tunediff.tuning.resources import Machine, Place
+
+GPU = {
+    "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
+    "Resources": {"CPU": 16.0, "GPU": 8.0, "accelerator_type:H200": 1.0, "memory": 1e9, "node:10.0.0.1": 1.0},
+}  # fmt: skip
+HEAD = GPU | {"NodeID": "ffff0000", "Resources": {"memory": 1e9, "node:__internal_head__": 1.0}}
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """What Ray says of its nodes."""
+    told = [GPU, HEAD, GPU | {"NodeID": "dead", "Alive": False}]
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: told)
+    return told
+
+
+def test_nodes_are_what_ray_has_of_each(nodes):
+    assert cluster.nodes() == [
+        Machine(16, 8, "10.0.0.1 (a1b2c3)", "a1b2c3d4", "H200"), Machine(0, 0, "10.0.0.1 (ffff00)", "ffff0000"),
+    ]  # fmt: skip
+    assert cluster.gone(["dead", "a1b2c3d4", "never"]) == ["dead", "never"]
+    assert cluster.gone([]) == []
+
+
+def test_what_a_group_waits_for(nodes, monkeypatch):
+    groups = {"one": {"state": "CREATED"}}
+    monkeypatch.setattr(cluster.ray.util, "placement_group_table", lambda: groups)
+    place = Place(("a1b2c3d4",), 1.9, True, 2)
+    assert cluster.lacks(place) == "they have their place and start"
+    groups["two"] = {"state": "PENDING"}
+    free = lambda: {"a1b2c3d4": {"CPU": 0.1, "GPU": 8.0}}  # noqa: E731
+    monkeypatch.setattr(cluster.ray._private.state, "available_resources_per_node", free)
+    expected = "there is no room yet for workers of 1.9 CPU, 1 GPU; free: 10.0.0.1 (a1b2c3): 0.1 CPU, 8 GPU"
+    assert cluster.lacks(place) == expected
+
+
+def test_an_autoscaler_is_asked_what_it_could_bring(monkeypatch):
+    config = autoscaler_pb2.ClusterConfig()
+    config.node_group_configs.add(resources={"CPU": 16, "GPU": 4}, max_count=2, name="gpus")
+    config.node_group_configs.add(resources={"CPU": 4}, max_count=-1, name="any")
+    state = types.SimpleNamespace(get_cluster_config=lambda: config)
+    monkeypatch.setattr(cluster.ray._private.state, "state", state)
+    found = cluster.may_come()
+    assert found[:2] == 2 * [Machine(16, 4, "gpus", "gpus")]
+    assert found[2:] == cluster.MOST_NODES * [Machine(4, 0, "any", "any")]
+    monkeypatch.setattr(state, "get_cluster_config", lambda: None)
+    assert cluster.may_come() == []
+
+
+def answers(monkeypatch, said):
+    """Nodes say this, by their ids, instead of what they were asked."""
+    monkeypatch.setattr(
+        cluster,
+        "_on_each",
+        lambda machines, function, *args: {one: said.get(one.id, function(*args)) for one in machines},
+    )
+
+
+def test_storage_that_a_node_does_not_see_is_refused(monkeypatch, tmp_path):
+    here, there = Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")
+    answers(monkeypatch, {})
+    cluster.check_shared(tmp_path, [here, there])
+    for said in ("No such file or directory", "of another file system"):
+        answers(monkeypatch, {"b": said})
+        with pytest.raises(ConfigError) as refused:
+            cluster.check_shared(tmp_path, [here, there])
+        expected = f"--storage: {tmp_path.parent} is not shared by all nodes (10.0.0.2: {said}); put it on a disk that"
+        assert str(refused.value).startswith(expected)
+    assert list(tmp_path.iterdir()) == [], "the proof is taken away"
+
+
+def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
+    nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
+    monkeypatch.setattr(
+        cluster, "_on_each", lambda machines, function, *args: {one: function(*args) for one in machines}
+    )
+    cluster.check_files(cfg.to_dict(tiny()), True, nodes)
+    lacks = cfg.to_dict(tiny(data__name="images", data__path=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match=r"node 10.0.0.1: .*nowhere.*; node 10.0.0.2: .*nowhere"):
+        cluster.check_files(lacks, True, nodes)
+
+
+def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
+    checked, heard = [], []
+
+    def check(machines):
+        checked.extend(machine.id for machine in machines)
+        if machines[0].id == "b":
+            raise ConfigError("--storage: x is not shared")
+
+    look = cluster.Nodes(cluster.nodes(), check)
+    look.say = heard.append
+    assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000"]
+    nodes += [GPU | {"NodeID": "b"}, GPU | {"NodeID": "c"}]
+    for _ in range(2):
+        assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000", "c"]
+    assert checked == ["b", "c"]
+    assert heard[0] == "WARNING: a node has come and is not used: --storage: x is not shared"
+    assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs (H200)")
+
+
+def test_what_travels():
+    env = cluster.runtime_env()
+    assert env["py_modules"] == tunediff.__path__
+    assert env["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "ray://head:10001",
+            "'ray://head:10001' is not allowed (Ray Client keeps the search away from its cluster's files",
+        ),
+        ("head", "'head' is not allowed; allowed: auto or HOST:PORT"),
+    ],
+)
+def test_addresses(capsys, address, message):
+    assert search.main(["digits", "--address", address]) == 2
+    assert f"--address: {message}" in capsys.readouterr().err

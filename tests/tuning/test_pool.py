@@ -1,0 +1,162 @@
+"""Who gets which devices of which machine, computed by hand; no cluster."""
+
+import pytest
+
+from tunediff import config as cfg
+from tunediff.tuning import pool as pools
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Place, divided
+
+
+def gpus(count, cores=None, name="a", kind="H200"):
+    return Machine(cores or 2 * count, count, name, f"id-{name}", kind)
+
+
+def cpus(cores, name="a"):
+    return Machine(cores, 0, name, f"id-{name}")
+
+
+def share(*machines, sizes=(1,), alone=False, may_come=()):
+    return divided(machines, sizes, ["none"], "x.yaml", alone, may_come)
+
+
+def taken(pool, *sizes):
+    """The nodes of the seats that trials of these sizes get one after the other; None: it has to wait."""
+    seats = [pool.take(size) for size in sizes]
+    return [seat and ",".join(node.removeprefix("id-") for node in seat.place.nodes) for seat in seats]
+
+
+def test_eight_gpus_run_eight_trials_or_one_of_four_and_four_of_one():
+    of = share(gpus(8), sizes=(1, 2, 4))
+    assert (of.slots, of.least) == (8, 2)
+    assert taken(Pool(of), *[1] * 9) == [*["a"] * 8, None]
+    pool = Pool(of)
+    assert taken(pool, 4, 1, 1, 1, 1, 1) == ["a"] * 5 + [None]
+    assert not pool.room()
+    pool.give(0)
+    assert taken(pool, 2, 2, 2) == ["a", "a", None]
+
+
+def test_each_gpu_has_its_nodes_share_of_the_cores():
+    """16 cores for 8 GPUs leave 15.84 of them; 64 cores for 4 leave 63.9."""
+    poor, rich = gpus(8, 16, "poor"), gpus(4, 64, "rich")
+    of = share(rich, poor, sizes=(1, 12))
+    assert of.machines == (poor, rich)
+    assert of.place([poor], 1) == Place(("id-poor",), 1.98, True, 2)
+    assert of.place([rich], 1) == Place(("id-rich",), 15.97, True, 16)
+    assert of.place([poor, rich], 12) == Place(("id-poor", "id-rich"), 1.98, True, 2), "the least, where it spans both"
+    assert of.notes == (
+        "WARNING: nodes differ in CPU cores per worker (poor: 2; rich: 16): what they measure cannot be compared strictly",
+        "parallel.workers=12 spans nodes: one has room for 8",
+    )
+
+
+def test_workers_of_one_trial_stay_on_one_node_as_long_as_they_fit():
+    two = gpus(8, name="a"), gpus(8, name="b")
+    pool = Pool(share(*two, sizes=(1, 8, 12)))
+    assert taken(pool, 1, 8, 8) == ["a", "b", None], "never 7 of one node and 1 of the other"
+    pool = Pool(share(*two, sizes=(1, 4)))
+    assert taken(pool, 4, 1, 1, 4, 4) == ["a", "a", "a", "b", "b"], "small ones fill a node up"
+    assert taken(Pool(share(*two, sizes=(12,))), 12, 12) == ["a,b", None]
+
+
+@pytest.mark.parametrize(
+    ("machines", "sizes", "expected", "cores", "slots"),
+    [
+        ((cpus(2),), (1, 1), ["a", None], 1.9, 1),
+        ((cpus(2, "a"), cpus(2, "b")), (1, 1, 1), ["a", "b", None], 1.9, 2),
+        ((cpus(1, "a"), cpus(1, "b")), (2,), ["a,b"], 0.9, 1),  # one core each, on two nodes
+        ((cpus(2, "a"), cpus(1, "b")), (3,), ["a,b"], 0.9, 1),
+        ((cpus(4, "a"), cpus(4, "b"), cpus(4, "c")), (5, 1), ["a,b", "c"], 0.97, 3),
+        ((cpus(0, "head"), cpus(4, "b")), (2, 1), ["b", None], 1.95, 1),
+    ],
+)  # fmt: skip
+def test_without_gpus_a_trial_has_its_nodes_to_itself(machines, sizes, expected, cores, slots):
+    of = share(*machines, sizes=tuple(sorted(set(sizes))))
+    pool = Pool(of)
+    seat = pool.take(sizes[0])
+    assert [",".join(node.removeprefix("id-") for node in seat.place.nodes), *taken(pool, *sizes[1:])] == expected
+    assert (seat.place.cpus, of.slots) == (cores, slots)
+
+
+def test_a_trial_that_wants_to_be_alone_has_its_node():
+    of = share(gpus(8), sizes=(1, 2), alone=True)
+    assert (of.slots, taken(Pool(of), 2, 1)) == (1, ["a", None])
+    assert of.place(of.machines, 2) == Place(("id-a",), 7.95, True, 8)
+
+
+def test_one_type_of_gpu():
+    of = share(gpus(2, name="a", kind="A100"), gpus(4, name="b"), cpus(64, "c"), sizes=(1,))
+    assert [machine.name for machine in of.machines] == ["b"]
+    assert of.notes == (
+        "a: 4 CPU cores, 2 GPUs (A100): not used, GPUs of one type are compared with each other only",
+        "c: 64 CPU cores, 0 GPUs: not used, without GPUs",
+    )
+    assert of.usable([gpus(1, name="d", kind="A100"), gpus(1, name="e")]) == (gpus(1, name="e"),)
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers():
+    with pytest.raises(cfg.ConfigError) as refused:
+        share(gpus(2, name="a", kind="A100"), gpus(4, name="b"), sizes=(1, 8))
+    assert str(refused.value) == (
+        "x.yaml: parallel.workers: 8 is not allowed on this cluster; each worker needs one GPU of one type (H200) and "
+        "there are a: 4 CPU cores, 2 GPUs (A100); b: 8 CPU cores, 4 GPUs (H200); allowed: at most 4"
+    )
+    with pytest.raises(cfg.ConfigError, match="there are no nodes; allowed: at most 0"):
+        share()
+    assert share(cpus(1), sizes=(1, 4), may_come=[gpus(4, name="group", kind="")]).gpu
+
+
+def test_what_an_autoscaling_cluster_could_bring_is_asked_for(monkeypatch):
+    """A head without cores, and nodes of 4 GPUs that come when they are asked for."""
+    now, there, asked, heard = [0.0], [cpus(0, "head")], [], []
+    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    of = share(*there, sizes=(1, 4), may_come=[gpus(4, name="group")])
+    pool = Pool(of, lambda: there, lambda place, size: asked.append((place.gpu, size)))
+    pool.say = heard.append
+    assert pool.room(), "or no trial would ever be drawn"
+    assert pool.take(4) is None
+    assert asked == [(True, 4)]
+    now[0] = 61.0
+    assert pool.take(4) is None
+    assert heard == ["the next trial waits for 1m01s: it needs 4 GPUs; free: no nodes"]
+    assert len(asked) == 1
+    there.append(gpus(4, name="new"))
+    now[0] = 64.0
+    assert pool.take(4).place.nodes == ("id-new",)
+
+
+def test_a_trial_that_waits_says_for_what(monkeypatch):
+    now, heard = [0.0], []
+    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    pool = Pool(share(gpus(4), gpus(2, name="b"), sizes=(1, 4)))
+    pool.say = heard.append
+    assert taken(pool, 1, 1, 1) == ["b", "b", "a"]
+    for now[0] in (1.0, 30.0, 62.0, 90.0, 185.0):
+        assert pool.take(4) is None
+    said = "the next trial waits for {}: it needs 4 GPUs; free: a: 3; b: 0"
+    assert heard == [said.format("1m01s"), said.format("3m04s")]
+
+
+def test_nodes_that_go_and_come():
+    """What a lost node gave is nobody's; a new one is used."""
+    there = [cpus(2, "a"), cpus(2, "b")]
+    pool = Pool(share(*there), lambda: there)
+    assert taken(pool, 1, 1, 1) == ["a", "b", None]
+    there[:] = [cpus(2, "b"), cpus(2, "c")]
+    pool._looked -= 60
+    assert taken(pool, 1, 1) == ["c", None]
+    pool.give(0)
+    pool.give(1)
+    assert taken(pool, 1) == ["b"]
+
+
+def test_a_slot_whose_workers_are_warm_is_used_again():
+    heard = []
+    pool = Pool(share(cpus(2, "a"), cpus(2, "b")), taken=heard.append)
+    seats = [pool.take(1), pool.take(1)]
+    pool.give(0)
+    pool.give(1)
+    assert pool.take(1) == seats[0]
+    pool.give(0)
+    assert heard == [0, 1, 0]

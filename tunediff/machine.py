@@ -1,0 +1,153 @@
+"""CPU cores and GPUs that this process may use: the one source that Ray, threads and records are told from."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tunediff.config import ConfigError
+
+PART = "TUNEDIFF_CPUS"
+"""Environment variable: of this many cores at most; what `--cpus` sets, so that every process started here knows."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+Card = tuple[str, tuple[str, ...]]
+"""A GPU: its UUID, '' where that is not known, and the UUIDs of its MIG devices."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use: of its affinity, what the quota of its cgroups and `--cpus` leave."""
+    return cores_of(_affinity(), quota(), os.environ)
+
+
+def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
+    """At least 1. `affinity`: cores; `allowed`: of all cgroups, in cores; a quota of 2.5 keeps 2 cores busy."""
+    part = environ.get(PART, "")
+    return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """CPU seconds per second that the cgroups (v1 or v2) of this process and all above it allow; inf: no limit.
+
+    Inside a container the path in `own` may be the host's, which is not there; then its root is the container's group.
+    """
+    allowed = math.inf
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:  # not Linux
+        return allowed
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = mounted / "cpu" if controllers else mounted
+        group = root / path.strip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                allowed = min(allowed, _limit(folder))
+    return allowed
+
+
+def _limit(group: Path) -> float:
+    """`cpu.max` of v2 is `200000 100000`, or `max 100000`; of v1 the two are files, and -1 is no limit."""
+    try:
+        if (both := group / "cpu.max").exists():
+            limit, period = both.read_text().split()
+        else:
+            limit, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        share = int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+    return share if share > 0 else math.inf
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPUs
+def gpus() -> list[str]:
+    """The CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them; an index or a UUID each.
+
+    Where a GPU is cut by MIG and nobody chose, its parts: each is a device for one worker.
+    """
+    return visible(_cards(), os.environ.get(VISIBLE))
+
+
+def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
+    """What `chosen`, the value of `CUDA_VISIBLE_DEVICES`, leaves of the GPUs that are there.
+
+    As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): nothing counts from the first
+    entry on that names no device, or names one otherwise than the first entry does; with one named twice there is none.
+    """
+    if chosen is None:
+        return [name for index, (_, parts) in enumerate(cards) for name in parts or (str(index),)]
+    found: list[str] = []
+    for word in map(str.strip, chosen.split(",") if cards else ()):
+        alike = word.isdigit() == (found or [word])[0].isdigit()
+        if not alike or not any(_names(word, index, card) for index, card in enumerate(cards)):
+            break
+        if word in found:
+            return []
+        found.append(word)
+    return found
+
+
+def _names(word: str, index: int, card: Card) -> bool:
+    """Whether `word` means this GPU or a part of it: by index, by a UUID that may be cut short, or MIG's old names."""
+    if word.isdigit():
+        return int(word) == index
+    uuid, parts = card
+    whole = re.sub(r"^MIG-(GPU-[^/]+)/\d+/\d+$", r"\1", word)
+    return whole.startswith(("GPU-", "MIG-")) and (not uuid or any(one.startswith(whole) for one in (uuid, *parts)))
+
+
+@functools.lru_cache(maxsize=1)
+def _cards() -> tuple[Card, ...]:
+    """As nvidia-smi has them, which leaves out what a container or a batch system keeps from us; else device files."""
+    if (command := shutil.which("nvidia-smi")) is None:
+        return tuple(("", ()) for _ in glob.glob("/dev/nvidia[0-9]*"))
+    try:
+        done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):  # no driver, or one that hangs
+        return ()
+    return listed(done.stdout)
+
+
+def listed(text: str) -> tuple[Card, ...]:
+    """The GPUs in what `nvidia-smi --list-gpus` prints: a line each, with a line for each MIG device below it."""
+    cards: list[Card] = []
+    for line in text.splitlines():
+        if found := re.search(r"UUID: ((GPU|MIG)-[^)\s]+)", line):
+            if found[2] == "GPU":
+                cards.append((found[1], ()))
+            elif cards:
+                cards[-1] = (cards[-1][0], (*cards[-1][1], found[1]))
+    return tuple(cards)
+
+
+def take(cpus: int | None, count: int | None) -> None:
+    """Use a part of this machine only, here and in every process started from here; None: all there is.
+
+    Raises `ConfigError` for more than there is.
+    """
+    have, devices = cores(), gpus()
+    if cpus is not None:
+        _allow("--cpus", cpus, 1, have, "CPU cores")
+        os.environ[PART] = str(cpus)
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))  # read when torch is first imported
+    if count is not None:
+        _allow("--gpus", count, 0, len(devices), "GPUs")
+        os.environ[VISIBLE] = ",".join(devices[:count])
+
+
+def _allow(option: str, value: int, least: int, most: int, what: str) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{option}: {value} is not allowed; allowed: {least} to {most}, the {what} that are there")

@@ -1,0 +1,175 @@
+"""A Ray cluster that was there before us: what its nodes have, and whether they can do what a search needs of them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+import tunediff
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Lines
+from tunediff.tuning import _RAY_ENVIRONMENT
+from tunediff.tuning.resources import Machine, Place
+
+ANSWER_S = 180.0
+"""That a node has to answer in: the first time it unpacks our package and imports Ray's workers."""
+MOST_NODES = 1000
+"""Of a kind that a cluster would start: one that sets no limit has no number."""
+
+
+def runtime_env() -> dict[str, Any]:
+    """What travels to nodes without our checkout: this package, and the settings of Ray that it relies on.
+
+    A user's workload lies in the folder of its search, on the shared storage.
+    """
+    names = [name for name in (*_RAY_ENVIRONMENT, "GOMP_SPINCOUNT") if name in os.environ]
+    return {
+        "py_modules": [str(Path(tunediff.__file__).parent)],
+        "env_vars": {name: os.environ[name] for name in names},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- what there is
+def nodes() -> list[Machine]:
+    """The nodes that are alive, with what Ray has to give on each."""
+    return [_machine(node) for node in ray.nodes() if node["Alive"]]
+
+
+def _machine(node: dict[str, Any]) -> Machine:
+    has, labels = node["Resources"], node.get("Labels", {})
+    kinds = [name.removeprefix("accelerator_type:") for name in has if name.startswith("accelerator_type:")]
+    kind = labels.get("ray.io/accelerator-type") or "".join(sorted(kinds))
+    name = f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"
+    return Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), name, node["NodeID"], kind)
+
+
+def may_come() -> list[Machine]:
+    """Nodes that the cluster's autoscaler would start, as it has told Ray; none where nothing scales."""
+    config = ray._private.state.state.get_cluster_config()
+    return [
+        Machine(int(group.resources.get("CPU", 0)), int(group.resources.get("GPU", 0)), group.name, group.name)
+        for group in (config.node_group_configs if config is not None else ())
+        for _ in range(group.max_count if 0 <= group.max_count <= MOST_NODES else MOST_NODES)
+    ]
+
+
+def ask(place: Place, size: int) -> None:
+    """Ask the autoscaler for room for so many workers; without one nobody hears it."""
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=[place.resources] * size)
+
+
+def gone(ids: Iterable[str]) -> list[str]:
+    """Those of these nodes that are not alive any more."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
+    return [node for node in ids if node not in alive]
+
+
+def lacks(place: Place) -> str:
+    """What workers that are not there yet wait for, in words: for room on their nodes, or only to start."""
+    if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
+        return "they have their place and start"
+    each = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
+    return f"there is no room yet for workers of {each}; free: {_free(place.nodes)}"
+
+
+def _free(ids: Sequence[str]) -> str:
+    """What Ray has to give on these nodes now, in words."""
+    has = ray._private.state.available_resources_per_node()
+    words = []
+    for machine in nodes():
+        if machine.id in ids:
+            left = has.get(machine.id, {})
+            words.append(f"{machine.name}: {left.get('CPU', 0):g} CPU, {left.get('GPU', 0):g} GPU")
+    return "; ".join(words)
+
+
+class Nodes:
+    """The nodes as of now, but those that came later and cannot do what is needed."""
+
+    def __init__(self, known: Iterable[Machine], check: Callable[[list[Machine]], None]) -> None:
+        """`known`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks."""
+        self._fit, self._check = {machine.id: True for machine in known}, check
+        self.say: Callable[[str], None] = lambda line: None
+
+    def __call__(self) -> list[Machine]:
+        there = nodes()
+        for machine in there:
+            if machine.id not in self._fit:
+                try:
+                    self._check([machine])
+                    self._fit[machine.id] = True
+                    self.say(f"a node has come: {machine}")
+                except ConfigError as error:
+                    self._fit[machine.id] = False
+                    self.say(f"WARNING: a node has come and is not used: {error}")
+        return [machine for machine in there if self._fit[machine.id]]
+
+
+# ---------------------------------------------------------------------------------------------------- what each can do
+def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
+    """Prove that all see the folder: each reads what was written here a moment ago. Raises `ConfigError`."""
+    nonce, proof = uuid.uuid4().hex, folder / f".shared-{uuid.uuid4().hex[:8]}"
+    proof.write_text(nonce)
+    try:
+        found = _on_each(machines, _read, str(proof))
+    finally:
+        proof.unlink(missing_ok=True)
+    refuse_unshared(folder, {machine: answer for machine, answer in found.items() if answer != nonce})
+
+
+def refuse_unshared(folder: Path, found: dict[Machine, object]) -> None:
+    """`found`: what the nodes said that did not read the proof. Raises `ConfigError` where there are any."""
+    if found:
+        each = "; ".join(f"{machine.name}: {answer}" for machine, answer in found.items())
+        raise ConfigError(
+            f"--storage: {folder.parent} is not shared by all nodes ({each}); put it on a disk that all nodes have at "
+            "this path (NFS, Lustre, a volume), or leave these nodes out of the cluster"
+        )
+
+
+def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
+    """Each node has the data and weights that a trial reads. Raises `ConfigError` with what which of them lacks."""
+    found = _on_each(machines, _check_files, config, evaluates)
+    if lacking := {machine: answer for machine, answer in found.items() if answer != ""}:
+        raise ConfigError("; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items()))
+
+
+def _on_each(machines: Iterable[Machine], function: Callable[..., str], *args: Any) -> dict[Machine, str]:
+    """What a function says on each node, or why it did not."""
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    asked = {machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args) for machine in machines}
+    return {machine: _answer(answer) for machine, answer in asked.items()}
+
+
+def _answer(answer: Any) -> str:
+    try:
+        return str(ray.get(answer, timeout=ANSWER_S))
+    except GetTimeoutError:
+        return f"no answer within {ANSWER_S:.0f} s"
+    except RayError as error:
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _check_files(plain: Lines, evaluates: bool) -> str:
+    try:
+        config = cfg.from_dict(plain, "baseline")
+        if (check := cfg.of(config).offers("check_files")) is not None:
+            check(config.knobs, evaluates)
+    except ConfigError as error:
+        return str(error)
+    return ""

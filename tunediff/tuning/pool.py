@@ -1,0 +1,116 @@
+"""Which devices are free, and where the next trial runs. Imports no ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from tunediff import cli
+from tunediff.tuning.resources import Machine, Place, Share
+
+LOOK_S = 2.0
+"""Between two looks at which nodes there are."""
+PATIENCE_S = 60.0
+"""After which a trial that finds no room says so; then after longer and longer."""
+
+
+class Seat(NamedTuple):
+    """What a trial gets."""
+
+    slot: int
+    place: Place
+
+
+class Pool:
+    """Gives a trial as many devices as it has workers: of one machine where any is large enough, else of several.
+
+    A trial that finds no room waits, and with it all that come later: smaller ones must not overtake it for ever.
+    """
+
+    def __init__(
+        self, share: Share, look: Callable[[], Iterable[Machine]] | None = None,
+        ask: Callable[[Place, int], None] = lambda place, size: None,
+        taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
+    ) -> None:  # fmt: skip
+        """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers; `taken` and
+        `freed` hear of every slot that gets a trial and whose trial is over."""
+        self.say: Callable[[str], None] = lambda line: None
+        self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
+        self._heard, self._freed = taken, freed
+        self._looked = time.monotonic()
+        self._taken: dict[int, dict[Machine, int]] = {}
+        self._last: dict[int, tuple[Place, int]] = {}  # what a slot's workers were started for: they are still warm
+        self._waits: float | None = None
+        self._due = 0.0
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether nodes may go and come."""
+        return self._look is not None
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """As of the last look."""
+        return self._machines
+
+    def room(self) -> bool:
+        """Whether the smallest trial finds a seat."""
+        return self._find(self._share.sizes[0]) is not None or not self._taken
+
+    def take(self, size: int, waits: bool = True) -> Seat | None:
+        """A seat for a trial of so many workers; None: it has to wait, if it `waits`."""
+        now = time.monotonic()
+        if self._look is not None and now - self._looked > LOOK_S:
+            self._looked, self._machines = now, self._share.usable(self._look())
+        if (found := self._find(size)) is None:
+            if waits:
+                self._wait(size, now)
+            return None
+        self._waits = None
+        place = self._share.place(list(found), size)
+        free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
+        slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
+        self._taken[slot], self._last[slot] = found, (place, size)
+        self._heard(slot)
+        return Seat(slot, place)
+
+    def give(self, slot: int, used: bool = True) -> None:
+        """The trial on this slot is over; nobody is told of it if there was none."""
+        del self._taken[slot]
+        if used:
+            self._freed(slot)
+
+    def _free(self, machine: Machine) -> int:
+        used = sum(taken.get(machine, 0) for taken in self._taken.values())
+        return self._share.units(machine) - used if not (used and self._share.whole) else 0
+
+    def _find(self, size: int) -> dict[Machine, int] | None:
+        """Units of each machine; of the one that the trial fills best, so that larger ones find room later."""
+        units, free = self._share.units, {machine: self._free(machine) for machine in self._machines}
+        if any(units(machine) >= size for machine in free):
+            fitting = [machine for machine in free if free[machine] >= size]
+            if not fitting:
+                return None
+            best = fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
+            return {best: units(best) if self._share.whole else size}
+        found: dict[Machine, int] = {}
+        for machine in sorted(free, key=lambda machine: -free[machine]):
+            if free[machine] and sum(found.values()) < size:
+                left = size - sum(found.values())
+                found[machine] = free[machine] if self._share.whole else min(left, free[machine])
+        return found if sum(found.values()) >= size else None
+
+    def _wait(self, size: int, now: float) -> None:
+        """Ask for nodes where there are too few at all, and say for what it waits."""
+        if self._waits is None:
+            self._waits, self._due = now, now + PATIENCE_S
+            if sum(map(self._share.units, self._machines)) < size:
+                machines = self._machines or self._share.machines
+                self._ask(self._share.place(machines, size) if machines else Place(gpu=self._share.gpu), size)
+        if now >= self._due:
+            self._due = now + 2 * (self._due - self._waits)
+            unit = "GPU" if self._share.gpu else "CPU core"
+            free = "; ".join(f"{one.name or 'this machine'}: {self._free(one)}" for one in self._machines) or "no nodes"
+            waited = cli.seconds(now - self._waits)
+            self.say(f"the next trial waits for {waited}: it needs {cli.some(size, unit)}; free: {free}")
