@@ -23,8 +23,8 @@ def test_shipped_files_load_and_their_baseline_lies_inside(path):
 
 
 STUDIES = ["amp_by_gpus", "batch_by_gpus", "checkpointing", "classifier_by_gpus", "classifier_checkpointing",
-           "classifier_ladder", "classifier_loader_workers", "classifier_mixed_precision", "compile_by_gpus", "ladder",
-           "loader_workers", "mixed_precision", "top_operations"]  # fmt: skip
+           "classifier_ladder", "classifier_loader_workers", "classifier_mixed_precision", "classifier_parallelism",
+           "compile_by_gpus", "ladder", "loader_workers", "mixed_precision", "parallelism", "top_operations"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -34,7 +34,7 @@ def test_shipped_studies_are_probes_with_a_table_and_a_figure(name):
     assert (loaded.metric, loaded.study.has_figure, loaded.skipped) == ("samples_per_s", True, ())
     assert loaded.baseline.evaluation.points == 1
     assert loaded.config(loaded.candidates[0]) == loaded.baseline
-    if name.endswith("_by_gpus"):
+    if name.endswith(("_by_gpus", "parallelism")):
         assert {loaded.config(point).parallel.workers for point in loaded.candidates} == {1, 2, 4}
 
 

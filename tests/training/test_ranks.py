@@ -1,6 +1,7 @@
 """Two processes that train as one: what is learned, what differs between them, who decides."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -257,3 +258,49 @@ def test_loss_scaling_passes_over_the_same_steps_whatever_the_strategy(two):
     """One process finds another scale: its mean loss is over more samples, so that what overflows is smaller."""
     for answers in two:
         assert_equal(answers["ddp"]["fp16"], answers["fsdp"]["fp16"], **HALF)
+
+
+# ---------------------------------------------------------------------------------------------------------- compiled
+COMPILED = [
+    {"compile__scope": "model"}, FSDP | {"compile__scope": "model"}, FSDP | {"compile__scope": "blocks"},
+    PIPELINE | {"compile__scope": "blocks", "parallel__microbatches": 2},
+]  # fmt: skip
+
+
+class Part(torch.nn.Module):
+    """What torch.compile takes for a frame of a user's: it compiles no forward pass of torch's own layers."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, out)
+
+    def forward(self, x):
+        return self.linear(F.silu(x))
+
+
+def in_blocks(trial):
+    net = trial.prepare(torch.nn.Sequential(Part(4, 8), Part(8, 1)), blocks=Part)
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        trial.forward_backward((inputs,), (targets,), squares)
+        trial.update(optimizer)
+
+
+def compiled(world):
+    found = []
+    for knobs in COMPILED:
+        torch.compiler.reset()  # as a search's worker does between trials
+        config = toy(**PLAIN, **knobs, compile__mode="default")
+        found.append(told_and_learned(config=config, samples=FEW, world=world, body=in_blocks))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_ranks_learn_the_same(tmp_path):
+    one = weights(train(toy(norm=False), samples=FEW, body=in_blocks))
+    both = ranks(compiled, tmp_path)
+    for found in (*both[0], *both[1]):
+        assert_equal(one, found["weights"], **EXACT)
+    assert 0 not in [found["points"][-1]["compiled_graphs"] for found in both[0]]

@@ -241,6 +241,7 @@ def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str
     values = {name: float(value) for name, value in known.items() if is_number(value) and math.isfinite(value)}
     seconds = seconds_of(trial)
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
+    values |= {"running_s": float(sum(seconds.values()))} if seconds else {}
     told = [event for event in record.events(folder) if event["event"] == "about" and event.get("samples")]
     return values | ({"set_samples": float(told[-1]["samples"])} if told else {})
 

@@ -16,6 +16,7 @@ from tunediff.space.sections import Table, checked
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
     "setup_s": Quantity("setup", "s", "reading data, building the model"),
+    "running_s": Quantity("running", "s", "all seconds of the training: setup, compilation, waiting for data, steps"),
     "epoch_s": Quantity("epoch", "s", "samples of the set / samples per second, without compilation"),
     "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
     "versus_baseline": Quantity("vs. baseline", "×", "samples/s / the baseline's"),
