@@ -45,6 +45,11 @@ def board(tmp_path, monkeypatch):
     return dashboard.Board(tmp_path, space.parse(CONTENT, "here"), slots), slots
 
 
+def test_before_the_first_trial_has_a_place_there_is_no_slot_to_tell(board):
+    board[0]._slots.clear()
+    board[0].tell("start", "t0000", {"loader.batch_size": 128})
+
+
 def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):
     told, slots = board
     drawn = {"loader.batch_size": 256, "precision.amp": "none"}

@@ -207,3 +207,51 @@ def test_a_group_is_warmed_once(slot):
         return len(slot.groups)
 
     assert asyncio.run(warmed()) == 1
+
+
+@pytest.mark.parametrize("end", [End("ok"), None], ids=["ended", "stopped early"])
+def test_a_slot_without_a_job_gives_its_devices_back(slot, end):
+    """Also where a scheduler stopped the trial: its workers still wait for a decision."""
+
+    async def freed():
+        serial = await slot.submit(job())
+        await slot.post(serial, end or point(1))
+
+        async def leave():  # as workers do that are told so
+            while await slot.take(slot._generation, serial) != Order():
+                pass
+            slot.groups[0].set_result(None)
+
+        leaving = asyncio.ensure_future(leave())
+        await slot.free(0.0)
+        await leaving
+        return slot._group, await slot.decision(serial, 1) if end is None else "stop"
+
+    assert asyncio.run(freed()) == (None, "stop")
+
+
+def test_workers_stay_where_another_job_comes_soon(slot):
+    async def reused():
+        serial = await slot.submit(job())
+        await slot.post(serial, End("ok"))
+        freeing = asyncio.ensure_future(slot.free(0.05))
+        await asyncio.sleep(0)
+        await slot.submit(job("t0001/1"))
+        await freeing
+        return len(slot.groups), slot._group is not None
+
+    assert asyncio.run(reused()) == (1, True)
+
+
+def test_how_long_workers_have_been_missing(slot):
+    async def missing():
+        before = await slot.missing_s()
+        serial = await slot.submit(job())
+        await asyncio.sleep(0.01)
+        waited = await slot.missing_s()
+        await slot.take(slot._generation, serial)
+        return before, waited, await slot.missing_s()
+
+    before, waited, after = asyncio.run(missing())
+    assert (before, after) == (0.0, 0.0)
+    assert waited >= 0.01

@@ -61,6 +61,8 @@ class Board:
             words.insert(1, trial.status or "ended")
             words.append(trial.reason)
         line = "  ".join(word for word in [*words, knobs] if word)
+        if not self._slots:  # there is one as soon as a trial has a place
+            return
         slot = self._slots[int(content.get("slot", 0)) % len(self._slots)]
         slot.note.options(name=line[:WIDTH]).remote(line)
         if event == "point":
