@@ -301,7 +301,7 @@ def slot(monkeypatch):
 
     def follow(name, config, drawn, _, plan):
         journal = record.Journal(plan.experiment / "trials" / name)
-        journal.start(config, drawn, plan.budget.seconds, int(name[1:]))
+        journal.start(config, drawn, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
         journal.point(point(4, plan.budget.seconds, frechet=value, label="FD (classifier)"))
         yield {}

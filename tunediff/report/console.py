@@ -88,7 +88,7 @@ class Console:
             self.say(line)
         budget = self.space.budget
         many = cli.some(budget.trials, "trial")
-        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} training; starting the workers")
+        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Take in what happened to a trial."""
@@ -118,7 +118,7 @@ class Console:
             self.say(f"{self._called(name)} {self._end(trial)}")
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
-        words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
+        words, metric = [f"{point[trial.along]:6.1f} {self.found.clock.short}"], self.found.metric
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
             words += self._beside(self._versus(trial, point["index"], point[metric]))
@@ -129,7 +129,7 @@ class Console:
         words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.reason]
         if value is not None:
             point = trial.points[-1]
-            words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
+            words += [f"{point[trial.along]:.1f} {found.clock.short}", f"{found.label} {cli.number(value)}"]
             words += self._beside(found.versus_baseline(trial))
             words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
         if left := self._left():
