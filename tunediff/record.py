@@ -236,11 +236,6 @@ class TrialRecord:
         return UNITS[self.unit].along
 
     @property
-    def devices(self) -> int:
-        """As `config.Systems.devices`."""
-        return int(self.config["parallel.workers"])
-
-    @property
     def effective(self) -> Values:
         """`config` with every knob that changed nothing here at one value: equal for two that trained alike.
 

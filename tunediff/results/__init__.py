@@ -303,7 +303,7 @@ def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
 def device_s(trial: TrialRecord) -> float:
     """Device-seconds of a training, of one that failed as well."""
     seconds = sum(seconds_of(trial).get(part, 0.0) for part in ("train", "data_wait"))
-    return float(last(trial, "device_s") or seconds * trial.devices)
+    return float(last(trial, "device_s") or seconds * int(trial.config["parallel.workers"]))
 
 
 def failed(trial: TrialRecord) -> bool:

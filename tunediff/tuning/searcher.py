@@ -23,6 +23,7 @@ from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning import knowledge, warm_start
 from tunediff.tuning.pool import Pool
+from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.study_file import FAULTS, STUDY, open_file
 from tunediff.tuning.trial import settled
 
@@ -36,11 +37,6 @@ RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 LISTED = 500
 """Points of a space that are looked at one by one to know when it is used up: a second."""
-
-
-def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
-    """What draws new points unless told otherwise."""
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
 
 
 class Drawn(NamedTuple):
