@@ -351,7 +351,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
     return record and dataclasses.replace(record, points=list(record.points))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)  # 12 KiB each, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """A journal only grows: what was read at this size is read once, however often a long search is looked at."""
     record: TrialRecord | None = None
