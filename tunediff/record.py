@@ -88,7 +88,7 @@ class Point:
     )
     energy_j: float | None = _measured("energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs")
     energy_wh: float | None = _measured("energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs")
-    price: float | None = _measured("price", "", "of the device-seconds, by the price of a device-hour")
+    price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -193,9 +193,7 @@ class TrialRecord:
     """The knobs the search chose, by dotted name."""
     fingerprint: str
     budget_s: float | None = None
-    """Its training seconds."""
-    unit: UnitName = "wall"
-    """What its search counts budgets in."""
+    unit: UnitName = "wall"  # what its search counts budgets in; `budget_s` are training seconds of its own
     attempts: int = 0
     points: list[Point] = dataclasses.field(default_factory=list)
     """The curve, in order."""
@@ -264,9 +262,8 @@ class Journal:
         self.folder, self.path = folder, folder / JOURNAL
 
     def start(
-        self, config: Configuration, drawn: Mapping[str, Any], budget_s: float | None, number: int = 0,
-        unit: UnitName = "wall",
-    ) -> None:  # fmt: skip
+        self, config: Configuration, drawn: Values, budget_s: float | None, number: int = 0, unit: UnitName = "wall"
+    ) -> None:
         """An attempt begins; `budget_s`: training seconds of the trial itself."""
         self.write(
             "start", name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn, budget_s=budget_s,
@@ -364,8 +361,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         if kind == "start":
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
-                known = {field: event[field] for field in fields} | {"unit": event.get("unit", "wall")}
-                record = TrialRecord(**known, started=when, heard=when)
+                own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
+                record = TrialRecord(**own, unit=unit, started=when, heard=when)
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli
+from tunediff import cli, record
 from tunediff.config.code import described
 from tunediff.record import TrialRecord
 from tunediff.report import plan
