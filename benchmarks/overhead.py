@@ -56,7 +56,7 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
 
     name, value = params["trial"], 1.0 + abs(math.log10(params["optimizer.lr"]) + 3) + params["model.dropout"]
     values = drawn(params)
-    config, seconds = plan.configuration(values), plan.budget.seconds or 0.0
+    config, seconds = plan.configuration(values), plan.budget.per_trial_s
     journal = record.Journal(plan.experiment / "trials" / name)
     journal.start(config, values, seconds, int(name[1:]))
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")

@@ -63,7 +63,8 @@ from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn
-from tunediff.tuning.searcher import GRACE, Searcher, default_sampler
+from tunediff.tuning.sampling import default_sampler
+from tunediff.tuning.searcher import GRACE, Searcher
 
 TABLE, BASELINE = "table.csv", "baseline.yaml"
 TARGET = 0.02

@@ -39,7 +39,8 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
     seconds = {"setup": 1.0, "compile": more.get("compile_s", 0.0), "data_wait": 0.5, "train": 19.5, "evaluation": 2.0}
     lines = [
         {
-            "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn, "budget_s": 20.0,
+            "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn,
+            "budget_s": wanted.budget.of(config.devices).seconds, "unit": wanted.budget.unit,
             "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
             "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}} | more.get("machine", {}),
         },
@@ -51,10 +52,11 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
         label = {"label": more.get("label", "FD (classifier)")} if diffusion else {}
         lines.append(
             {
-                "event": "point", "time": 1002.0 + number + index, "index": index, "train_s": train_s, "samples": samples,
+                "event": "point", "time": 1002.0 + number + index, "index": index, "device_s": train_s * config.devices,
+                "train_s": train_s, "samples": samples,
                 "samples_per_s": rate, "steps": samples // size, "step_s": size / rate, **step,
                 "peak_memory_mib": 500.0 + number, "effective_weight": [1.0, 2.0], "seconds": seconds,
-            } | label | ({own: value} if value is not None else {})
+            } | label | more.get("found", {}) | ({own: value} if value is not None else {})
         )  # fmt: skip
     if status is not None:
         lines.append({"event": "end", "time": 1030.0 + number, "status": status, "reason": more.get("reason", ""),

@@ -1,5 +1,6 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
+import argparse
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from tunediff import environment, export, record, results, search, space, train
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.results import evidence
-from tunediff.training import judging
+from tunediff.training import hardware, judging
 from tunediff.tuning import experiment, resources
 
 TINY = {
@@ -44,6 +45,13 @@ def file(tmp_path, monkeypatch):
 def refused(capsys, command, *words):
     assert command(list(words)) == 2
     return capsys.readouterr().err
+
+
+def test_the_devices_of_a_training_share_its_budget(capsys):
+    args = argparse.Namespace(budget="40s", unit="device", samples=None, every=None)
+    four = cfg.override(cfg.baseline("digits"), {"parallel.workers": 4})
+    assert train._budget(args, four).seconds == 10.0
+    assert "--unit: device goes with --budget" in refused(capsys, train.main, "--config", "digits", "--unit", "device")
 
 
 # ------------------------------------------------------------------------------------------------------------- search
@@ -125,6 +133,27 @@ def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):
     assert "(fits)" in out
     assert "first 0: baseline" in out
     assert not os.path.exists("ray_results")
+
+
+def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, tmp_path, capsys):
+    """Four trials of an hour: on one or two devices at most eight of theirs; of device-hours just four."""
+    grid = {"search": None, "grid": {"loader.batch_size": [64, 128], "parallel.workers": [1, 2]}}
+    for unit, hours, words in (("wall", 8, "4 × 1h00m training"), ("device", 4, "4 × 1h00m device time")):
+        budget = {"per_trial": "1h", "unit": unit, "price_per_device_hour": 2.5}
+        content = {key: value for key, value in (FILE | grid).items() if value is not None and key != "first"}
+        (tmp_path / "space.yaml").write_text(yaml.safe_dump(content | {"budget": budget}))
+        assert search.main([file, "--dry-run", "--insist"]) == 0
+        out = capsys.readouterr().out
+        assert f"\ntrials: {words}" in out
+        assert f"\ndevice_hours: at most {hours:.2f} of training, confirming runs included\n" in out
+        assert f"\nprice: at most {2.5 * hours:g}\n" in out
+
+
+def test_energy_that_nothing_here_measures_is_no_objective(file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(hardware, "POWERCAP", tmp_path)
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE | {"objective": ["frechet", "energy_wh"]}))
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    assert "space.yaml: objective: cost: 'energy_wh' cannot be measured here: " in refused(capsys, search.main, file)
 
 
 def test_dry_run_names_the_runs_of_the_baseline(file, capsys):

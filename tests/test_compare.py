@@ -301,9 +301,9 @@ def slot(monkeypatch):
 
     def follow(name, config, drawn, _, plan):
         journal = record.Journal(plan.experiment / "trials" / name)
-        journal.start(config, drawn, plan.budget.seconds, int(name[1:]))
+        journal.start(config, drawn, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
-        journal.point(point(4, plan.budget.seconds, frechet=value, label="FD (classifier)"))
+        journal.point(point(4, plan.budget.per_trial_s, frechet=value, label="FD (classifier)"))
         yield {}
         if (status := slot.ends.get(name, "ok")) is KeyboardInterrupt:
             raise KeyboardInterrupt
@@ -352,8 +352,13 @@ def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
 def test_quiet_says_the_result_and_json_nothing_else(slot, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("comparison: x\n")
-    assert compare.main(["digits", "loader.batch_size=64", "--name", "y", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["comparison"] == "y"
+    four = ["digits", "loader.batch_size=64", "parallel.workers=2", "--unit", "device", "--name", "y", "--json"]
+    assert compare.main(four) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out)["comparison"] == "y"
+    told = pairs.read(Path("ray_results/y"))
+    assert [run.budget_s for run in told.runs[0]] == [60.0, 30.0], "two workers share the device-seconds"
+    assert told.clock.along == told.runs[0][1].along == "device_s"
 
 
 def test_a_run_that_fails_ends_it(slot, capsys):

@@ -94,6 +94,12 @@ def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> No
     parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
 
 
+def add_unit(parser: argparse.ArgumentParser) -> None:
+    """The option --unit, of --budget."""
+    words = "what the budget counts: training seconds (wall, the default), or these times devices (device)"
+    parser.add_argument("--unit", choices=("wall", "device"), help=words)
+
+
 def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
     """The options --json and, of what tells how far it is, --quiet."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")

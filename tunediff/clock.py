@@ -10,10 +10,37 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
 """Every second of a worker falls into one of these. `compile` is compilation and the warm-up step; `data_wait` is the
 time the loop waits for its next batch, apart from `train`."""
+
+
+class Unit(NamedTuple):
+    """What the budget of a trial is counted in."""
+
+    along: str
+    """The quantity of a `Point` that is spent, and along which curves are compared."""
+    seconds: str
+    """What it is called along an axis."""
+    what: str
+    """What it is: ten minutes of …"""
+    short: str
+    """Behind a number."""
+
+
+UnitName = Literal["wall", "device"]
+UNITS: dict[UnitName, Unit] = {
+    "wall": Unit("train_s", "training seconds", "training", "s"),
+    "device": Unit("device_s", "device-seconds", "device time", "device-s"),
+}
+"""`wall`: every trial trains for as long; `device`: N devices share it, so that each trial costs as much."""
+
+
+def own_s(seconds: float, unit: UnitName, devices: int) -> float:
+    """Training seconds of a trial on so many devices, of a budget in a unit."""
+    return seconds / devices if unit == "device" else seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +48,15 @@ class Budget:
     """How much training a trial may spend: seconds, samples, steps, or whichever is reached first."""
 
     seconds: float | None = None
-    """Training seconds (s), above 0."""
+    """Training seconds (s) of the trial itself, above 0."""
     samples: int | None = None
     """Training samples, above 0; makes a run exactly repeatable, whatever the speed of the machine."""
     steps: int | None = None
     """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
+    price_per_device_hour: float | None = None
+    """What an hour of one device costs, in whatever currency; None: not known."""
     open_ended: bool = False
     """Train on when the budget is spent, until asked to stop. Schedules and evaluations follow fractions of the budget
     as ever: warm-up ends where it would, evaluations go on at the same distance."""

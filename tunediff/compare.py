@@ -1,4 +1,4 @@
-"""Is B better than A at equal training seconds, here? `python -m tunediff.compare A B`.
+"""Is B better than A at equal training seconds, or device-seconds, here? `python -m tunediff.compare A B`.
 
 A and B: a configuration file such as an exported best.yaml, digits or cifar10, or a workload's file (mine.py,
 mine.py:PRESET, mine.py@REVISION of its git repository); knob=value behind one of them goes on top of it. Without B it
@@ -29,7 +29,7 @@ import yaml
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.clock import own_s
 from tunediff.config import ConfigError, Systems
 from tunediff.files import write_text
 from tunediff.progress import harmless
@@ -55,6 +55,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("words", nargs="*", metavar="A [knob=value …] [B [knob=value …]]", help="what is compared")
     add("--budget", help="training seconds of a run, e.g. 90s, 10m (default: 60s)")
+    cli.add_unit(parser)
     add("--pairs", type=int, help=f"pairs of runs at most (default: {MOST})")
     add("--resolution", help="a difference that does not matter, e.g. 2%% of A's value, or 0.01 of an accuracy")
     add("--compile", choices=("charged", "free"), help="whether compiling counts as training (default: charged)")
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 # ------------------------------------------------------------------------------------------------------- what is asked
 def _resumed(args: argparse.Namespace) -> Path:
-    given = (args.name, args.budget, args.pairs, args.resolution, args.compile)
+    given = (args.name, args.budget, args.unit, args.pairs, args.resolution, args.compile)
     if args.words or any(option is not None for option in given):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
@@ -139,10 +140,11 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
                 checked.add(cfg.fingerprint(config))
                 _check(config, say)
         if args.address is None and not (args.quiet or args.json):
-            _estimate(sides[0], most, budget_s, say)
+            own = sum(own_s(budget_s, args.unit or "wall", side.devices) for side in sides) / 2
+            _estimate(sides[0], most, own, say)
         content = {
             "a": " ".join(asked[0]), "b": " ".join(asked[1]), "budget_s": budget_s, "pairs": most, "within": within,
-            "compile": args.compile or "charged",
+            "compile": args.compile or "charged", "unit": args.unit or "wall",
         }  # fmt: skip
         with cli.writing("--storage", folder):
             new = folder.with_name(f".{name}-{os.getpid()}")
@@ -331,7 +333,7 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     def greet(context: Any) -> None:
         if url := getattr(context, "dashboard_url", None):
             say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
-        say(f"at most {told.most} pairs × 2 × {cli.seconds(told.budget_s)} training; results {folder}")
+        say(f"at most {told.most} pairs × 2 × {cli.seconds(told.budget_s)} {told.clock.what}; results {folder}")
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(experiment.alone(folder))
@@ -340,8 +342,8 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
         slots.tell(say)
         plan = Plan(
             slots=slots.prefix, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,
-            metric=metric.name, mode=metric.mode, budget=Budget(told.budget_s, compile_charged=told.compile_charged),
-            deadline_s=4 * told.budget_s + 900, evaluates=True, fresh=False, profile_steps=0, final={},
+            metric=metric.name, mode=metric.mode, evaluates=True, fresh=False, profile_steps=0, final={},
+            budget=told.limits, deadline_s=told.limits.trial_deadline_s,
         )  # fmt: skip
         listeners = (_teller(folder, slots.actors, say), lambda *_: experiment.alive(folder))
         rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)

@@ -89,8 +89,8 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
     if value is not None:
         of_base = base.value(found.metric) if base is not None else None
         beside = f"; baseline {cli.number(of_base)}" if of_base is not None else ""
-        seconds = trial.points[-1]["train_s"]
-        lines.append(f"{found.label} {cli.number(value)} after {seconds:.1f} training seconds{beside}")
+        spent = f"{trial.points[-1][trial.along]:.1f} {found.clock.seconds}"
+        lines.append(f"{found.label} {cli.number(value)} after {spent}{beside}")
     known = evidence.read(found)
     if known.told is not None and (known.is_baseline(trial) or known.told.of(trial) is known.told.leader):
         lines += sentences(known.told)

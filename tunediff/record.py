@@ -23,6 +23,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff import environment
+from tunediff.clock import UNITS, UnitName
 from tunediff.config import ConfigError, Configuration, Quantity, Values, Workload, code
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
@@ -62,7 +63,7 @@ class Point:
     samples: int = _required("samples", "", "samples that the run trained")
     steps: int = _required("steps", "", "optimizer steps of the run")
     fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
-    worker_s: float = _measured("worker seconds", "s", "training seconds × workers")
+    device_s: float = _measured("device-seconds", "s", "training seconds × devices")
     samples_per_s: float = _measured("samples/s", "", "samples trained per second, without compilation")
     samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
@@ -85,7 +86,9 @@ class Point:
     peak_share: float | None = _measured(
         "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
     )
-    energy_j: float | None = _measured("energy", "J", "energy of the GPUs since the evaluation before")
+    energy_j: float | None = _measured("energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs")
+    energy_wh: float | None = _measured("energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs")
+    price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -190,6 +193,7 @@ class TrialRecord:
     """The knobs the search chose, by dotted name."""
     fingerprint: str
     budget_s: float | None = None
+    unit: UnitName = "wall"  # what its search counts budgets in; `budget_s` are training seconds of its own
     attempts: int = 0
     points: list[Point] = dataclasses.field(default_factory=list)
     """The curve, in order."""
@@ -225,6 +229,11 @@ class TrialRecord:
         return cfg.from_dict(cfg.nest(self.config), self.name, check=False)
 
     @property
+    def along(self) -> str:
+        """The quantity along which its curve is compared with others: training seconds, or device-seconds."""
+        return UNITS[self.unit].along
+
+    @property
     def effective(self) -> Values:
         """`config` with every knob that changed nothing here at one value: equal for two that trained alike.
 
@@ -252,11 +261,13 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / JOURNAL
 
-    def start(self, config: Configuration, drawn: Mapping[str, Any], budget_s: float | None, number: int = 0) -> None:
-        """An attempt begins."""
+    def start(
+        self, config: Configuration, drawn: Values, budget_s: float | None, number: int = 0, unit: UnitName = "wall"
+    ) -> None:
+        """An attempt begins; `budget_s`: training seconds of the trial itself."""
         self.write(
             "start", name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn, budget_s=budget_s,
-            fingerprint=cfg.fingerprint(config), environment=environment.describe(), pid=os.getpid(),
+            unit=unit, fingerprint=cfg.fingerprint(config), environment=environment.describe(), pid=os.getpid(),
         )  # fmt: skip
 
     def point(self, point: Point) -> bool:
@@ -337,7 +348,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
     return record and dataclasses.replace(record, points=list(record.points))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)  # 12 KiB each, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """A journal only grows: what was read at this size is read once, however often a long search is looked at."""
     record: TrialRecord | None = None
@@ -350,7 +361,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         if kind == "start":
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
-                record = TrialRecord(**{field: event[field] for field in fields}, started=when, heard=when)
+                own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
+                record = TrialRecord(**own, unit=unit, started=when, heard=when)
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1

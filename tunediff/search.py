@@ -42,6 +42,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     cli.add_storage(parser)
     add("--trials", type=int, help="trials in all, the baseline included")
     add("--budget", help="training seconds per trial, e.g. 90s, 10m")
+    cli.add_unit(parser)
     add("--total", help="wall-clock of the whole search, e.g. 8h")
     add("--seed", type=int, help="seed of the search")
     cli.add_machine(parser, "search")
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_files(wanted.baseline.knobs, wanted.evaluates)
     if args.address is None:
         resources.share(wanted, resources.local())
+        if wanted.cost == "energy_wh":
+            _check_energy(wanted)
     if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
         planned = plan.values(wanted, folder, None if args.dry_run else {})
         if args.dry_run:
@@ -89,9 +92,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.OK if found.leader is not None else cli.NO_SUCCESS
 
 
+def _check_energy(wanted: SearchSpace) -> None:
+    """Raises `ConfigError` where nothing counts the energy of a training."""
+    import torch
+
+    from tunediff.training import hardware  # imports torch
+
+    if hardware.EnergyMeter(torch.device(resources.local().device)).joules() is None:
+        what = f"cannot be measured here: {hardware.NO_ENERGY}"
+        raise ConfigError(f"{wanted.source}: objective: cost: 'energy_wh' {what}")
+
+
 def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
     """Folder and space of an earlier search."""
-    if args.words or args.name or args.budget or args.seed is not None or args.warm_start:
+    if args.words or args.name or args.budget or args.unit or args.seed is not None or args.warm_start:
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
         )
@@ -164,7 +178,7 @@ def _created(
 
 
 def _limits(args: argparse.Namespace) -> Lines:
-    given = {"per_trial": args.budget, "trials": args.trials, "total": args.total}
+    given = {"per_trial": args.budget, "unit": args.unit, "trials": args.trials, "total": args.total}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -220,7 +234,8 @@ def _announce(console: Console, found: results.Results, confirmed: Path | None) 
     many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
     seeds = f"up to {some(wanted.seeds, 'new seed')} each, fewer if it is decided before"
     if confirmed is not None:
-        seeds = f"{cli.seconds(wanted.budget.per_trial_s)} of training, {some(wanted.seeds, 'seed')} each"
+        each = f"{cli.seconds(wanted.budget.per_trial_s)} of {wanted.budget.clock.what}"
+        seeds = f"{each}, {some(wanted.seeds, 'seed')} each"
         for held in hold.read(found, results.read(confirmed), results.read):
             for sentence in section.sentences(held) if held.long_s == wanted.budget.per_trial_s else ():
                 console.say(sentence)

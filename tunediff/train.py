@@ -19,7 +19,7 @@ from typing import Any
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.clock import Budget, own_s
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.files import write_text
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a workload's baseline"
     add("--config", type=Path, required=True, help=file)
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
+    cli.add_unit(parser)
     add("--samples", type=int, help="training samples, instead of or besides --budget")
     add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
     add("--out", type=Path, help="folder of the run (default: train-CONFIG in the folder of all trainings)")
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
     args.command = cli.typed("train", argv, config.parallel.workers)
-    budget = _budget(args.budget, args.samples, args.every, config)
+    budget = _budget(args, config)
     folder = args.out or args.storage / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
     try:
@@ -58,12 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.INTERRUPTED
 
 
-def _budget(seconds: str | None, samples: int | None, every: str | None, config: Systems) -> Budget:
+def _budget(args: argparse.Namespace, config: Systems) -> Budget:
+    seconds, samples, every = args.budget, args.samples, args.every
+    if args.unit is not None and seconds is None:
+        raise ConfigError(f"--unit: {args.unit} goes with --budget")
     cli.allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
     if seconds is not None or samples is not None:
         if every is not None:
             raise ConfigError(f"--every: {every} goes without --budget and --samples; set evaluation.points instead")
-        return Budget(duration_s(seconds, "--budget") if seconds else None, samples)
+        own = own_s(duration_s(seconds, "--budget"), args.unit or "wall", config.devices) if seconds else None
+        return Budget(own, samples)
     if (decay := cfg.flat(config).get("optimizer.decay", "constant")) != "constant":
         raise ConfigError(
             f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "

@@ -12,6 +12,7 @@ from tests.searches import noisy
 from tunediff import cli, progress, record, space
 from tunediff import config as cfg
 from tunediff.report import console, heart, plan, words
+from tunediff.results import following
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -374,3 +375,21 @@ def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
     assert "best" not in head
     assert "as fast" not in head
     assert [row.split()[0] for row in rows] == ["confirm/t0002", "confirm/t0001", "confirm/t0000"], "none has a rank"
+
+
+def test_of_thousands_of_trials_the_summary_is_made_seldom_and_every_end_is_told(night, capsys, monkeypatch):
+    """As if four were many: the best so far is that of the last time; the count and the trial itself are of now."""
+    for module in (console, following):
+        monkeypatch.setattr(module, "MANY", 1)
+    monkeypatch.setattr(following, "SHARE", 1e-9)
+    folder, loaded = night
+    lines = console.Console(folder, loaded, quiet=False)
+    write(folder, loaded, 4, {"loader.batch_size": 64, "precision.amp": "bf16"}, [30, 10, 6, 2.0], "ok")
+    lines.listen("end", "t0004", {})
+    told = capsys.readouterr().out
+    assert "t0004 ok  8.0 s  FD (classifier) 2  0.20× baseline" in told
+    assert "best t0001 5" in told
+    assert "4/8, " in told
+    monkeypatch.setattr(following, "MANY", 500)
+    lines.listen("end", "t0004", {})
+    assert "best t0004 2" in capsys.readouterr().out

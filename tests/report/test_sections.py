@@ -232,17 +232,17 @@ def test_a_quantity_that_no_trial_has_leaves_its_front_empty(tmp_path, plain):
 
 def test_a_second_objective_has_its_front(tmp_path):
     """More workers are better and cost more: both ends are on the front, what is worse and dearer is not."""
-    content = FILE | {"objective": ["frechet", "worker_s"]}
+    content = FILE | {"objective": ["frechet", "device_s"]}
     wanted = make(tmp_path / "night", content)
     for number, (point, value, cost) in enumerate(
         (({}, 4.0, 20.0), ({"precision.amp": "bf16"}, 2.0, 40.0), ({"loader.batch_size": 256}, 3.0, 60.0))
     ):
         place = write(tmp_path / "night", wanted, number, point, ((20.0, 4000, value),))
         journal = place / "journal.jsonl"
-        journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": 20.0, "worker_s": {cost}'))
+        journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": 20.0, "device_s": {cost}'))
     frame = speed.trade_offs(journals.read(tmp_path / "night")[0])
-    assert list(frame["trial"][frame["on_front_worker_s"]]) == ["t0001", "t0000"]
-    assert "2 in FD (classifier) and training seconds × workers" in written(tmp_path / "night")
+    assert list(frame["trial"][frame["on_front_device_s"]]) == ["t0001", "t0000"]
+    assert "2 in FD (classifier) and device-seconds" in written(tmp_path / "night")
 
 
 def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
@@ -333,3 +333,19 @@ def test_figures_name_the_processor_and_what_it_can_do(tmp_path):
     with mock.patch.object(outputs, "png", lambda build: titles.append(build().get_suptitle())):
         outputs.write_all(found)
     assert titles[0].endswith("\nmeasured on slow one (avx512f, amx_bf16)")
+
+
+def test_device_seconds_are_called_so_and_priced(tmp_path):
+    """20 device-seconds each, the other's on four devices: 0.2 of an hour's price of 36 for both."""
+    budget = {"per_trial": "20s", "trials": 2, "unit": "device", "price_per_device_hour": 18}
+    wanted = make(tmp_path / "night", {"workload": "digits", "budget": budget, "grid": {"parallel.workers": [1, 4]}})
+    write(tmp_path / "night", wanted, 0, found={"price": 0.1})
+    curve = ((1.25, 1000, 4.0), (2.5, 2000, 2.0), (5.0, 4000, 1.0))
+    write(tmp_path / "night", wanted, 1, {"parallel.workers": 4}, curve, found={"price": 0.1})
+    text = words(written(tmp_path / "night"))
+    assert "20 s of device time per trial" in text
+    assert "FD (classifier) against device-seconds" in text
+    assert "after 20 device-seconds its FD (classifier) is 1" in text
+    assert "Budget of a trial: 20 s of device time in the worker, shared by its devices" in text
+    assert "training seconds × devices 40 s energy of training not measured price of training 0.2" in text
+    assert "training seconds its" not in text

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import point
 from tests.searches import make, write
-from tunediff import results
+from tunediff import record, results
 from tunediff.record import End, TrialRecord
 from tunediff.results import why
 
@@ -59,3 +59,38 @@ def test_a_gain_is_a_gain_in_either_direction():
     assert told.at_samples == pytest.approx((0.4, 0.4))
     assert told.total < 0
     assert told.throughput == pytest.approx(told.total), "equal at equal images: all of it is speed"
+
+
+def shared_seconds(folder, unit):
+    """20 s each: the baseline on one device; on four, with a quarter of the device-seconds, twice as good."""
+    budget = {"per_trial": "20s", "trials": 2, "unit": unit, "price_per_device_hour": 18}
+    wanted = make(folder, {"workload": "digits", "budget": budget, "grid": {"parallel.workers": [1, 4]}})
+    write(folder, wanted, 0, curve=((5.0, 1000, 8.0), (10.0, 2000, 4.0), (20.0, 4000, 2.0)))
+    curve = ((1.25, 1000, 4.0), (2.5, 2000, 2.0), (5.0, 4000, 1.0))
+    write(folder, wanted, 1, {"parallel.workers": 4}, curve, found={"energy_wh": 0.5, "price": 0.1})
+    return results.read(folder)
+
+
+@pytest.mark.parametrize(("unit", "ratio"), [("wall", 8.0), ("device", 2.0)])
+def test_four_devices_are_compared_with_one_by_the_seconds_of_all(tmp_path, unit, ratio):
+    """It is as good as the baseline at its end after 2.5 s on four devices: 10 device-seconds instead of 20."""
+    found = shared_seconds(tmp_path / "night", unit)
+    other = found.trials[1]
+    assert found.sooner(other) == pytest.approx(ratio)
+    assert [trial.budget_s for trial in found.trials] == ([20.0, 5.0] if unit == "device" else [20.0, 20.0])
+    assert [seconds for seconds, _ in results.curve(other, "frechet")] == (
+        [5.0, 10.0, 20.0] if unit == "device" else [1.25, 2.5, 5.0]
+    )
+
+
+def test_what_trainings_used_together(tmp_path):
+    """The baseline 20 s on one device, the other 5 s on four; energy and price as far as they were measured."""
+    found = shared_seconds(tmp_path / "night", "device")
+    assert found.used() == {"device_s": 40.0, "energy_wh": 0.5, "price": 0.1}
+    assert list(found.table()["device_s"]) == [20.0, 20.0]
+    assert found.table()["energy_wh"][1] == 0.5
+    failed = write(tmp_path / "night", found.space, 1, {"parallel.workers": 4}, (), status="nan")
+    assert record.read_trial(failed).points == []
+    found = results.read(tmp_path / "night")
+    assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": None}, "20 s of its clock"
+    assert "energy_wh" not in found.table()

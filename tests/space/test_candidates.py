@@ -190,7 +190,7 @@ def test_without_seeds_the_seed_is_no_dimension():
         ({"budget": {"per_trial": "20s", "trials": 5}}, [None, None]),
         ({"budget": {"per_trial": "20s", "trials": 3}, "noise": 2}, [None, 6, None]),
         ({"objective": "samples_per_s", "first": None}, [None, 6]),
-        ({"objective": ["frechet", "worker_s"], "first": []}, [None, 6]),
+        ({"objective": ["frechet", "device_s"], "first": []}, [None, 6]),
     ],
 )
 def test_a_search_runs_its_baseline_again_on_the_next_seeds(changes, seeds):

@@ -183,8 +183,8 @@ def test_the_objective_is_the_workloads_unless_told_otherwise():
     assert (loaded.metric, loaded.mode, loaded.label, loaded.evaluates) == ("frechet", "min", "FD", True)
     assert loaded.workload is cfg.find("diffusion")
     assert loaded.schema is loaded.baseline.schema is loaded.workload.schema
-    rate = parse(objective=["samples_per_s", "worker_s"])
-    assert (rate.metric, rate.mode, rate.evaluates, rate.cost) == ("samples_per_s", "max", False, "worker_s")
+    rate = parse(objective=["samples_per_s", "device_s"])
+    assert (rate.metric, rate.mode, rate.evaluates, rate.cost) == ("samples_per_s", "max", False, "device_s")
     assert parse(objective={"mode": "min"}).metric == "frechet"
 
 
@@ -202,3 +202,17 @@ def test_another_ruler_may_change_what_no_search_varies():
     loaded = parse(final={"evaluation.images": 64}, confirm={"of": 1, "final": {"evaluation.sampler": "ddpm"}})
     assert (loaded.final, loaded.confirm.final) == ({"evaluation.images": 64}, {"evaluation.sampler": "ddpm"})
     assert (loaded.confirm.of, loaded.confirm.seeds) == (1, 12)
+
+
+def test_device_seconds_are_shared_by_the_devices_of_a_trial():
+    """40 of them: ten for each of four workers, and at most twenty where two are the fewest."""
+    budget = {"per_trial": "40s", "trials": 8, "unit": "device", "total": "25s", "price_per_device_hour": 1.5}
+    workers = {"parallel.workers": [2, 4], "loader.batch_size": [64, 128]}
+    shared = parse(budget=budget, search=workers, first=None, baseline={"parallel.workers": 4})
+    assert [shared.budget.of(devices).seconds for devices in (1, 2, 4)] == [40.0, 20.0, 10.0]
+    assert shared.longest_s == 20.0, "a limit of 25 s is enough"
+    assert shared.budget.of(2).price_per_device_hour == 1.5
+    assert parse(budget=shared.budget.lines, search=workers, first=None, baseline={"parallel.workers": 4}) == shared
+    wall = parse(search=workers, first=None, baseline={"parallel.workers": 4})
+    assert [wall.budget.of(devices).seconds for devices in (1, 4)] == [20.0, 20.0]
+    assert (wall.longest_s, wall.budget.clock.along, shared.budget.clock.along) == (20.0, "train_s", "device_s")

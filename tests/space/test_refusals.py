@@ -20,9 +20,9 @@ REFUSED = [
     (changed(objective="fid"), "x.yaml: objective: metric: 'fid' is not allowed; allowed: frechet, samples_per_s"),
     (changed(objective={"metric": "frechet", "mode": "max"}), "x.yaml: objective: mode: 'max' is not allowed"),
     (changed(objective=["frechet", "samples_per_s"]), "x.yaml: objective: ['frechet', 'samples_per_s'] is not allowed; allowed: "
-     "one of frechet, samples_per_s, or a list of one of these and one of peak_memory_mib, worker_s"),
+     "one of frechet, samples_per_s, or a list of one of these and one of peak_memory_mib, device_s, energy_wh, price"),
     (changed(objective=["frechet"]), "x.yaml: objective: ['frechet'] is not allowed"),
-    (changed(objective=["frechet", "worker_s"], early_stopping="asha"), "early_stopping: 'asha' is not allowed with two"),
+    (changed(objective=["frechet", "device_s"], early_stopping="asha"), "early_stopping: 'asha' is not allowed with two"),
     (changed(budget={}), "x.yaml: budget: per_trial: is missing"),
     (changed(budget={"per_trial": "20s"}), "x.yaml: budget: trials: is missing"),
     (changed(budget={"per_trial": 20, "trials": 8}), "x.yaml: budget: per_trial: 20 is not a duration; allowed: a number"),
@@ -37,6 +37,21 @@ REFUSED = [
     (
         changed(objective="samples_per_s", budget={"per_trial": "20s", "trials": 8, "compile": "charged"}),
         "x.yaml: budget: compile: 'charged' is not allowed for samples_per_s",
+    ),
+    (changed(budget={"per_trial": "20s", "trials": 8, "unit": "gpu"}), "x.yaml: budget: unit: 'gpu' is not allowed; allowed: one of wall, device"),
+    (changed(budget={"per_trial": "20s", "trials": 8, "price_per_device_hour": 0}), "x.yaml: budget: price_per_device_hour: 0 is not allowed"),
+    (changed(objective=["frechet", "price"]), "x.yaml: objective: cost: 'price' needs the price of a device: budget: price_per_"),
+    (
+        changed(objective=["frechet", "device_s"], budget={"per_trial": "20s", "trials": 8, "unit": "device"}),
+        "x.yaml: objective: cost: 'device_s' is not allowed: with budget: unit: device every trial has the same device_s",
+    ),
+    (
+        changed(objective="samples_per_s", budget={"per_trial": "20s", "trials": 8, "unit": "device"}),
+        "x.yaml: budget: unit: 'device' is not allowed for samples_per_s, a rate",
+    ),
+    (
+        changed(fixed={"parallel.workers": 4}, budget={"per_trial": "40s", "trials": 8, "unit": "device", "total": "9s"}),
+        "x.yaml: budget: total: '9s' is less than per_trial = '40s', 10 s for a trial",
     ),
     (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
     (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
@@ -107,7 +122,7 @@ REFUSED = [
     (changed(final={"evaluation.points": 2}), "x.yaml: final: evaluation.points: is not allowed; allowed: evaluation.images, "),
     (changed(final={"evaluation.images": 2}), "x.yaml: final: evaluation.images: 2 is not allowed"),
     (changed(final={"evaluation.images": 64}, objective="samples_per_s"), "x.yaml: final: samples_per_s is no judgement of a model"),
-    (changed(objective=[["frechet"], "worker_s"]), "x.yaml: objective: [['frechet'], 'worker_s'] is not allowed"),
+    (changed(objective=[["frechet"], "device_s"]), "x.yaml: objective: [['frechet'], 'device_s'] is not allowed"),
     (changed(objective={"metric": "frechet", "cost": "watts"}), "x.yaml: objective: cost: 'watts' is not allowed; allowed: one of peak"),
     (changed(seeds=3), "x.yaml: seeds: belongs to grid:, trials: and ladder:, which repeat each of their points"),
     (gridded(seeds=1), "x.yaml: seeds: 1 is not allowed; allowed: a whole number of at least 2 and at most 100"),

@@ -1,5 +1,6 @@
 """What is said of the machine and of where a step's time goes."""
 
+import functools
 import multiprocessing
 import subprocess
 import sys
@@ -172,6 +173,40 @@ def test_energy_is_read_where_nvml_gives_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
     meter = hardware.EnergyMeter(torch.device("cuda", 0))
     assert (meter.joules(), meter.joules(), meter.joules()) == (5.0, 12.0, None)  # the counter fails: no number
+
+
+def test_before_volta_power_is_summed(monkeypatch):
+    """100 W, then 300 W a second later and 200 W two seconds after that: 200 + 500 J, by trapezoids."""
+    nvml, watts = _Nvml(()), iter([100, 300, 200])
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 1000 * next(watts)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
+    times = iter([0.0, 1.0, 3.0])
+    monkeypatch.setattr(hardware, "integrated", functools.partial(hardware.integrated, now=lambda: next(times)))
+    meter = hardware.EnergyMeter(torch.device("cuda", 0))
+    assert (meter.joules(), meter.joules(), meter.joules()) == (200.0, 700.0, None)
+
+
+def test_the_energy_of_a_cpu_is_that_of_its_packages(tmp_path, monkeypatch):
+    """Two sockets; the part of one is not counted twice; the second's counter wraps around at 1 kJ."""
+    monkeypatch.setattr(hardware, "POWERCAP", tmp_path)
+
+    def counted(*microjoules):
+        for name, value in zip(("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"), microjoules, strict=True):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "energy_uj").write_text(f"{value}\n")
+            (tmp_path / name / "max_energy_range_uj").write_text("1000000000\n")
+
+    counted(5_000_000, 999_000_000, 1)
+    meter = hardware.EnergyMeter(torch.device("cpu"))
+    counted(8_000_000, 4_000_000, 10**8)
+    assert meter.joules() == pytest.approx(3 + 5)
+    assert not meter.own, "workers of one machine share it"
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    assert meter.joules() is None
+    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
+        (tmp_path / name / "energy_uj").write_text("only root may read this")
+    assert hardware.EnergyMeter(torch.device("cpu")).joules() is None
 
 
 def test_without_nvml_there_is_no_energy(monkeypatch):

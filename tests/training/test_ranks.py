@@ -177,7 +177,7 @@ def test_two_ranks_learn_what_one_learns(two, number):
     assert_equal(one["weights"], first["weights"], **near)
     assert [len(rank["points"]) for rank in (first, second)] == [2, 0], "rank 0 is told"
     for point, alone in zip(first["points"], one["points"], strict=True):
-        assert (point.steps, point.samples, point.worker_s) == (alone.steps, alone.samples, 2 * point.train_s)
+        assert (point.steps, point.samples, point.device_s) == (alone.steps, alone.samples, 2 * point.train_s)
         assert point.loss == pytest.approx(alone.loss, rel=near["rtol"]), "the mean over ranks"
 
 

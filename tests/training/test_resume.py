@@ -1,15 +1,29 @@
 """What a training leaves as it was, what it saves, and what goes on from there."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import Dies, Hands, KilledError, Told, assert_equal, timed, toy, train, weights
+from tests.helpers import (
+    CPU,
+    Dies,
+    Hands,
+    KilledError,
+    Told,
+    assert_equal,
+    shipped_toy,
+    timed,
+    toy,
+    train,
+    weights,
+)
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
+from tunediff.clock import Budget
 from tunediff.record import NotFiniteError
-from tunediff.training import state
+from tunediff.training import hardware, state, trial
 
 
 # --------------------------------------------------------------------------------------------------- the warm-up step
@@ -74,7 +88,9 @@ def final(folder):
     points = [
         {name: point[name] for name in ("index", "steps", "samples", "loss", "error")} for point in found["points"]
     ]
-    return {name: value for name, value in found.items() if name not in ("clock", "points")} | {"points": points}
+    return {name: value for name, value in found.items() if name not in ("clock", "meter", "points")} | {
+        "points": points
+    }
 
 
 @pytest.mark.parametrize("knobs", HOW, ids=KEPT)
@@ -105,6 +121,26 @@ def test_a_finished_training_is_not_trained_again(tmp_path):
 def changed(folder, **parts):
     found = state.load(folder)
     state.save(found | {name: found[name] | values for name, values in parts.items()}, folder)
+
+
+def test_what_a_training_used_before_it_was_killed_counts(tmp_path, monkeypatch):
+    """An hour on a device and 3600 J (1 Wh) before; a device-hour costs 7. What a rank reads goes on at 2 J a reading."""
+    joules = itertools.count(0, 2)
+    monkeypatch.setattr(hardware.EnergyMeter, "joules", lambda self: float(next(joules)))
+    with pytest.raises(KilledError):
+        train(toy(), samples=IMAGES, folder=tmp_path, observer=Dies())
+    point = state.load(tmp_path)["points"][0]
+    before = state.load(tmp_path)["meter"]
+    assert (before["device_s"], before["energy_j"]) == (point["train_s"], pytest.approx(3600 * point["energy_wh"]))
+    assert point["energy_j"] == before["energy_j"] > 0
+    changed(tmp_path, meter={"device_s": 3600.0, "energy_j": 3600.0})
+    with shipped_toy():
+        budget = Budget(samples=IMAGES, price_per_device_hour=7.0)
+        again = trial.run(trial.Trial(toy(), budget, CPU, Told(), folder=tmp_path, evaluates=False))
+    last = again.points[-1]
+    assert last.device_s == pytest.approx(3600 + last.train_s - point["train_s"])
+    assert last.price == pytest.approx(7.0 * last.device_s / 3600)
+    assert last["energy_wh"] == pytest.approx(1 + last["energy_j"] / 3600)
 
 
 def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):

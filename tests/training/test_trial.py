@@ -233,7 +233,7 @@ def test_what_is_found_and_described_is_in_every_point():
         assert point.samples_per_s > 0
         assert 0 <= point.data_wait_share < 1
         assert point.peak_memory_mib > 10
-        assert point.worker_s == point.train_s
+        assert point.device_s == point.train_s
     assert 0 < told.points[0].train_s < told.points[1].train_s
     assert told.points[-1]["error"] == error(outcome.model)["error"]
     assert (told.facts, told.shown) == ({"rows": 44}, {"curve": {"x": [1.0, 2.0]}})

@@ -121,7 +121,7 @@ def stopped_at(scheduler, curves, first=0, drawn=None):
         scheduler.on_trial_add(controller, trial)
         last, stop = {}, None
         for train_s, value in curve:
-            last = {"train_s": train_s, "objective": value, "time_total_s": train_s}
+            last = {"train_s": train_s, "fraction": train_s / 8, "objective": value, "time_total_s": train_s}
             if scheduler.on_trial_result(controller, trial, last) == TrialScheduler.STOP:
                 stop = train_s if train_s < curve[-1][0] else None  # at the end of its budget a trial ends anyway
                 break
@@ -192,12 +192,28 @@ def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again(rule):
     scheduler.on_trial_add(Controller(), restarted)
     said = []
     for train_s, value in curve[:2]:
-        said.append(scheduler.on_trial_result(Controller(), restarted, {"train_s": train_s, "objective": value}))
+        told = {"train_s": train_s, "fraction": train_s / 8, "objective": value}
+        said.append(scheduler.on_trial_result(Controller(), restarted, told))
     stopped_at(scheduler, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
     for train_s, value in curve[:3]:
-        said.append(scheduler.on_trial_result(Controller(), restarted, {"train_s": train_s, "objective": value}))
+        told = {"train_s": train_s, "fraction": train_s / 8, "objective": value}
+        said.append(scheduler.on_trial_result(Controller(), restarted, told))
     assert said[:4] == [TrialScheduler.CONTINUE] * 4
     assert said[4] == (TrialScheduler.STOP if rule == "median" else TrialScheduler.CONTINUE), "ASHA has no rung here"
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions(rule):
+    """With device-seconds four workers have a quarter of the time: their half of it comes after 1 s, not after 4."""
+    scheduler = tuner.scheduler(loaded(early_stopping=rule, budget={"per_trial": "8s", "trials": 9, "unit": "device"}))
+    scheduler.set_search_properties("objective", "min")
+    stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
+    trial, said = Trial(5), []
+    scheduler.on_trial_add(Controller(), trial)
+    for train_s, value in ((0.5, 30.0), (1.0, 29.0)):
+        told = {"train_s": train_s, "fraction": train_s / 2, "objective": value}
+        said.append(scheduler.on_trial_result(Controller(), trial, told))
+    assert said == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
 
 
 def test_tune_may_keep_a_copy_of_the_scheduler():

@@ -12,7 +12,7 @@ def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""
     folder = searcher.experiment / "trials" / suggestion["trial"]
     end(searcher, suggestion, None, status=None)
-    record.Journal(folder).point(point(1, 3.0, worker_s=3.0, frechet=frechet, peak_memory_mib=memory))
+    record.Journal(folder).point(point(1, 3.0, device_s=3.0, frechet=frechet, peak_memory_mib=memory))
     record.Journal(folder).end(End("ok"))
     searcher.on_trial_complete(trial_id, {})
 
@@ -49,7 +49,7 @@ def test_two_objectives_end_with_their_trade_offs(make):
     [
         ("peak_memory_mib", End("oom", "", {}, 0, {"peak_memory_mib": 140_000.0}), 140_000.0),
         ("peak_memory_mib", End("timeout", ""), 5000.0),  # killed: its last point is all that is known
-        ("worker_s", End("nan", "", {"train": 90.0, "data_wait": 10.0, "evaluation": 900.0}), 200.0),
+        ("device_s", End("nan", "", {"train": 90.0, "data_wait": 10.0, "evaluation": 900.0}), 200.0),
     ],
 )
 def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth):
@@ -63,7 +63,7 @@ def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth
     failed = searcher.suggest("b")
     end(searcher, failed, None, status=None)
     folder = searcher.experiment / "trials" / failed["trial"]
-    record.Journal(folder).point(point(1, 1.0, worker_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
+    record.Journal(folder).point(point(1, 1.0, device_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
     record.Journal(folder).end(ended)
     searcher.on_trial_complete("b", {})
     told = study(searcher)[1].values

@@ -225,3 +225,13 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
 
 
 tell = trial.Waiting.tell
+
+
+def test_four_workers_get_a_quarter_of_the_device_seconds(tmp_path):
+    """The job, and the journal of what was begun."""
+    content = CONTENT | {"budget": {"per_trial": "8s", "trials": 2, "unit": "device", "price_per_device_hour": 3}}
+    content |= {"fixed": {"parallel.workers": 4}}
+    plan = Plan.of(space.parse(content, "x.yaml"), tmp_path, "slot")
+    config = plan.configuration({"loader.batch_size": 64})
+    job = trial.job_of("t0003", "t0003/1", tmp_path / "t0003", config, Place(), plan)
+    assert (job.budget.seconds, job.budget.price_per_device_hour, job.kind.size) == (2.0, 3.0, 4)

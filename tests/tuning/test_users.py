@@ -101,7 +101,7 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert "workload/faulty.py" in told
     assert "tunediff/training" not in told
     assert "not done after 50 s" in trials[4].reason
-    assert trials[5].points[-1].worker_s == pytest.approx(2 * trials[5].points[-1].train_s)
+    assert trials[5].points[-1].device_s == pytest.approx(2 * trials[5].points[-1].train_s)
     assert trials[6].attempts == 2
     assert [point.index for point in trials[6].points] == [1, 2]
     assert "never reads" in trials[0].not_effective["unused"]

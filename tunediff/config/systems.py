@@ -228,3 +228,8 @@ class Systems(Configuration):
     evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
     seed: Annotated[Int, Ge(0), Lt(2**31), Fixed()] = 0
     """Seed of initial weights, data order and everything that is drawn."""
+
+    @property
+    def devices(self) -> int:
+        """GPUs, or on a CPU worker processes, that it keeps busy: what its device-seconds are counted in."""
+        return self.parallel.workers

@@ -21,6 +21,7 @@ from tunediff.report.words import beside, fitted, short
 from tunediff.results import Results, confirmation, curve, evaluating, failed, last
 from tunediff.results.comparison import ITSELF
 from tunediff.results.evidence import UNTOLD, Evidence
+from tunediff.results.following import MANY, Following, Seldom
 from tunediff.results.statistics import Estimate
 from tunediff.space import SearchSpace
 from tunediff.tuning import experiment, warm_start
@@ -48,13 +49,23 @@ class Console:
         self._heart = Heart(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
+        self._following, self._seldom = Following(folder), Seldom()
+        self._before, self._first = 0, 0.0
         self._read()
-        self._before, self._first = self._done(), 0.0
+        self._before = self._done()
         self._printed: set[tuple[str, int]] = set()
 
-    def _read(self) -> None:
-        self.found = Results(self.folder, self.space, record.read_trials(self.folder))
-        self.known, self._again_s = Evidence(self.found), functools.cache(self._confirming_s)  # of every trial, anew
+    def _read(self) -> list[TrialRecord]:
+        """Take in what is new; the trials that have ended. What follows from all is seldom made of thousands."""
+        ended = self._following.read()
+        if self._seldom.due(len(self._following.known)):
+            with self._seldom.timed():
+                self.found = Results(self.folder, self.space, self._following.trials)
+                self.known, self._again_s = Evidence(self.found), functools.cache(self._confirming_s)
+                if len(self.found.trials) > MANY:  # else when it is asked for
+                    self._best()
+                    self._left()
+        return ended
 
     def __enter__(self) -> Console:
         if not self.quiet:
@@ -88,7 +99,7 @@ class Console:
             self.say(line)
         budget = self.space.budget
         many = cli.some(budget.trials, "trial")
-        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} training; starting the workers")
+        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Take in what happened to a trial."""
@@ -97,13 +108,10 @@ class Console:
         if event == "start":
             self._first = self._first or time.monotonic()  # the cluster was up by then: no trial pays for it again
         else:
-            never_run = {trial.name for trial in self.found.trials if trial.status == "skipped"}
-            self._read()
-            for one in self.found.trials:  # no event tells of them
-                if one.status == "skipped" and one.name not in never_run:
+            for one in self._read():
+                if one.status == "skipped":  # no event tells of them
                     self.say(f"{self._called(one.name)} skipped  {one.reason}  {self._changed(one.drawn)}")
-        trial = next((trial for trial in self.found.trials if trial.name == name), None)
-        self._tell(event, name, trial, content)
+        self._tell(event, name, self._following.known.get(name), content)
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
@@ -118,7 +126,7 @@ class Console:
             self.say(f"{self._called(name)} {self._end(trial)}")
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
-        words, metric = [f"{point['train_s']:6.1f} s"], self.found.metric
+        words, metric = [f"{point[trial.along]:6.1f} {self.found.clock.short}"], self.found.metric
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
             words += self._beside(self._versus(trial, point["index"], point[metric]))
@@ -129,7 +137,7 @@ class Console:
         words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.reason]
         if value is not None:
             point = trial.points[-1]
-            words += [f"{point['train_s']:.1f} s", f"{found.label} {cli.number(value)}"]
+            words += [f"{point[trial.along]:.1f} {found.clock.short}", f"{found.label} {cli.number(value)}"]
             words += self._beside(found.versus_baseline(trial))
             words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
         if left := self._left():
@@ -165,7 +173,7 @@ class Console:
         return f"{self.confirming}/{name}" if self.confirming else name
 
     def _done(self) -> int:
-        return sum(trial.finished for trial in self.found.trials)
+        return self._following.ended
 
     def _left(self) -> str:
         """How long the rest will take: from what this session has done, before that from what was expected."""
@@ -212,6 +220,8 @@ class Table(Console):
 
         super().__init__(folder, wanted, quiet, started, told)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
+        self._slowly = Seldom()
+        self._last: RenderableType = ""
         self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)
 
     def __enter__(self) -> Table:
@@ -229,8 +239,12 @@ class Table(Console):
             self.say(f"{self._called(name)} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
 
     def _shown(self) -> RenderableType:
+        if not self._slowly.due(len(self._following.known)):
+            return self._last
         try:
-            return self._render()
+            with self._slowly.timed():
+                self._last = self._render()
+            return self._last
         except Exception as error:  # it is drawn by whatever prints, and at the end of the search: neither may fail
             return f"the table cannot be drawn: {described(error)}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tunediff import cli, record
 from tunediff.progress import DOING, harmless
+from tunediff.results.following import Following
 
 SILENCE_S = 30.0
 """Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
@@ -26,7 +27,9 @@ class Heart:
         self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
         self._begun = self._last = time.monotonic()
-        self._patience, self._before = SILENCE_S, len(record.read_trials(folder))
+        self._following = Following(folder)
+        self._following.read()
+        self._patience, self._before = SILENCE_S, len(self._following.known)
 
     def __enter__(self) -> Heart:
         self._thread.start()
@@ -55,7 +58,8 @@ class Heart:
 
     def doing(self) -> str:
         """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
-        trials = record.read_trials(self._folder)
+        self._following.read()
+        trials = self._following.trials
         running = [trial for trial in trials if not trial.finished]
         if not running and (ended := len(trials) - self._before):
             return f"{cli.some(ended, 'run')} ended, none is under way"

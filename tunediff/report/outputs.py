@@ -76,8 +76,8 @@ def measured_on(found: Results) -> str:
     if known is None:
         return ""
     torch = known.get("versions", {}).get("torch", "?")
-    budget = seconds(found.space.budget.per_trial_s)
-    return f"{hardware(known)}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} training each"
+    budget = f"{seconds(found.space.budget.per_trial_s)} {found.clock.what}"
+    return f"{hardware(known)}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} each"
 
 
 def _csv(found: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:

@@ -25,7 +25,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "What won", won.won),
     ("seeds", "All configurations over their seeds", curves.seeds),
     ("study", "The study", trials.study),
-    ("curves", "{label} against training seconds", curves.curves),
+    ("curves", "{label} against {seconds}", curves.curves),
     ("hold", "Will it hold?", hold.longer),
     ("why", "{why}", why.why),
     ("samples", "Pictures", won.samples),
@@ -45,7 +45,8 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
     for name, heading, build in SECTIONS:
         if (content := build(subject, files)) is not None:
-            named = heading.replace("{why}", why.heading(subject)).replace("{label}", subject.label)
+            words = {"why": why.heading(subject), "label": subject.label, "seconds": subject.found.clock.seconds}
+            named = heading.format(**words)
             sections.append((name, named, content))
     text = page(f"{subject.found.folder.name}: report", _head(subject), sections, _foot(subject, files))
     write(out / PAGE, text.encode("utf-8", "replace"))
@@ -55,7 +56,8 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
 
 def _head(subject: Subject) -> Html:
     space, said = subject.found.space, ruler(subject.found)
-    about = f"{space.workload.title}, {duration(subject.budget_s)} of training per trial, judged by {subject.label}"
+    each = f"{duration(subject.budget_s)} of {space.budget.clock.what} per trial"
+    about = f"{space.workload.title}, {each}, judged by {subject.label}"
     # What two machines differ in counts for every figure below, and a processor's name does not tell it.
     where = " and ".join(dict.fromkeys(filter(None, (hardware(trial.environment) for trial in subject.found.trials))))
     return join(

@@ -102,9 +102,9 @@ def write_all(told: Pairs) -> Path:
     answer = join(lead(first), *(el("p", sentence) for sentence in more))
     sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(told, files))]
     if any(len(curve(run, told.metric.name)) > 1 for pair in told.runs for run in pair if run is not None):
-        alt = f"{told.label} against training seconds of all runs"
+        alt = f"{told.label} against {told.clock.seconds} of all runs"
         chart = files.chart("curves", lambda: figure(told), alt, "A line for each run; the dots are their ends.")
-        sections.append(("curves", f"{told.label} against training seconds", chart or el("p")))
+        sections.append(("curves", f"{told.label} against {told.clock.seconds}", chart or el("p")))
     sections.append(("changes", "What B changes", _changes(told)))
     head = join(el("h1", told.folder.name), el("p", _about(told), class_="soft"))
     again = el("p", "Data: ", listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)]))
@@ -117,7 +117,7 @@ def write_all(told: Pairs) -> Path:
 def _about(told: Pairs) -> str:
     run = next((run for pair in told.runs for run in pair if run is not None), None)
     where = environment.hardware(run.environment) if run is not None else ""
-    about = f"{cli.seconds(told.budget_s)} of training per run, judged by {told.label}"
+    about = f"{cli.seconds(told.budget_s)} of {told.clock.what} per run, judged by {told.label}"
     return f"{about}; {where}" if where else about
 
 
@@ -163,7 +163,7 @@ def figure(told: Pairs) -> Figure:
     for name, color in zip("AB", sides, strict=True):
         axes.plot([], [], color=color, label=name)
     better = "lower" if told.metric.mode == "min" else "higher"
-    axes.set(xlabel="training seconds", ylabel=f"{told.label}, {better} is better")
+    axes.set(xlabel=told.clock.seconds, ylabel=f"{told.label}, {better} is better")
     if told.look.ratios and positive:
         axes.set_yscale("log")
         plain_logarithms(axes.yaxis)

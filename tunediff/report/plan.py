@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, space
+from tunediff.clock import UNITS
 from tunediff.config import ConfigError
 from tunediff.results import evaluating
 from tunediff.space import SearchSpace
@@ -38,19 +39,23 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
     spent, points = cost.parts(share.least), space.size(wanted)
     ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
     trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
-    parameters = measured.get("parameters", 0)
+    # N devices train for as long as one, or share the budget: then its device-seconds are the same on all.
+    each, parameters = 1 if budget.unit == "device" else max(sizes), measured.get("parameters", 0)
+    device_hours = each * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in wanted.again)) / 3600
+    price = budget.price_per_device_hour
     above = next(path for path in [folder, *folder.parents] if path.exists())
     found = {
         "search": str(wanted.source), "knobs": len(wanted.dimensions),
         "points": None if points == float("inf") else points,
-        "trials": budget.trials, "training_s_per_trial": budget.per_trial_s, "at_once": share.slots,
+        "trials": budget.trials, "training_s_per_trial": wanted.longest_s, "at_once": share.slots,
         "seeds": wanted.seeds, "baseline_runs": wanted.noise,
-        "confirming_runs": [{"runs": runs, "training_s": each_s} for runs, each_s in wanted.again],
+        "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in wanted.again],
         "seconds": spent, "total_limit_s": budget.total_s,
         "evaluation_s": cost.evaluation_s, "evaluations_per_trial": wanted.baseline.evaluation.points,
         "final_evaluation_s": cost.final_s, "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
         "trial_s": cost.trial_s, "confirming_s": cost.confirming_s, "once_s": cost.once_s,
-        "gpu_hours": spent["training"] * share.least * max(sizes) / 3600 if share.gpu else 0.0,
+        "budget_s": budget.per_trial_s, "budget_unit": budget.unit, "device_hours": device_hours,
+        "price": device_hours * price if price is not None else None,
         "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
         "disk_mib": (4 * parameters * trials + 20 * parameters * share.slots) / 2**20,
         "disk_free_mib": shutil.disk_usage(above).free / 2**20,
@@ -86,15 +91,17 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     repeats = f", {found['seeds']} seeds each" if found["seeds"] > 1 else ""
     repeats += f", {found['baseline_runs']} of them the baseline, for the noise" if found["baseline_runs"] > 1 else ""
     points = "unlimited points" if found["points"] is None else cli.some(round(found["points"]), "point")
-    each, sizes = cli.seconds(found["training_s_per_trial"]), ", ".join(map(str, found["world_sizes"]))
-    again = " and ".join(f"{one['runs']} × {cli.seconds(one['training_s'])}" for one in found["confirming_runs"])
+    unit, sizes = UNITS[found["budget_unit"]].what, ", ".join(map(str, found["world_sizes"]))
+    each = f"{cli.seconds(found['budget_s'])} {unit}"
+    again = " and ".join(f"{one['runs']} × {cli.seconds(one['budget_s'])}" for one in found["confirming_runs"])
     disk, free, count = found["disk_mib"], found["disk_free_mib"], found["parameters"]
     said = [
         f"search: {found['search']} ({cli.some(found['knobs'], 'knob')}, {points})",
-        f"trials: {found['trials']} × {each} training, {found['at_once']} at once{repeats}",
-        *([f"confirming: at most {again} training; it ends when it is decided"] if again else []),
+        f"trials: {found['trials']} × {each}, {found['at_once']} at once{repeats}",
+        *([f"confirming: at most {again} {unit}; it ends when it is decided"] if again else []),
         *cost_lines(found),
-        f"gpu_hours: {found['gpu_hours']:.2f}",
+        f"device_hours: at most {found['device_hours']:.2f} of training, confirming runs included",
+        *([f"price: at most {cli.number(found['price'])}"] if found["price"] is not None else []),
         f"total_limit: {cli.seconds(found['total_limit_s']) if found['total_limit_s'] else 'none'}",
         f"machine: {found['machine']}; world sizes {sizes} fit",
         f"parameters: {f'{count:,}' if count else 'unknown (the workload has no network(knobs))'}",

@@ -82,7 +82,7 @@ class Subject:
 
     @property
     def budget_s(self) -> float:
-        """Training seconds of a trial."""
+        """Of a trial, in seconds of its unit."""
         return self.found.space.budget.per_trial_s
 
     @property
@@ -102,7 +102,8 @@ class Subject:
 
     @property
     def crossing_s(self) -> float | None:
-        """Training seconds after which the winner is as good as the baseline at its end; None: not determined."""
+        """Seconds, in the unit of the budget, after which the winner is as good as the baseline at its end; None: not
+        determined."""
         return self.stars.reached_s
 
     @property

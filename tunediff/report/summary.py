@@ -74,6 +74,7 @@ def values(known: Evidence, wall_s: float) -> dict[str, Any]:
     block |= {
         "wall_s": wall_s,
         "training_s": training,
+        **{name: value for name, value in found.used().items() if value is not None},
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
@@ -116,7 +117,8 @@ def _speedup(known: Evidence, best: TrialRecord) -> dict[str, Any]:
     seconds = {} if told.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
     over = f", geometric mean over {told.runs} seeds" if told.low else ""
     over += "; at least: it was as good at its first evaluation" if told.at_least else ""
-    return {**ends, **seconds, "speedup_means": f"baseline's training seconds / those of the best until as good{over}"}
+    means = f"baseline's {known.found.clock.seconds} / those of the best until as good{over}"
+    return {**ends, **seconds, "speedup_means": means}
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from tunediff import cli, record, space
 from tunediff import config as cfg
+from tunediff.clock import Unit
 from tunediff.config import Quantity, Values
 from tunediff.record import TrialRecord
 from tunediff.results import reach
@@ -24,7 +25,7 @@ from tunediff.space import SearchSpace
 
 RATE = "samples_per_s"
 """The objective of a search for speed: it has no curve, and nothing that was learned is judged."""
-_OF_POINTS = ("train_s", "worker_s", "samples", RATE, "step_s", "data_wait_share", "peak_memory_mib")
+_OF_POINTS = ("train_s", "device_s", "samples", RATE, "step_s", "data_wait_share", "peak_memory_mib")
 
 
 @dataclasses.dataclass
@@ -55,6 +56,11 @@ class Results:
     def unit(self) -> str:
         """What the samples are called: `images`, `tokens`."""
         return self.space.workload.unit
+
+    @property
+    def clock(self) -> Unit:
+        """What its budgets are counted in, and its curves compared along."""
+        return self.space.budget.clock
 
     @property
     def falls(self) -> bool:
@@ -213,7 +219,7 @@ class Results:
         ratio, base, line = self.sooner(trial), self.baseline_of(trial), curve(trial, self.metric)
         if ratio is None or self.by_rate or base is None or not line:
             return False
-        return math.isclose(ratio, float(base.points[-1]["train_s"]) / line[0][0])
+        return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
 
     def no_baseline(self, trial: TrialRecord) -> str:
         """Why a trial has no finished baseline to be compared with, as a clause; '' where it has one."""
@@ -233,9 +239,17 @@ class Results:
                 parts[part] = parts.get(part, 0.0) + value
         return parts
 
+    def used(self) -> dict[str, float | None]:
+        """What all trainings used together: device_s, energy_wh and price, as far as measured; None: nowhere."""
+        spent = {name: [last(trial, name) for trial in self.trials] for name in ("energy_wh", "price")}
+        spent["device_s"] = [device_s(trial) for trial in self.trials]
+        known = {name: [value for value in values if value is not None] for name, values in spent.items()}
+        return {name: sum(values) if values else None for name, values in known.items()}
+
     def table(self) -> pd.DataFrame:
         """One row per trial: status, objective, rates, and every knob by its dotted name."""
         rows, judged = [], self.judged
+        costs = [name for name in ("energy_wh", "price") if any(last(trial, name) is not None for trial in self.trials)]
         for trial in self.trials:
             reached = {
                 "trial": trial.name,
@@ -243,7 +257,7 @@ class Results:
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
             }
-            measured = {name: last(trial, name) for name in (*_OF_POINTS, *judged)}
+            measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
             rows.append({**reached, **measured, "reason": trial.reason, **trial.config})
         return pd.DataFrame(rows)
 
@@ -275,14 +289,21 @@ def last(trial: TrialRecord, name: str) -> Any:
     return trial.points[-1].get(name) if trial.points else None
 
 
-def curve(trial: TrialRecord, metric: str, along: str = "train_s") -> list[tuple[float, float]]:
-    """(seconds, value) of every evaluation that has one; or `along` samples."""
+def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
+    """(seconds in the unit of its budget, value) of every evaluation that has one; or `along` samples."""
+    along = along or trial.along
     return [(float(p[along]), float(p[metric])) for p in trial.points if p.get(metric) is not None and along in p]
 
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
     """Seconds of each part of a training: of its end, or of its last evaluation while it is under way."""
     return (trial.end and trial.end.seconds) or last(trial, "seconds") or {}
+
+
+def device_s(trial: TrialRecord) -> float:
+    """Device-seconds of a training, of one that failed as well."""
+    seconds = sum(seconds_of(trial).get(part, 0.0) for part in ("train", "data_wait"))
+    return float(last(trial, "device_s") or seconds * int(trial.config["parallel.workers"]))
 
 
 def failed(trial: TrialRecord) -> bool:

@@ -20,7 +20,8 @@ ITSELF = "it is the baseline itself"
 class CurveMean(NamedTuple):
     """The mean curve of a configuration at one evaluation."""
 
-    train_s: float
+    seconds: float
+    """In the unit of the budget."""
     mean: float
     sd: float
     """Over the seeds; 0 for one."""
@@ -55,7 +56,7 @@ class Group:
             same = [point for trial in self.done for point in trial.points if point["index"] == index]
             values = [point[metric] for point in same if point.get(metric) is not None]
             if len(values) == len(self.done):
-                seconds = float(np.mean([point["train_s"] for point in same]))
+                seconds = float(np.mean([point[self.done[0].along] for point in same]))
                 means.append(CurveMean(seconds, float(np.mean(values)), sd(values) or 0.0))
         return means
 

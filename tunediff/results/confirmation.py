@@ -49,8 +49,7 @@ def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) ->
     ]
     budget = found.space.budget
     limits = {
-        "per_trial": cli.exactly(budget.per_trial_s),
-        "compile": "charged" if budget.compile_charged else "free",
+        **{key: value for key, value in budget.lines.items() if key not in ("trials", "total")},
         # A final evaluation may take longer than the training; the trials have shown how fast one is here.
         "deadline": cli.exactly(budget.trial_deadline_s + evaluating.allowance_s(found.trials, final)),
     }

@@ -99,7 +99,7 @@ class Cost:
     @property
     def trial_s(self) -> float:
         """A trial."""
-        return self.space.budget.per_trial_s + self.judging_s + (self.final_s or 0.0) + self.run_s
+        return self.space.longest_s + self.judging_s + (self.final_s or 0.0) + self.run_s
 
     @property
     def run_s(self) -> float:
@@ -110,13 +110,14 @@ class Cost:
     def confirming_s(self) -> float:
         """All confirming runs there may be."""
         more = self.judging_s + (self.confirming_final_s or 0.0) + self.run_s
-        return sum(runs * (each_s + more) for runs, each_s in self.space.again)
+        own = self.space.longest_s / self.space.budget.per_trial_s
+        return sum(runs * (own * each_s + more) for runs, each_s in self.space.again)
 
     def parts(self, slots: int) -> dict[str, float]:
         """By what it is spent on, the trials on so many slots at once; `wall_clock` is the sum, or the limit."""
         trials, total_s = self.space.budget.trials / slots, self.space.budget.total_s
         found = {
-            "training": trials * self.space.budget.per_trial_s,
+            "training": trials * self.space.longest_s,
             "evaluation": trials * (self.judging_s + (self.final_s or 0.0)),
             "start_up": START_S + trials * self.run_s + self.once_s,
         }
@@ -150,7 +151,7 @@ def cost(space: SearchSpace, pass_s: Parts | None, evaluation_s: float | None = 
 
 def advice(cost: Cost, pass_s: Parts | None) -> list[str]:
     """What would make judging cheaper than training, where it is not: the knobs that save most, each alone."""
-    config, training_s = cost.space.baseline, cost.space.budget.per_trial_s
+    config, training_s = cost.space.baseline, cost.space.longest_s
     if cost.judging_s <= training_s:
         return []
     said = [f"evaluation takes {cost.judging_s / training_s:.1f} times as long as training"]

@@ -135,7 +135,7 @@ class Evidence:
         ratio, base = self.found.sooner(trial), self.found.baseline_of(trial)
         if isinstance(self.speedup(trial), str) or self.found.by_rate or base is None or not ratio or ratio <= 1:
             return None
-        return float(base.points[-1]["train_s"]) / ratio
+        return float(base.points[-1][base.along]) / ratio
 
     def table(self) -> pd.DataFrame:
         """`Results.table` with the columns `speedup`, empty where it is not determined, and, of one seed,

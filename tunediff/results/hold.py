@@ -58,7 +58,7 @@ class Held:
     found: Results
     metric: str
     short_s: float
-    """The budget that was forecast from, in training seconds."""
+    """The budget that was forecast from, in seconds of its unit."""
     long_s: float
     rows: list[Row]
     """The baseline first, if it is there."""
@@ -82,7 +82,7 @@ class Held:
     @property
     def crossed(self) -> list[tuple[Row, Row, float]]:
         """Pairs whose measured means have changed places: (ahead with the budget so far, ahead with the longer one, the
-        budget in training seconds between the two at which they are equal).
+        budget in seconds between the two at which they are equal).
 
         Straight along the logarithm of time between what was measured with both budgets, in logarithms of the values
         where forecasts are made in these.
@@ -130,7 +130,7 @@ class Held:
 def hold(
     found: Results, finalists: Sequence[Finalist], long_s: float, others: Sequence[TrialRecord] = ()
 ) -> Held | None:
-    """Forecasts for runs of `long_s` training seconds; None where no run of theirs ended, and for speed alone.
+    """Forecasts for runs with a budget of `long_s`; None where no run of theirs ended, and for speed alone.
 
     By the objective of `found`, since a final evaluation has no curve. `others`: runs of further configurations with
     the budget of `found`, such as all trials of the search: the more there are, the better the common slope is known.

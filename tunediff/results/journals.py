@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import record, space
+from tunediff.clock import UNITS
 from tunediff.config import ConfigError
 from tunediff.record import End, Line, Point, TrialRecord
 from tunediff.results import Results, is_number
@@ -73,13 +74,15 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
+    _must(trial.unit in UNITS, f"unit {trial.unit!r}")
     for name in ("config", "drawn", "environment", "not_effective"):
         _must(isinstance(getattr(trial, name), dict), name)
     _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
     for point in trial.points:
-        _must(all(is_number(point.get(name)) for name in ("train_s", "samples")), "point: train_s or samples")
+        needed = (trial.along, "train_s", "samples")
+        _must(all(is_number(point.get(name)) for name in needed), "point: seconds or samples")
         _must(isinstance(point.index, int), "point: index")
         _must(_are_seconds(point.seconds), "point: seconds")
         _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")

@@ -10,11 +10,13 @@ import numpy as np
 
 from tunediff import config as cfg
 from tunediff import record
+from tunediff.clock import Unit, UnitName
 from tunediff.config import ConfigError, Metric, Values
 from tunediff.record import TrialRecord
 from tunediff.results import failed
 from tunediff.results.sequential import Look, look
 from tunediff.results.statistics import BETTER, WORSE, quantile
+from tunediff.space import SearchBudget
 
 FILE = "compare.yaml"
 SIDES = ("A", "B")
@@ -29,7 +31,7 @@ class Pairs:
     """A and B as they were given."""
     configs: tuple[Any, Any]
     budget_s: float
-    """Training seconds of a run."""
+    """Of a run, in seconds of `budget_unit`."""
     most: int
     """Pairs at most."""
     within: float | None
@@ -37,6 +39,18 @@ class Pairs:
     compile_charged: bool
     runs: list[tuple[TrialRecord | None, TrialRecord | None]]
     """(A, B) of every pair that has begun."""
+    budget_unit: UnitName = "wall"
+
+    @property
+    def limits(self) -> SearchBudget:
+        """Of every run."""
+        charged, unit = self.compile_charged, self.budget_unit
+        return SearchBudget(self.budget_s, 2 * self.most, compile_charged=charged, unit=unit)
+
+    @property
+    def clock(self) -> Unit:
+        """What the budget is counted in, and curves are drawn along."""
+        return self.limits.clock
 
     @property
     def metric(self) -> Metric:
@@ -133,5 +147,5 @@ def read(folder: Path) -> Pairs:
     return Pairs(
         folder, (asked["a"], asked["b"]), tuple(cfg.load(folder / side / "config.yaml") for side in SIDES),
         asked["budget_s"], asked["pairs"], asked["within"], asked["compile"] == "charged",
-        [(runs.get(number), runs.get(number + 1)) for number in first],
+        [(runs.get(number), runs.get(number + 1)) for number in first], asked.get("unit", "wall"),
     )  # fmt: skip

@@ -102,7 +102,7 @@ def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) ->
 def trade_offs(found: Results) -> pd.DataFrame:
     """One row per trial that ended ok: objective, samples/s, memory, and on which fronts it lies.
 
-    Of a search with training seconds times workers as its second objective, that as well.
+    Of a search with another second objective, that as well.
     """
     signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({found.space.cost: 1.0} if found.space.cost is not None else {})
     signs.pop(found.metric, None)

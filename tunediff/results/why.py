@@ -16,7 +16,7 @@ class Why:
     """The winner beside the baseline."""
 
     seconds: float
-    """Training seconds at which both are compared."""
+    """Seconds, in the unit of their budgets, at which both are compared."""
     at_seconds: tuple[float, float]
     """Objective of (baseline, winner) then."""
     samples: tuple[int, int]
@@ -53,7 +53,7 @@ class Why:
 def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "min", ratios: bool = True) -> Why | None:
     """The decomposition; None without values of both, which count for `ratios` if they are positive.
 
-    Curves are read between their evaluations: straight in training seconds or samples, and for `ratios` the objective
+    Curves are read between their evaluations: straight in seconds or samples, and for `ratios` the objective
     on a logarithmic scale.
     """
     curves = [_curve(trial, metric, ratios) for trial in (baseline, winner)]
@@ -76,7 +76,7 @@ def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "mi
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
     """(seconds, samples, objective) of every evaluation; of `ratios` its logarithm, where it is positive."""
-    known = [(point["train_s"], point["samples"], float(point[metric])) for point in trial.points if metric in point]
+    known = [(point[trial.along], point["samples"], float(point[metric])) for point in trial.points if metric in point]
     logs = [(seconds, samples, math.log(value)) for seconds, samples, value in known if value > 0] if ratios else known
     return np.array(logs, dtype=float)
 

@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Metric, Schema, Values, Workload
+from tunediff.clock import UNITS, Budget, Unit, UnitName, own_s
+from tunediff.config import ConfigError, Lines, Metric, Schema, Values, Workload
 from tunediff.config.knobs import refuse
 from tunediff.space.sections import Confirm, Manner
 from tunediff.space.study import Study
@@ -114,7 +116,7 @@ class SearchBudget:
     """What a search may spend."""
 
     per_trial_s: float
-    """Training seconds per trial."""
+    """Seconds per trial, in `unit`."""
     trials: int
     """Trials in all, the baseline included."""
     total_s: float | None = None
@@ -123,6 +125,31 @@ class SearchBudget:
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
     """Wall-clock after which a single trial is a `timeout`; None: 4 × per_trial_s + 15 minutes."""
+    unit: UnitName = "wall"
+    """What `per_trial_s` counts: training seconds, or these times the devices of the trial."""
+    price_per_device_hour: float | None = None
+    """In whatever currency; None: not known."""
+
+    @property
+    def clock(self) -> Unit:
+        """What curves are compared along."""
+        return UNITS[self.unit]
+
+    @property
+    def lines(self) -> Lines:
+        """`budget:` as a search file has it."""
+        seconds = {"per_trial": self.per_trial_s, "total": self.total_s, "deadline": self.deadline_s}
+        limits = {name: cli.exactly(value) for name, value in seconds.items() if value is not None}
+        charged = "charged" if self.compile_charged else "free"
+        priced = {"price_per_device_hour": self.price_per_device_hour} if self.price_per_device_hour else {}
+        return {**limits, "trials": self.trials, "compile": charged, "unit": self.unit, **priced}
+
+    def of(self, devices: int) -> Budget:
+        """What one trial on so many devices may spend."""
+        return Budget(
+            own_s(self.per_trial_s, self.unit, devices), compile_charged=self.compile_charged,
+            price_per_device_hour=self.price_per_device_hour,
+        )  # fmt: skip
 
     @property
     def trial_deadline_s(self) -> float:
@@ -188,8 +215,16 @@ class SearchSpace(Manner):
         return cfg.of(self.baseline)
 
     @property
+    def longest_s(self) -> float:
+        """Training seconds of a trial at most: those of the fewest devices that one may have."""
+        fewest = int(self.baseline.devices)
+        for one in (dimension for dimension in self.dimensions if dimension.name == "parallel.workers"):
+            fewest = min(fewest, *map(int, one.choices or [one.low]))
+        return own_s(self.budget.per_trial_s, self.budget.unit, fewest)
+
+    @property
     def again(self) -> list[tuple[int, float]]:
-        """The most confirming runs there may be, and training seconds of each: of the search's budget, then longer."""
+        """The most confirming runs there may be, and seconds of each in the budget's unit: the search's, then more."""
         if (confirm := self.confirm) is None:
             return []
         runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]

@@ -119,10 +119,11 @@ def parse(
     baseline = _baseline(file, source, folder, words)
     metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
     _check_together(file, kind, cost, source)
+    limits = {**file.budget, **(budget or {})}
     space = SearchSpace(
         **{field.name: getattr(file, field.name) for field in dataclasses.fields(Manner)},
         source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
-        label=metric.label or metric.name, budget=_budget({**file.budget, **(budget or {})}, source, kind, metric),
+        label=metric.label or metric.name, budget=_budget(limits, source, kind, metric, cost),
         confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
         study=None if file.study is None else study.parse(
             file.study, source, cfg.of(baseline), kind == "ladder", file.operations
@@ -138,12 +139,13 @@ def parse(
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     space = planned(space, file, seeds)
+    _check_limits(space, limits, f"{source}: budget")
     trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
-    limits, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
+    spent, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
     cfg.override(baseline, {"seed": baseline.seed + noise - 1}, where=f"{source}: noise", check=False)
     first, *others = space.candidates
     again = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    return dataclasses.replace(space, candidates=(first, *again, *others)[:trials], budget=limits, noise=noise)
+    return dataclasses.replace(space, candidates=(first, *again, *others)[:trials], budget=spent, noise=noise)
 
 
 def _noise(asked: int | None, kind: str, trials: int, source: str) -> int:
@@ -230,18 +232,32 @@ def _objective(given: Any, own: Metric, where: str) -> tuple[Metric, str | None]
     return known[name], asked.cost
 
 
-def _budget(given: Lines, source: str, kind: str, metric: Metric) -> SearchBudget:
-    where = f"{source}: budget"
-    limits, per_trial = checked(Budget, given, where), f"per_trial = {given.get('per_trial')!r}"
-    deadline, total, rate = limits.deadline or math.inf, limits.total or math.inf, metric == RATE
+def _budget(given: Lines, source: str, kind: str, metric: Metric, cost: str | None) -> SearchBudget:
+    where, rate = f"{source}: budget", metric == RATE
+    limits = checked(Budget, given, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
-    refuse(deadline <= limits.per_trial, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
-    refuse(total < limits.per_trial, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
     charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
     refuse(rate and limits.compile == "charged", charged)
-    trials = limits.trials or 10**9  # as many as there are points
-    return SearchBudget(limits.per_trial, trials, limits.total, not rate and limits.compile != "free", limits.deadline)
+    shared, price = limits.unit == "device", limits.price_per_device_hour
+    refuse(rate and shared, f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall")
+    same = f"with budget: unit: device every trial has the same {cost}"
+    refuse(shared and cost in ("device_s", "price"), f"{source}: objective: cost: {cost!r} is not allowed: {same}")
+    unknown = "needs the price of a device: budget: price_per_device_hour: 2.5"
+    refuse(cost == "price" and price is None, f"{source}: objective: cost: 'price' {unknown}")
+    return SearchBudget(
+        limits.per_trial, limits.trials or 10**9,  # as many as there are points
+        limits.total, not rate and limits.compile != "free", limits.deadline, limits.unit, price,
+    )  # fmt: skip
+
+
+def _check_limits(space: SearchSpace, given: Lines, where: str) -> None:
+    """Limits within which no trial could end."""
+    limits, per_trial = space.budget, f"per_trial = {given.get('per_trial')!r}"
+    per_trial += f", {space.longest_s:g} s for a trial" if limits.unit == "device" else ""
+    deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
+    refuse(deadline <= space.longest_s, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
+    refuse(total < space.longest_s, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
 
 
 def _check_final(given: Lines, where: str, space: SearchSpace) -> None:

@@ -19,8 +19,9 @@ from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, secti
 
 MAX_SEEDS = 100
 MAX_TIMES = 16
-COSTS = ("peak_memory_mib", "worker_s")
-"""What a second objective may be, kept small: memory of the device, or training seconds times workers (GPU-seconds)."""
+COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
+"""What a second objective may be, kept small: memory of the device, training seconds times devices (GPU-seconds), and
+what the training took of energy and money."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -110,6 +111,9 @@ class Budget:
 
     per_trial: Duration
     """training seconds of one trial, e.g. 10m"""
+    unit: Literal["wall", "device"] = "wall"
+    price_per_device_hour: Annotated[Float, Gt(0.0)] | None = None
+    """a number above 0, in whatever currency"""
     trials: Annotated[Int, Ge(1)] | None = None
     total: Duration | None = None
     compile: Literal["charged", "free"] | None = None
@@ -122,7 +126,7 @@ class Objective:
 
     metric: Str | None = None
     mode: Literal["min", "max"] | None = None
-    cost: Literal["peak_memory_mib", "worker_s"] | None = None
+    cost: Literal["peak_memory_mib", "device_s", "energy_wh", "price"] | None = None
 
 
 @section

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,34 +57,86 @@ def _fastest_product(device: torch.device, dtype: torch.dtype) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------- energy
-class EnergyMeter:
-    """Joules that a GPU has used, as NVML counts them; None where there is no GPU, no NVML or no such counter.
+POWERCAP = Path("/sys/class/powercap")
+"""Where Linux has the energy counters of CPUs (RAPL); often only root may read them."""
+NO_ENERGY = f"a GPU needs NVML (pip install tunediff[energy]), a CPU readable counters in {POWERCAP}"
 
-    Needs the optional dependency `nvidia-ml-py` (`pip install tunediff[energy]`).
+
+class EnergyMeter:
+    """Joules of the device that a rank trains on; None where nothing here counts them.
+
+    A GPU: NVML's counter of it, or where it has none its power, summed over the readings (trapezoids); needs the
+    optional dependency `nvidia-ml-py` (`pip install tunediff[energy]`). A CPU: the RAPL counters of all its packages,
+    which hold whatever else runs on them.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._read: Any = None
-        if device.type != "cuda":
-            return
-        with contextlib.suppress(Exception):  # NVML has many ways to be absent; none of them may cost a training
-            import pynvml
-
-            pynvml.nvmlInit()
-            # By its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch but not for NVML.
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            self._read = functools.partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        self.own = device.type == "cuda"
+        """Whether no other rank of this machine reads the same counter."""
+        self._read = _nvml(device) if self.own else _rapl(POWERCAP)
 
     def joules(self) -> float | None:
-        """The counter's value; only differences mean something."""
+        """The counter's value; only differences mean something. To be asked every few minutes at least."""
         if self._read is None:
             return None
         try:
-            return float(self._read()) / 1000
+            return self._read()
         except Exception:
             return None
+
+
+def _nvml(device: torch.device) -> Callable[[], float] | None:
+    with contextlib.suppress(Exception):  # NVML has many ways to be absent; none of them may cost a training
+        import pynvml
+
+        pynvml.nvmlInit()
+        # By its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch but not for NVML.
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        except Exception:  # before Volta
+            return integrated(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    return None
+
+
+def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Joules since now from readings of a power: trapezoids between one reading and the next."""
+    joules, at, power = 0.0, now(), watts()
+
+    def read() -> float:
+        nonlocal joules, at, power
+        before, at = at, now()
+        last, power = power, watts()
+        joules += (at - before) * (last + power) / 2
+        return joules
+
+    return read
+
+
+def _rapl(folder: Path) -> Callable[[], float] | None:
+    """Joules of all CPU packages; their counters (µJ) start again at zero behind `max_energy_range_uj`."""
+    packages = sorted(path.parent for path in folder.glob("*-rapl:*/energy_uj") if path.parent.name.count(":") == 1)
+
+    def counters() -> list[list[int]]:
+        names = "energy_uj", "max_energy_range_uj"
+        return [[int((one / name).read_text()) for name in names] for one in packages]
+
+    try:
+        before = counters()
+    except (OSError, ValueError):
+        return None
+    total = 0.0
+
+    def read() -> float:
+        nonlocal before, total
+        last, before = before, counters()
+        for (old, _), (new, largest) in zip(last, before, strict=True):
+            total += (new - old + (largest if new < old else 0)) / 1e6
+        return total
+
+    return read if packages else None
 
 
 # --------------------------------------------------------------------------------------------------------- neighbours

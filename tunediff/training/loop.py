@@ -204,7 +204,8 @@ class Loop:
             constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.world.total(peak)}
             if self._flops is not None:
                 constant["flops_per_sample"] = self._flops
-            self._meter = Meter(self._clock, self._pace, self._phases, self.world, constant)
+            self._meter = Meter(self._clock, self._pace, self._phases, self.world, self.config.devices, constant)
+            self._meter.load_state_dict((found or {}).get("meter", {}))
 
     def _after_step(self) -> None:
         """What follows an optimizer step; more of it where the clock was read, since the device was waited for."""
@@ -304,6 +305,7 @@ class Loop:
             content = self._learned() | {
                 "config": to_dict(self.config), "result": result,
                 "clock": self._clock.state_dict(), "pace": self._pace.state_dict(),
+                "meter": self._meter.state_dict(),
                 "points": [point.flat for point in self._points],
                 "pending": pending.flat if pending is not None else None,
             }  # fmt: skip

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ from tunediff.training.phases import Phases
 class Meter:
     """Throughput, step and loss since the last evaluation; memory since the training began. All ranks use it alike."""
 
-    def __init__(self, clock: Clock, pace: Pace, phases: Phases, world: World, constant: dict[str, Any]) -> None:
-        """`constant`: fields of `Point` that do not change, `first_step_s` and `peak_flops_per_s` among them."""
+    def __init__(
+        self, clock: Clock, pace: Pace, phases: Phases, world: World, devices: int, constant: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """`devices`: that all ranks keep busy together. `constant`: fields of `Point` that do not change,
+        `first_step_s` and `peak_flops_per_s` among them."""
         self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
         self._constant, self._peak = constant, dict[str, float]()
         self._losses: list[Tensor] = []  # not read yet: nothing waits for the device in every step
@@ -33,6 +37,9 @@ class Meter:
         self.streak = 0
         """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
         self._energy = hardware.EnergyMeter(world.device)
+        self._devices, self._before = devices, {"device_s": 0.0, "train_s": 0.0}
+        self._trained_j: float | None = 0.0
+        """Joules of the training up to the last evaluation; None: not known."""
         self.restart()
 
     def restart(self) -> None:
@@ -40,7 +47,24 @@ class Meter:
         self._seconds, self._samples, self._steps = dict(self._clock.seconds), self._pace.samples, self._pace.steps
         self._phase_s = self._phases.read()
         self._pace.rates.clear()
-        self._joules, self._usage = self._energy.joules(), hardware.Usage.now()
+        self._joules, self._usage, self._counts = self._energy.joules(), hardware.Usage.now(), True
+
+    @property
+    def device_s(self) -> float:
+        """Training seconds times devices, those before a restart on other devices included."""
+        return self._before["device_s"] + (self._pace.train_s - self._before["train_s"]) * self._devices
+
+    def state_dict(self) -> dict[str, float | None]:
+        """What the training has used so far, for the checkpoint; all ranks ask alike."""
+        used = self._used_j() if self._counts else 0.0
+        joules = self._trained_j + used if self._trained_j is not None and used is not None else None
+        return {"device_s": self.device_s, "train_s": self._pace.train_s, "energy_j": joules}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """Go on from a checkpoint; one of an earlier version has none of it."""
+        if state:
+            self._before = {name: float(state[name] or 0.0) for name in ("device_s", "train_s")}
+            self._trained_j = state["energy_j"]
 
     def add(self, loss: Tensor) -> None:
         """One step's loss, a scalar on the device."""
@@ -49,6 +73,7 @@ class Meter:
     def read(self) -> None:
         """Take in what was added; only to be called when the device has finished what was queued."""
         self._phases.read()
+        self._energy.joules()  # counters wrap around, and power is summed between readings
         for loss in torch.stack(self._losses).float().tolist() if self._losses else ():
             if math.isfinite(loss):  # those that loss scaling passes over do not count
                 self._sum, self._finite, self.streak = np.float32(self._sum + np.float32(loss)), self._finite + 1, 0
@@ -64,6 +89,7 @@ class Meter:
         parts = self._parts(trained, steps)
         rate = samples / trained if trained > 0 else 0.0
         flops, peak = self._constant.get("flops_per_sample"), self._constant["peak_flops_per_s"]
+        price = self._clock.budget.price_per_device_hour
         self.read()
         loss = 0.0 if not steps else float(self._sum) / self._finite if self._finite else math.nan
         self._sum, self._finite = np.float32(0.0), 0
@@ -71,7 +97,8 @@ class Meter:
             index=index,
             fraction=fraction,
             train_s=self._pace.train_s,
-            worker_s=self._pace.train_s * self._world.size,
+            device_s=self.device_s,
+            price=self.device_s / 3600 * price if price is not None else None,
             samples=self._pace.samples,
             steps=self._pace.steps,
             loss=self._world.total(loss) / self._world.size,
@@ -97,14 +124,24 @@ class Meter:
 
     def _machine(self, samples: int) -> dict[str, Any]:
         """CPU, energy and what others took, over all ranks of this machine."""
-        used, joules = hardware.Usage.now().since(self._usage), self._energy.joules()
-        energy = joules - (self._joules or 0.0) if joules is not None else None
-        ranks = self._world.gather((platform.node(), used.own_s, energy))
-        here = sum(own_s for node, own_s, _ in ranks if node == platform.node())
+        used = hardware.Usage.now().since(self._usage)
+        ranks = self._world.gather((platform.node(), used.own_s))
+        here = sum(own_s for node, own_s in ranks if node == platform.node())
         found = hardware.disturbance(used, here, psutil.cpu_count() or 1)
-        if None not in (each := [one for _, _, one in ranks]):
-            found |= {"energy_j": sum(each), "samples_per_j": samples / sum(each) if sum(each) > 0 else 0.0}
+        joules, self._counts = self._used_j(), False
+        self._trained_j = self._trained_j + joules if self._trained_j is not None and joules is not None else None
+        if joules is not None:
+            found |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
+        if self._trained_j is not None:
+            found["energy_wh"] = self._trained_j / 3600
         return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
+
+    def _used_j(self) -> float | None:
+        """Joules since `restart`, of all ranks: each has its own GPU, and those of a machine share its CPUs."""
+        now = self._energy.joules()
+        mine = now - self._joules if now is not None and self._joules is not None else None
+        ranks = dict(self._world.gather(((platform.node(), self._world.rank * self._energy.own), mine)))
+        return None if None in ranks.values() else sum(ranks.values())
 
     def _memory(self) -> dict[str, Any]:
         """Peak MiB of the rank that needs most."""

@@ -70,7 +70,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
     try:
         (new / "trials").mkdir(parents=True)
         kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
-        kept |= {"base": "baseline.yaml", "budget": _limits(space), "seed": space.seed}
+        kept |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
         baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
         write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
         write_text(new / "search.yaml", yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
@@ -79,14 +79,6 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
-
-
-def _limits(space: SearchSpace) -> dict[str, str | int]:
-    """`budget:` as a search file has it."""
-    budget = space.budget
-    seconds = {"per_trial": budget.per_trial_s, "total": budget.total_s, "deadline": budget.deadline_s}
-    durations = {name: cli.exactly(value) for name, value in seconds.items() if value is not None}
-    return {**durations, "trials": budget.trials, "compile": "charged" if budget.compile_charged else "free"}
 
 
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:

@@ -101,7 +101,7 @@ def used(known: TrialRecord, cost: str) -> list[float]:
     end = known.end or End("error")
     seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
     told = [point.get(cost) for point in known.points] + [end.peak.get(cost)]
-    told += [seconds * int(known.config["parallel.workers"])] if cost == "worker_s" else []
+    told += [seconds * int(known.config["parallel.workers"])] if cost == "device_s" else []
     return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 

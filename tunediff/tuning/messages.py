@@ -17,7 +17,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import Lines, Systems, Values
 from tunediff.record import End, Point
-from tunediff.space import SearchSpace
+from tunediff.space import SearchBudget, SearchSpace
 from tunediff.tuning.resources import Place
 
 NAMESPACE = "tunediff"
@@ -52,7 +52,7 @@ class Plan:
     source: str
     metric: str
     mode: str
-    budget: Budget
+    budget: SearchBudget
     deadline_s: float
     """Wall-clock after which a trial is given up."""
     evaluates: bool
@@ -69,8 +69,7 @@ class Plan:
         return cls(
             slots=slots, experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,
             metric=space.metric, mode=space.mode, evaluates=space.evaluates, final=space.final, fresh=space.fresh,
-            budget=Budget(space.budget.per_trial_s, compile_charged=space.budget.compile_charged),
-            deadline_s=space.budget.trial_deadline_s, profile_steps=space.operations,
+            budget=space.budget, deadline_s=space.budget.trial_deadline_s, profile_steps=space.operations,
         )  # fmt: skip
 
     def configuration(self, drawn: Mapping[str, Any]) -> Systems:

@@ -23,6 +23,7 @@ from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning import knowledge, warm_start
 from tunediff.tuning.pool import Pool
+from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.study_file import FAULTS, STUDY, open_file
 from tunediff.tuning.trial import settled
 
@@ -36,11 +37,6 @@ RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 LISTED = 500
 """Points of a space that are looked at one by one to know when it is used up: a second."""
-
-
-def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
-    """What draws new points unless told otherwise."""
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
 
 
 class Drawn(NamedTuple):
@@ -308,7 +304,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _record_skipped(self, drawn: Drawn, config: Systems, why: str) -> None:
         """A point of the file that is not worth a run is in the record all the same."""
         journal = record.Journal(self.experiment / "trials" / drawn.name)
-        journal.start(config, drawn.values, self.space.budget.per_trial_s, int(drawn.name[1:]))
+        budget = self.space.budget
+        journal.start(config, drawn.values, budget.of(config.devices).seconds, int(drawn.name[1:]), budget.unit)
         journal.end(End("skipped", why))
         known = record.read_trial(journal.folder)
         assert known is not None
@@ -317,7 +314,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _time_is_up(self) -> bool:
         if (total := self.space.budget.total_s) is None:
             return False
-        expected = max([*self._durations, self.space.budget.per_trial_s])
+        expected = max([*self._durations, self.space.longest_s])
         return self._spent_s + (time.monotonic() - self._started) + expected > total
 
     # ---- what became of it
@@ -357,7 +354,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _pruned(self, known: TrialRecord | None) -> End:
         """The end of a trial that the scheduler stopped, and why that was no hasty judgement."""
-        grace_s = GRACE * self.space.budget.per_trial_s
+        grace_s = GRACE * (known.budget_s if known is not None and known.budget_s else self.space.longest_s)
         after = f" after {known.points[-1].train_s:.1f} s" if known is not None and known.points else ""
         why = f"stopped by {self.space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
         return End("pruned", why + "compilation, warm-up and EMA still make curves cross")

@@ -81,7 +81,7 @@ def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -
     journal, slot = record.Journal(folder), get(f"{plan.slots}{seat.slot}")
     deadline, lost = time.monotonic() + plan.deadline_s, _losses(folder)
     for attempt in range(1, ATTEMPTS + 1):
-        journal.start(config, values, plan.budget.seconds, int(name[1:]))
+        journal.start(config, values, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         key = f"{name}/{lost}.{attempt}" if lost else f"{name}/{attempt}"
         serial = ray.get(slot.submit.remote(job_of(name, key, folder, config, seat.place, plan)))
         ended = yield from _until_ended(slot, serial, deadline, plan, folder, seat.place)
@@ -113,7 +113,7 @@ def _losses(folder: Path) -> int:
 def job_of(name: str, key: str, folder: Path, config: Systems, place: Place, plan: Plan) -> Job:
     """What the workers get to do."""
     return Job(
-        name=name, key=key, folder=folder, config=cfg.to_dict(config), budget=plan.budget,
+        name=name, key=key, folder=folder, config=cfg.to_dict(config), budget=plan.budget.of(config.devices),
         kind=Kind.of(config, place), fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
         evaluates=plan.evaluates, keeps=plan.evaluates, profile_steps=plan.profile_steps, final=plan.final,
     )  # fmt: skip

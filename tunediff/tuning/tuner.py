@@ -73,16 +73,16 @@ def _of_driver() -> tune.PlacementGroupFactory:
 
 
 def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Fair | None:
-    """Tune's scheduler that stops hopeless trials on training seconds, or None. Rungs lie at evaluation points.
+    """Tune's scheduler that stops hopeless trials by fractions of their budgets, or None. Rungs lie at evaluations.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
     before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
     """
-    time_s = {"time_attr": "train_s", "grace_period": GRACE * space.budget.per_trial_s}
+    spent = {"time_attr": "fraction", "grace_period": GRACE}
     if space.early_stopping == "asha":
-        return Fair(ASHAScheduler(max_t=space.budget.per_trial_s, reduction_factor=2, **time_s), space, earlier)
+        return Fair(ASHAScheduler(max_t=1, reduction_factor=2, **spent), space, earlier)
     if space.early_stopping == "median":
-        return Fair(MedianStoppingRule(min_samples_required=3, **time_s), space, earlier)
+        return Fair(MedianStoppingRule(min_samples_required=3, **spent), space, earlier)
     return None
 
 

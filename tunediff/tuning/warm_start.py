@@ -79,7 +79,8 @@ def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     a, b = two
     yield "objective", a.metric, b.metric
     yield "cost", a.cost, b.cost
-    yield "budget", f"{a.budget.per_trial_s:g} s", f"{b.budget.per_trial_s:g} s"
+    there, here = (f"{one.budget.per_trial_s:g} {one.budget.clock.short}" for one in two)
+    yield "budget", there, here
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
 
 

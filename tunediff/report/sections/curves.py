@@ -49,7 +49,7 @@ def curves(subject: Subject, files: Files) -> Html | None:
     figure = files.chart(
         "curves",
         lambda: of_trials(found, subject.stars),
-        f"{subject.label} against training seconds, all trials",
+        f"{subject.label} against {found.clock.seconds}, all trials",
     )
     ranked, end = found.ranked, base.value(found.metric) if base is not None else None
     others = [trial for trial in ranked if base is None or trial.name != base.name]
@@ -79,7 +79,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
         _crossing(axes, found, pairs[0][0], pairs[1], stars.reached_s)
-    axes.set_xlabel("training seconds")
+    axes.set_xlabel(found.clock.seconds)
     axes.set_xlim(left=0)
     plain_numbers(axes)
     style.legend(figure)
@@ -164,7 +164,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
         figure = files.chart(
             "comparison",
             lambda: of_means(compared, best),
-            "objective against training seconds, mean and standard deviation over seeds",
+            f"objective against {subject.found.clock.seconds}, mean and standard deviation over seeds",
             "Mean over the seeds, and ± one standard deviation.",
         )
     return join(
@@ -205,12 +205,12 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
             else:
                 look = looks[name]
             curve = group.curve(compared.metric)
-            seconds = [level.train_s for level in curve]
+            seconds = [level.seconds for level in curve]
             (line,) = axes.plot(seconds, [level.mean for level in curve], marker="o", markersize=3.5, **look)
             ends = [level.mean - level.sd for level in curve], [level.mean + level.sd for level in curve]
             axes.fill_between(seconds, *ends, color=look["color"], alpha=0.12, linewidth=0)
             lines.setdefault(name, line)
-        axes.set_xlabel("training seconds")
+        axes.set_xlabel(found.clock.seconds)
         axes.set_xlim(left=0)
         objective_axis(axes, found, all(level.mean > level.sd for level in levels))
         axes.set_title(short(f"{panel_knob} = {value}", 44) if panel_knob is not None else "")

@@ -35,7 +35,7 @@ def hold(held: Held, files: Files, name: str = "hold") -> Html:
     figure = files.chart(
         name,
         lambda: of_held(held),
-        f"{held.metric} against training seconds, forecast and measured",
+        f"{held.metric} against {held.found.clock.seconds}, forecast and measured",
         f"Lines: runs of {duration(held.short_s)}. Bands: the {percent(LEVEL)} interval of a run with a longer budget. "
         f"Dots: runs of {duration(held.long_s)}, thin: their curves.",
     )
@@ -114,7 +114,7 @@ def of_held(held: Held) -> Figure | None:
     lines = [curve(trial, held.metric) for row in rows for trial in (*row.finalist.short, *row.finalist.long)]
     for axes in panels:
         objective_axis(axes, held.found, all(value > 0 for line in lines for _, value in line))
-        axes.set(xscale="log", xlabel="training seconds")
+        axes.set(xscale="log", xlabel=held.found.clock.seconds)
         style.plain_logarithms(axes.xaxis)
     style.legend(figure, {
         f"runs of {duration(held.short_s)}": style.key(style.SOFT, marker="o", markersize=3, linewidth=1.6),

@@ -9,6 +9,7 @@ import yaml
 
 from tunediff import cli
 from tunediff import config as cfg
+from tunediff.cli import number
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.subject import Subject, lead, note, ruler
@@ -96,9 +97,10 @@ def _protocol(subject: Subject) -> list[str]:
         named = [what.label] * (what.label != subject.label)
         said = filter(None, [*named, ruler(subject.found), f"{better} is better", what.meaning])
         lines[0] = f"{subject.label}: {'; '.join(said)}."
+    shared = ", shared by its devices" if budget.unit == "device" else ""
     lines.append(
-        f"Budget of a trial: {duration(budget.per_trial_s)} of training in the worker, evaluation and checkpoints "
-        f"apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
+        f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the worker{shared}, evaluation "
+        f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
     )
     stopping = "" if wanted.early_stopping == "none" else f"; stopped early by {wanted.early_stopping}"
     repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
@@ -118,6 +120,12 @@ def _seconds(subject: Subject, files: Files) -> Html | None:
     ]
     rows.append(["all workers together", duration(whole), ""])
     rows += [["wall-clock of the search", duration(wall_s), ""]] if wall_s else []
+    used = subject.found.used()
+    energy = "not measured" if used["energy_wh"] is None else f"{number(used['energy_wh'])} Wh"
+    rows += [["training seconds × devices", duration(used["device_s"] or 0.0), ""], ["energy of training", energy, ""]]
+    if used["price"] is not None:
+        each = f"at {number(subject.found.space.budget.price_per_device_hour)} per device-hour of training"
+        rows.append(["price of training", number(used["price"]), each])
     links = note(files.links("seconds"))
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)
 

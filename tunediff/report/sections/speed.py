@@ -22,7 +22,9 @@ from tunediff.results.speed import trade_offs as table_of
 AGAINST = {
     RATE: ("{unit}/s", "{unit}/s → faster"),
     "peak_memory_mib": ("memory", "memory (MiB) → more"),
-    "worker_s": ("training seconds × workers", "training seconds × workers → more"),
+    "device_s": ("device-seconds", "training seconds × devices → more"),
+    "energy_wh": ("energy", "energy of the training (Wh) → more"),
+    "price": ("price", "price of the training → more"),
 }
 """What an objective is weighed against: its name in a sentence and along an axis; `{unit}`: of samples."""
 
@@ -90,7 +92,7 @@ def compiling(subject: Subject, files: Files) -> Html | None:
         return None
     files.csv("compile", pd.DataFrame(map(dataclasses.asdict, found)))
     pairs = [one for one in found if one.versus_uncompiled is not None]
-    budget_s, winner, figure = subject.budget_s, subject.stars.winner, None
+    budget_s, winner, figure = subject.found.space.longest_s, subject.stars.winner, None
     costs = [one.compile_s for one in found if one.compile_s is not None]
     cost = "its cost was not recorded"
     if costs:

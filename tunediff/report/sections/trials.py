@@ -41,7 +41,8 @@ def trials(subject: Subject, files: Files) -> Html | None:
     ]
     fast = [] if found.by_rate else ["speed-up", f"{found.unit}/s"]
     near = [] if subject.noise is None else [f"{NEAR} best"]
-    reached = ["trial", "status", subject.label, found.versus_heading, *near, *fast, "train s", "MiB"]
+    spent = "train s" if found.clock.along == "train_s" else found.clock.short
+    reached = ["trial", "status", subject.label, found.versus_heading, *near, *fast, spent, "MiB"]
     header = [*reached, *map(_on_two_lines, names)]
     search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
@@ -68,7 +69,8 @@ def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
     versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
     value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]
-    return [row["trial"], row["status"], *value, *fast, rounded(row["train_s"]), rounded(row["peak_memory_mib"])]
+    spent = [rounded(row[name]) for name in (subject.found.clock.along, "peak_memory_mib")]
+    return [row["trial"], row["status"], *value, *fast, *spent]
 
 
 def _two(value: Any) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.cli import number
+from tunediff.clock import UNITS
 from tunediff.record import TrialRecord, one_of
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
@@ -42,11 +43,12 @@ def why(subject: Subject, files: Files) -> Html | None:
         figure = files.chart(
             "why_curves",
             lambda: _curves(found, subject.stars, split),
-            f"baseline and winner against training seconds, and against {unit}",
+            f"baseline and winner against {found.clock.seconds}, and against {unit}",
             f"What the clock sees, and the same curves by the {unit} they have seen. A gap at equal {unit} is "
             f"learning per {one_of(unit)}; what the one at equal seconds has beyond it is speed.",
         )
-    said = explain(told, subject.label, _trust(subject), unit) if told is not None else _faster(subject, base, winner)
+    words = subject.label, _trust(subject), unit, found.clock.seconds
+    said = explain(told, *words) if told is not None else _faster(subject, base, winner)
     if not better:
         why_not = subject.known.speedup(winner)
         said = f"{'Whether there is anything' if better is None else 'Nothing is'} to be explained"
@@ -78,12 +80,12 @@ def _trust(subject: Subject) -> str:
     return f"{runs}, and others used the machine meanwhile" if disturbed else runs
 
 
-def explain(told: Why, label: str, trust: str, unit: str) -> str:
+def explain(told: Why, label: str, trust: str, unit: str, seconds: str = UNITS["wall"].seconds) -> str:
     """The decomposition as one sentence; `trust`: what is to be said about its noise; `unit`: of samples."""
     (base, winner), end = told.at_seconds, f"; {trust}."
     ratio = told.samples[1] / told.samples[0] if told.samples[0] else 1.0
     many = f"as many {unit}" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many {unit}"
-    at_end = f"{label} {number(winner)} instead of {number(base)} at {number(told.seconds)} training seconds"
+    at_end = f"{label} {number(winner)} instead of {number(base)} at {number(told.seconds)} {seconds}"
     if told.learning is None or told.throughput is None or told.at_samples is None:
         return (
             f"{at_end}; how much of that is speed cannot be told, for at {told.equal_samples:,} {unit}, the most that "
@@ -194,7 +196,7 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
     """Baseline and winner at equal seconds, and at equal samples."""
     figure, panels = sheet(2, 3.5, sharey=True)
     for axes, along, words, place, values in (
-        (panels[0], "train_s", "training seconds", told.seconds, told.at_seconds),
+        (panels[0], found.clock.along, found.clock.seconds, told.seconds, told.at_seconds),
         (panels[1], "samples", f"{found.unit} seen", float(told.equal_samples), told.at_samples),
     ):
         for trial, color, what in stars.pairs():

@@ -58,9 +58,9 @@ def _nothing_won(subject: Subject) -> str:
     if not begun:
         who = f"none of the {some(ended, 'trial')} that ended has a result"
         return f"Nothing won: {who}; the reasons are under failures."
-    farthest = max(begun, key=lambda trial: last(trial, "train_s") or 0.0)
+    farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
     said = f"No trial has a result yet: {some(len(begun), 'trial is', 'trials are')} under way"
-    if seconds := last(farthest, "train_s"):
+    if seconds := last(farthest, farthest.along):
         said += f", {farthest.name} farthest, at {number(seconds)} of {duration(subject.budget_s)}"
     return f"{said}, and {ended} ended without one." if ended else f"{said}."
 
@@ -77,7 +77,8 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         mean = subject.known.values.get(base.name, value)
         runs = "" if mean == value else " (mean of its runs)"
         return [itself, f" itself is best: {rest} its {subject.label} of {number(mean)}{runs}."]
-    after = f"after {number(float(winner.points[-1]['train_s']))} training seconds its {subject.label} is"
+    spent = f"{number(float(winner.points[-1][winner.along]))} {subject.found.clock.seconds}"
+    after = f"after {spent} its {subject.label} is"
     is_ = f"{rounded(value)} {subject.unit}/s" if subject.found.by_rate else f"{after} {number(value)}"
     better = subject.known.better(winner)
     said: list[object] = [el("span", winner.name, class_="winner"), f" is {'best' if better else 'ahead'}: {is_}"]
@@ -94,7 +95,7 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
     by = percent(abs(1 - value / of_base)) if subject.found.ratios else number(abs(value - of_base))
     said += [f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of ", itself, "."]
     if subject.crossing_s:
-        ratio = base.points[-1]["train_s"] / subject.crossing_s
+        ratio = base.points[-1][base.along] / subject.crossing_s
         when = f"after {secs(subject.crossing_s)}: {number(ratio)}"
         if subject.crosses_before_first:
             when = f"before its first evaluation, at {secs(subject.crossing_s)}: more than {number(ratio)}"
@@ -166,7 +167,7 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
 
 
 def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
-    measured = {name: last(trial, name) for name in ("train_s", "samples", RATE, "peak_memory_mib")}
+    measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
     sooner = subject.known.speedup(trial)
     return {**measured, **value, "speedup": None if isinstance(sooner, str) else sooner.mean}
@@ -194,8 +195,8 @@ def samples(subject: Subject, files: Files) -> Html | None:
     if not grids:
         return None
     none = f"No picture is kept of {' and '.join(missing)}." if missing else ""
-    ends = [last(trial, "train_s") for trial, _, _ in subject.stars.pairs() if trial.points]
-    equal = ", after equal training seconds" if len(grids) == 2 and max(ends) < 1.05 * min(ends) else ""
+    ends = [last(trial, trial.along) for trial, _, _ in subject.stars.pairs() if trial.points]
+    equal = f", after equal {subject.found.clock.seconds}" if len(grids) == 2 and max(ends) < 1.05 * min(ends) else ""
     said = f"From the last evaluation of each{equal}."
     how = f"{measured}. {none}" if (measured := ruler(subject.found)) else none
     return join(lead(said), el("div", *grids, class_="pair"), note(how) if how else None)

@@ -1,0 +1,67 @@
+"""What draws new points, and how it is kept from taking longer with every trial."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+HISTORY = 1000
+"""Trials that TPE looks at: of more, the newest."""
+GOOD = 25
+"""The best trials, which it looks at however old they are: as many as it takes for good (Optuna's `default_gamma`)."""
+
+
+def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
+    """What draws new points unless told otherwise."""
+    return Recent(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
+
+
+class Recent(optuna.samplers.TPESampler):
+    """TPE over the best and the newest trials, so that a suggestion takes no longer after thousands.
+
+    TPE draws where the density of good points is high over that of the others. Good are the best tenth, 25 at most: of
+    more than 250 trials they are the same 25 as ever; the density of the others is estimated from the newest ones.
+    """
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Any:
+        return super().infer_relative_search_space(_seen(study), trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        return super().sample_relative(_seen(study), trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
+        return super().sample_independent(_seen(study), trial, name, distribution)
+
+
+def _seen(study: optuna.Study) -> Any:
+    return _Part(study)
+
+
+class _Part:
+    """A study of which the sampler sees a part; anything else of it is as it is."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def _get_trials(self, deepcopy: bool = True, states: Any = None, use_cache: bool = False) -> list[FrozenTrial]:
+        """As Optuna's samplers ask for them, in order of their numbers."""
+        trials = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
+        return trials if len(trials) <= HISTORY else _part(trials, self._study.directions)
+
+
+def _part(trials: list[FrozenTrial], directions: list[StudyDirection]) -> list[FrozenTrial]:
+    """The newest, after the best of the others in each objective."""
+    older, newest = trials[:-HISTORY], trials[-HISTORY:]
+    done = [trial for trial in older if trial.state == TrialState.COMPLETE]
+    good = dict[int, FrozenTrial]()
+    for place, direction in enumerate(directions):
+        pick = heapq.nsmallest if direction == StudyDirection.MINIMIZE else heapq.nlargest
+        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda one: one.values[place])}
+    return [*(good[number] for number in sorted(good)), *newest]
