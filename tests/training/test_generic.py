@@ -49,9 +49,15 @@ def collectives(tree):
             yield node.attr
 
 
+ENGINES = {"default_hooks", "init_device_mesh", "FSDPModule", "MixedPrecisionPolicy", "fully_shard", "DTensor",
+           "distribute_tensor", "PipelineStage", "Schedule1F1B", "ScheduleGPipe"}  # fmt: skip
+"""What torch has of parallel strategies: only `training/strategies` makes them."""
+
+
 @pytest.mark.parametrize("path", [p for p in sources(".") if p != PACKAGE / "distributed.py"], ids=relative)
 def test_only_world_speaks_to_other_processes(path):
-    assert list(collectives(ast.parse(path.read_text()))) == []
+    allowed = ENGINES if path.parent == PACKAGE / "training" / "strategies" else set()
+    assert set(collectives(ast.parse(path.read_text()))) <= allowed
 
 
 def test_these_tests_would_notice():
