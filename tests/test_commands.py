@@ -368,6 +368,8 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert train.main(command) == 0
     assert (tmp_path / "out" / "journal.jsonl").read_text() == journal
     assert first.endswith(capsys.readouterr().out)  # the result again, and no training
+    assert train.main([*command, "parallel.bucket_mib=5.0"]) == 0  # what workers share changes nothing that is learned
+    assert first.endswith(capsys.readouterr().out)
     error = refused(capsys, train.main, *command, "optimizer.lr=0.002")
     assert "holds a training of another configuration (optimizer.lr=0.002)" in error
     assert "holds a training with a budget of" in refused(

@@ -64,6 +64,19 @@ def test_fewer_workers_are_not_ruled_out_by_more():
     assert not needs_at_least(knobs(), two)
 
 
+def test_more_workers_that_divide_the_model_need_less():
+    """With as many images on each of them."""
+    for strategy in ("fsdp", "pipeline"):
+        two, four = (
+            knobs(parallel__strategy=strategy, parallel__workers=workers, loader__batch_size=256 * workers)
+            for workers in (2, 4)
+        )
+        assert needs_at_least(two, two)
+        assert not needs_at_least(four, two)
+        known = [trial(two, mib=1000.0)]
+        assert (predicted_mib(two, known), predicted_mib(four, known)) == (1000.0, None)
+
+
 def test_names_that_a_workload_says_memory_does_not_depend_on_are_knobs_of_it():
     schema = cfg.baseline("cifar10").schema
     own = cfg.find(schema.workload).declared

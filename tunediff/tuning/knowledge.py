@@ -79,10 +79,11 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
     for record in records:
         if not record.points or not math.isfinite(record.points[-1].peak_memory_mib or math.nan):
             continue
-        alike = {**record.config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
-        mine = {**config, "loader.batch_size": 1, "loader.accumulation": 1, "parallel.workers": 1}
+        alike, mine = ({**one, "loader.batch_size": 1, "loader.accumulation": 1} for one in (record.config, config))
         for one in (alike, mine):
             one["precision.amp"] = "none"
+            if one.get("parallel.strategy", "ddp") == "ddp":
+                one["parallel.workers"] = 1  # each has the whole model
         if needs_at_least(alike, mine) and needs_at_least(mine, alike):
             size = samples_at_once(record.config) * _BYTES[record.config["precision.amp"]]
             found.append((float(size), record.points[-1].peak_memory_mib))
