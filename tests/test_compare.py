@@ -226,7 +226,7 @@ def test_mistakes_are_refused(capsys, given, message):
 
 
 def test_what_is_elsewhere_is_not_judged_by_this_machine():
-    found = asked("digits", "compile.mode=reduce-overhead", "--address", "far:10001")
+    found = asked("digits", "compile.mode=reduce-overhead", "--address", "auto")
     assert found.configs[1].compile.mode == "reduce-overhead"
 
 

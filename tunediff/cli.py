@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,6 +122,12 @@ def check_machine(args: argparse.Namespace) -> None:
         why = "Ray Client keeps the search away from its cluster's files; run it on a node: ray job submit does"
         where = f" ({why})" if args.address.startswith("ray://") else ""
         raise ConfigError(f"--address: {args.address!r} is not allowed{where}; allowed: auto or HOST:PORT")
+    if args.address not in (None, "auto"):  # Ray would look for it for minutes
+        host, _, port = args.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
     if args.address is None:
         machine.take(args.cpus, args.gpus)
     elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:

@@ -127,6 +127,8 @@ def test_what_travels():
             "'ray://head:10001' is not allowed (Ray Client keeps the search away from its cluster's files",
         ),
         ("head", "'head' is not allowed; allowed: auto or HOST:PORT"),
+        ("127.0.0.1:1", "no cluster answers at 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("127.0.0.1:99999", "no cluster answers at 127.0.0.1:99999: "),
     ],
 )
 def test_addresses(capsys, address, message):

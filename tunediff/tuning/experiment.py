@@ -168,7 +168,10 @@ def cluster(address: str | None) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-        context = ray.init(address=address or "local", **quiet, **local)
+        try:
+            context = ray.init(address=address or "local", **quiet, **local)
+        except ConnectionError as error:
+            raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}") from None
     try:
         yield context
     finally:
