@@ -69,9 +69,9 @@ def ran_on(one, name, raylet):
 
 def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_path):
     nodes.add()
-    one = search("large", fixed={"parallel.workers": 3}, **GRID)
+    one = search("large", fixed={"parallel.workers": 4}, **GRID)
     assert one.start(str(one.file), "--name", "large", "--address", nodes.address).wait(200) == 2
-    assert "parallel.workers: 3 is not allowed on this cluster; each worker needs one CPU core and there are" in one.log
+    assert "parallel.workers: 4 is not allowed on this cluster; each worker needs one CPU core and there are" in one.log
     assert one.log.count(": 1 CPU cores, 0 GPUs") == 2
     assert "allowed: at most 2" in one.log
 
