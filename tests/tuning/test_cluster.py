@@ -1,5 +1,6 @@
 """Searches on a Ray cluster of several nodes, here as several raylets on one machine: run with `-m slow`."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def nodes():
     for process in [*made.others, made.process]:
         process.kill()
     for process in family:
-        if process.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=20)
 
