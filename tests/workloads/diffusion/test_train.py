@@ -180,7 +180,7 @@ def shared(world, folder):
     found = []
     for knobs in SHARED:
         told = Told()
-        outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), world=world, observer=told)
+        outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), samples=16 * 12, world=world, observer=told)
         found.append({"weights": weights(outcome), "told": told.points})
     # Goes on from what one process left, its adaptive sampler in the middle of what it has seen.
     train(tiny(**MOVED, parallel__workers=2), world=world, folder=folder)
@@ -197,7 +197,7 @@ def two_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda number: SHARED[number]["timesteps__name"])
 def test_two_ranks_learn_what_one_rank_learns(two_ranks, number):
-    one, both = weights(train(tiny(**SHARED[number], **SHORT))), two_ranks[number]
+    one, both = weights(train(tiny(**SHARED[number], **SHORT), samples=16 * 12)), two_ranks[number]
     assert [len(rank["told"]) for rank in both] == [2, 0]
     assert_equal(both[0]["weights"], both[1]["weights"])
     assert_equal(one, both[0]["weights"], rtol=1e-3, atol=2e-5)
