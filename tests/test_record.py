@@ -129,9 +129,9 @@ def test_failed_trials_have_no_value(tmp_path):
 
 
 def test_trials_come_in_order(tmp_path):
-    for number in (10, 2):
+    for number in (10_000, 10, 9999, 2):
         Journal(tmp_path / "trials" / f"t{number:04d}").write("start", **(START | {"number": number}))
-    assert [found.number for found in record.read_trials(tmp_path)] == [2, 10]
+    assert [found.number for found in record.read_trials(tmp_path)] == [2, 10, 9999, 10_000]
 
 
 def test_environment_is_plain_json():

@@ -391,9 +391,14 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     return record
 
 
+def by_number(name: str) -> tuple[int, str]:
+    """The key that sorts names of trials by their numbers: t9999 comes before t10000."""
+    return len(name), name
+
+
 def read_trials(experiment: Path) -> list[TrialRecord]:
     """All trials of an experiment folder, in order of their numbers."""
-    folders = sorted((experiment / "trials").glob("t*")) if (experiment / "trials").is_dir() else []
+    folders = sorted((experiment / "trials").glob("t*"), key=lambda folder: by_number(folder.name))
     found = [(folder.name, record) for folder in folders if (record := read_trial(folder)) is not None]
     # Names become paths, so the folder's counts: a line of a foreign journal cannot point elsewhere.
     return [dataclasses.replace(record, name=name) for name, record in found]

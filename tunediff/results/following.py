@@ -35,13 +35,13 @@ class Following:
     @property
     def trials(self) -> list[TrialRecord]:
         """In order of their numbers."""
-        return [self.known[name] for name in sorted(self.known)]
+        return [self.known[name] for name in sorted(self.known, key=record.by_number)]
 
     def read(self) -> list[TrialRecord]:
         """Look again; those that have ended since the last time."""
         names = os.listdir(self._place) if self._place.is_dir() else []
         new, ended = (name for name in names if name.startswith("t") and name not in self.known), list[TrialRecord]()
-        for name in sorted({*new, *self._running}):
+        for name in sorted({*new, *self._running}, key=record.by_number):
             if (trial := record.read_trial(self._place / name)) is None:
                 continue
             self.known[name] = dataclasses.replace(trial, name=name)  # a line of a foreign journal names no path

@@ -35,7 +35,7 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
     """
     wanted = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
-    for place in sorted(folder.glob("trials/t*")):
+    for place in sorted(folder.glob("trials/t*"), key=lambda place: record.by_number(place.name)):
         try:
             if (trial := record.read_trial(place)) is not None:
                 trials.append(_usable(trial, place.name))
