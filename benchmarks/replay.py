@@ -63,6 +63,8 @@ from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
 from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Share
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.searcher import GRACE, Searcher
 
@@ -284,12 +286,12 @@ class Stopping:
     reduction: float = 2.0
     """ASHA lets the best 1/reduction of a rung go on."""
 
-    def scheduler(self, budget_s: float, mode: str) -> Any:
+    def scheduler(self, mode: str) -> Any:
         """Ray Tune's scheduler, set up as a search sets it up."""
-        common: dict[str, Any] = {"time_attr": "train_s", "metric": "objective", "mode": mode}
-        common["grace_period"] = self.grace * budget_s
+        common: dict[str, Any] = {"time_attr": "fraction", "metric": "objective", "mode": mode}
+        common["grace_period"] = self.grace
         if self.rule == "asha":
-            return ASHAScheduler(max_t=budget_s, reduction_factor=self.reduction, **common)
+            return ASHAScheduler(max_t=1, reduction_factor=self.reduction, **common)
         if self.rule == "median":
             return MedianStoppingRule(min_samples_required=3, **common)
         return FIFOScheduler()
@@ -419,8 +421,9 @@ class Ours:
         self._table = table
         space = dataclasses.replace(table.space, seed=seed, early_stopping=strategy.stopping.rule)
         storage = optuna.storages.InMemoryStorage()
+        one = Pool(Share((Machine(1, 0),), (1,), gpu=False, whole=True))  # room for one trial at a time
         # There is no folder: nothing is to be read or written.
-        self._searcher = _InMemory(space, Path(os.devnull), 1, sampler=strategy.sampler, storage=storage)
+        self._searcher = _InMemory(space, Path(os.devnull), one, sampler=strategy.sampler, storage=storage)
         self._searcher.tells_last = strategy.tells_last
 
     def propose(self) -> Curve | None:
@@ -487,7 +490,7 @@ class _Controller:
 def replay(table: Table, name: str, strategy: Strategy, seed: int) -> Run:
     """One search of the whole table; ends when its best point has been found, as nothing can change after that."""
     proposer = (Ours if strategy.ours else OptunaAlone)(table, strategy, seed)
-    scheduler, controller = strategy.stopping.scheduler(table.budget_s, table.space.mode), _Controller()
+    scheduler, controller = strategy.stopping.scheduler(table.space.mode), _Controller()
     spent_s, best, stopped = [0.0], [math.inf], 0
     while best[-1] > table.best and (curve := proposer.propose()) is not None:
         trial = _Trial(f"{len(best):05d}")
@@ -495,7 +498,7 @@ def replay(table: Table, name: str, strategy: Strategy, seed: int) -> Run:
         taken, status, seconds, result = 0, curve.status, curve.spent_s, {}
         for taken, (reached_s, value) in enumerate(curve.points, start=1):
             proposer.report(taken, reached_s, value)
-            result = {"train_s": reached_s, "objective": value}
+            result = {"fraction": reached_s / table.budget_s, "objective": value}
             decision = scheduler.on_trial_result(controller, trial, result)
             if decision != TrialScheduler.CONTINUE and reached_s < table.budget_s:  # ASHA also ends whole trials
                 status, seconds, stopped = "pruned", reached_s, stopped + 1

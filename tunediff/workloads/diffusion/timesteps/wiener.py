@@ -49,9 +49,10 @@ class Wiener(TableSampler, of=knobs.Wiener):
     def sample(
         self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor]:
-        if self._images < LEARNED_FROM:
+        drawn = super().sample(images, generator, batch, first)
+        if self._images < LEARNED_FROM:  # for the next batch: this one's losses are scaled by what was drawn from
             self._learn(cosine_transform(images).flatten(1).double())
-        return super().sample(images, generator, batch, first)
+        return drawn
 
     def _learn(self, components: Tensor) -> None:
         """Take in this rank's images, as components float64 [b, k], with those of all others."""
