@@ -404,7 +404,7 @@ class _InMemory(Searcher):
     ended: TrialRecord
     tells_last = False
 
-    def _settled(self, folder: Path, patience_s: float = 60.0) -> TrialRecord | None:
+    def _settled(self, folder: Path) -> TrialRecord | None:
         return self.ended
 
     def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:

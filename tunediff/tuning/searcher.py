@@ -335,9 +335,13 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         except FAULTS as fault:  # the journals know; the study is brought up to them on resume
             self.broken = fault
 
+    def _settled(self, folder: Path) -> TrialRecord | None:
+        """What became of a trial, as its journal says."""
+        return settled(folder, self.space.baseline.evaluation.points)
+
     def _settle(self, live: Live, error: bool) -> None:
         folder = self.experiment / "trials" / live.name
-        known = settled(folder, self.space.baseline.evaluation.points)
+        known = self._settled(folder)
         if record.was_lost(folder):
             self._unfinished.insert(0, Drawn(live.name, live.trial, self._drawn(live.trial)))
             return
