@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from ray._private.utils import get_ray_address_file
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -58,6 +60,8 @@ def nodes():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=20)
+    # `ray start` leaves the address of its cluster there, and Ray Train asks a dead one whether its controllers live.
+    Path(get_ray_address_file(None)).unlink(missing_ok=True)
 
 
 def ran_on(one, name, raylet):
