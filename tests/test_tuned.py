@@ -23,11 +23,11 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
 
     monkeypatch.setattr(tuned, "train", counted)
     table = tmp_path / "t.csv"
-    given = "digits_tune", table, ["uniform", "wiener"], 512, 2, 1, [1, 2], SMALL
+    given = "digits_tune", table, ["uniform", "wiener"], 128, 2, 1, [1, 2], SMALL
     tuned.measure(*given)
     assert [(name, images, seed, points) for name, images, seed, points, _ in ran] == [
-        *[("uniform", 512, 0, 1)] * 2, *[("wiener", 512, 0, 1)] * 2,
-        *[(name, times * 512, 1000, tuned.POINTS) for times in (1, 2) for name in ("uniform", "wiener")],
+        *[("uniform", 128, 0, 1)] * 2, *[("wiener", 128, 0, 1)] * 2,
+        *[(name, times * 128, 1000, tuned.POINTS) for times in (1, 2) for name in ("uniform", "wiener")],
     ]  # fmt: skip
     lines = table.read_text().splitlines()
     for method, place in (("uniform", 4), ("wiener", 5)):
@@ -37,7 +37,7 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
     table.write_text("\n".join(lines[:-1]) + "\n")
     ran.clear()
     tuned.measure(*given)
-    assert [run[:2] for run in ran] == [("wiener", 1024)]
+    assert [run[:2] for run in ran] == [("wiener", 256)]
     assert [line.split(",")[:4] for line in table.read_text().splitlines()] == [line.split(",")[:4] for line in lines]
 
 
