@@ -82,8 +82,7 @@ class Pool:
             self._freed(slot)
 
     def _free(self, machine: Machine) -> int:
-        used = sum(taken.get(machine, 0) for taken in self._taken.values())
-        return self._share.units(machine) - used if not (used and self._share.whole) else 0
+        return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
 
     def _find(self, size: int) -> dict[Machine, int] | None:
         """Units of each machine; of the one that the trial fills best, so that larger ones find room later."""
