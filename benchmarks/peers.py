@@ -55,7 +55,7 @@ from tunediff.data.images import Images
 from tunediff.distributed import World, alone
 from tunediff.record import Point
 from tunediff.training import memory, trial
-from tunediff.training.compilation import compiled
+from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
 from tunediff.workloads.diffusion import handoff, unet
@@ -251,7 +251,7 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     memory.keep_freed(config.memory.keep_freed, world.device)
     network = unet.network(config.knobs).to(world.device).eval()
     network.requires_grad_(False)
-    amp, predict = Amp(config.precision, world.device), compiled(network, network, config.compile, unet.Block)
+    amp, predict = Amp(config.precision, world.device), Compilation(config.compile).apply(network, network, unet.Block)
     diffusion = Diffusion(config.process, world.device)
     evaluation = dataclasses.replace(config.evaluation, batch_size=config.loader.batch_size, sampler="ddim")
     shape = (config.data.channels, config.data.image_size, config.data.image_size)

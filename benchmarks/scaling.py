@@ -33,6 +33,8 @@ from tunediff.progress import harmless
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
 from tunediff.tuning.messages import drawn
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Machine, Share
 from tunediff.tuning.searcher import Searcher
 
 CONTENT = {
@@ -47,6 +49,8 @@ CONTENT = {
     "fixed": {"evaluation.points": 1},
     "noise": 1,
 }
+DEVICES = 8
+"""Of a node."""
 PARTS = ("suggest", "journal", "result", "complete", "console")
 
 
@@ -61,7 +65,9 @@ class Simulation:
         for number in range(known):
             write_known(folder, self.space, number)
         storage = optuna.storages.InMemoryStorage() if known else None
-        self.searcher = self.timed("start", lambda: Searcher(self.space, folder, slots, storage=storage))
+        nodes = tuple(Machine(64, DEVICES, f"node{number}", f"{number}") for number in range(-(-slots // DEVICES)))
+        pool = Pool(Share(nodes, (1,), gpu=True, whole=False))
+        self.searcher = self.timed("start", lambda: Searcher(self.space, folder, pool, storage=storage))
         self.console = Console(folder, self.space, quiet=False)
 
     def timed(self, part: str, do: Callable[..., Any], *args: Any) -> Any:

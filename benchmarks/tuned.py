@@ -46,7 +46,9 @@ from tunediff.training.trial import Trial, run
 BATCH = {"loader.batch_size": 64}
 """Of all: at other sizes equal images are other seconds."""
 METHODS = ("uniform", "log_snr_laplace", "info_noise", "wiener")
-"""`beta_policy` is left out: its price per step is no longer small beside such networks'."""
+"""A sampler, or one beside a weighting: `wiener+min_snr`. `beta_policy` is not among them: its price per step is not
+small here, so equal images are in its favour."""
+NAMES = ("timesteps.name", "weighting.name")
 POINTS = 4
 """Evaluations of a run on a new seed, at equal distances; of a trial only the end counts."""
 COLUMNS = ("file", "method", "times", "seed", "values", "images", "frechet")
@@ -104,7 +106,7 @@ def measure(
 
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
     for method in methods:
-        own = [*words, f"timesteps.name={method}"]
+        own = [*words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
         wanted = space.load(space.find(name), own, {"trials": max(2, trials)})
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
         tuned = tuple(dimension for dimension in wanted.dimensions if dimension.name not in BATCH)

@@ -135,6 +135,19 @@ def test_dry_run_says_what_it_costs_and_starts_nothing(file, capsys):
     assert not os.path.exists("ray_results")
 
 
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_dry_run_says_that_dp_is_slow_or_why_it_is_not_there(file, tmp_path, monkeypatch, gpus, capsys):
+    content = {key: value for key, value in FILE.items() if key != "search"}
+    content["grid"] = {"parallel.workers": "all", "parallel.strategy": "all"}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(4, gpus))
+    assert search.main([file, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    slow = "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time"
+    missing = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
+    assert (slow in out, missing in out) == (bool(gpus), not gpus)
+
+
 def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, tmp_path, capsys):
     """Four trials of an hour: on one or two devices at most eight of theirs; of device-hours just four."""
     grid = {"search": None, "grid": {"loader.batch_size": [64, 128], "parallel.workers": [1, 2]}}

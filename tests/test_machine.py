@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -68,6 +69,82 @@ def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, e
 @pytest.mark.parametrize(("text", "cards"), [("", ()), (PLAIN, FOUR[:2]), (MIG, CUT), ("No devices were found\n", ())])
 def test_what_nvidia_smi_lists(text, cards):
     assert machine.listed(text) == cards
+
+
+# ------------------------------------------------------------------------------------- GPUs without files or nvidia-smi
+DRIVER = """
+#include <stdlib.h>
+int cuInit(unsigned flags) { return atoi(getenv("INIT")); }
+int cuDeviceGetCount(int *count) { *count = getenv("CUDA_VISIBLE_DEVICES") ? 0 : 2; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="makes a driver of its own")
+@pytest.mark.parametrize(
+    ("smi", "init", "expected"),
+    [
+        (None, 0, ["0", "1"]),  # as in WSL: neither device files nor nvidia-smi
+        ("exit 9", 0, ["0", "1"]),  # a container without NVML
+        ("exit 9", 100, []),  # no device at all
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-aa11)'", 0, ["0"]),  # what is kept from us
+    ],
+)
+def test_gpus_are_counted_by_the_driver_where_nvidia_smi_cannot(tmp_path, monkeypatch, smi, init, expected):
+    (tmp_path / "driver.c").write_text(DRIVER)
+    subprocess.run(["gcc", "-shared", "-o", "libcuda.so.1", "driver.c"], check=True, cwd=tmp_path)
+    if smi is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(machine, "WSL", tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("INIT", str(init))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    machine._cards.cache_clear()
+    try:
+        assert machine.gpus() == expected[:1]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert machine.gpus() == expected
+    finally:
+        machine._cards.cache_clear()
+
+
+def test_signs_of_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES", raising=False)
+    for name, kind in (("0000:01:00.0", "0x030200"), ("0000:01:00.1", "0x040300")):  # a GPU and its sound
+        (tmp_path / "sys/bus/pci/devices" / name).mkdir(parents=True)
+        (tmp_path / "sys/bus/pci/devices" / name / "vendor").write_text("0x10de\n")
+        (tmp_path / "sys/bus/pci/devices" / name / "class").write_text(f"{kind}\n")
+    assert machine.signs(tmp_path) == ["PCI 0000:01:00.0"]
+    (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").touch()
+    assert machine.signs(tmp_path)[0] == "/usr/lib/wsl/lib/libcuda.so.1"
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "all")
+    assert machine.signs(tmp_path / "empty") == ["NVIDIA_VISIBLE_DEVICES=all"]
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
+    assert machine.signs(tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize(
+    ("signs", "cards", "words", "visible", "warned"),
+    [
+        (["/dev/nvidia0"], (), [], None, True),
+        (["/dev/nvidia0"], (), ["--gpus", "0"], None, False),
+        (["/dev/nvidia0"], (), [], "", False),  # as good as --gpus 0
+        (["/dev/nvidia0"], FOUR, [], None, False),
+        ([], (), [], None, False),
+    ],
+)
+def test_no_search_runs_on_the_cpu_beside_a_gpu_without_a_word(
+    monkeypatch, capsys, signs, cards, words, visible, warned
+):
+    with mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        monkeypatch.setattr(machine, "signs", lambda: signs)
+        monkeypatch.setattr(machine, "_cards", lambda: cards)
+        assert search.main(["digits", "--trials", "0", *words]) == 2  # goes no further
+    assert ("WARNING: there seems to be an NVIDIA GPU (/dev/nvidia0)" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.parametrize(

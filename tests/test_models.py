@@ -168,6 +168,9 @@ def test_what_has_no_weights_yet_says_so(tmp_path):
     (folder / "trials" / "t0000" / "weights.safetensors").unlink()
     with pytest.raises(cfg.ConfigError, match="t0000: no weights yet; a training writes checkpoint.pt"):
         models.find("night/t0000", tmp_path)
+    record.Journal(folder / "trials" / "t0000").end(record.End("pruned"))
+    with pytest.raises(cfg.ConfigError, match="t0000: no weights: it ended as pruned, and only what ends as ok"):
+        models.find("night/t0000", tmp_path)
 
 
 def test_damaged_and_foreign_weights_are_refused(tmp_path):

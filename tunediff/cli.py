@@ -129,6 +129,8 @@ def check_machine(args: argparse.Namespace) -> None:
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
     if args.address is None:
+        if (why := machine.unused()) and args.gpus != 0:
+            print(f"WARNING: {why}", file=sys.stderr)
         machine.take(args.cpus, args.gpus)
     elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:
         raise ConfigError(
@@ -222,6 +224,14 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def some(count: int, one: str, many: str = "") -> str:
     """`1 trial`, `1,000 trials`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def graphs(made: Any, expected: Any) -> str:
+    """What is odd about torch.compile's graphs, of which each different call needs one; '' where nothing is."""
+    if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
+        return ""
+    why = "the rest ran uncompiled" if made < expected else "some were compiled in pieces, or again for other inputs"
+    return f"{some(made, 'graph')} for {some(expected, 'different call')}: {why}"
 
 
 def seconds(value: float) -> str:

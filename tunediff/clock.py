@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
 """Every second of a worker falls into one of these. `compile` is compilation and the warm-up step; `data_wait` is the
-time the loop waits for its next batch, apart from `train`."""
+time the loop waits for its next batch, apart from `train`; on a GPU the time that the device waits, not its host."""
 
 
 class Unit(NamedTuple):
@@ -111,6 +111,11 @@ class Clock:
             name, since = self._running[-1]
             self.seconds[name] += self._now() - since
             self._running[-1] = (name, self._now())
+
+    def move(self, seconds: float, of: str, to: str) -> None:
+        """Book seconds of one part as another's, where what they were becomes known afterwards."""
+        self.seconds[of] -= seconds
+        self.seconds[to] += seconds
 
     def read(self) -> float:
         """Wait for the device and return `train_s` as of now."""

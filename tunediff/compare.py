@@ -135,7 +135,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
             if (check_files := cfg.of(config).offers("check_files")) is not None:
                 check_files(config.knobs, evaluates=True)
             if args.address is None:
-                resources.divided([resources.local()], *_needs([config]))
+                resources.divided([resources.local()], *_needs([config]), strategies=[config.parallel.strategy])
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:
                 checked.add(cfg.fingerprint(config))
                 _check(config, say)
@@ -316,7 +316,7 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     needs = _needs(told.configs)
 
     def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.Share:
-        return resources.divided(machines, *needs, may_come)
+        return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in told.configs])
 
     said = [""]
 

@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ _LADDERS = (
     ("bf16", "svebf16"),
 )
 """Instruction sets of CPUs that torch computes with, as /proc/cpuinfo names them; the last of each says most."""
-_AFTERWARDS = ("profiling", "report", "results")
+_AFTERWARDS = ("doctor", "profiling", "report", "results")
 """Rooms of this package that no measurement of a trial depends on."""
 
 
@@ -159,7 +158,7 @@ def _cpuinfo() -> str:
 
 
 def _gpus() -> list[str]:
-    if (command := shutil.which("nvidia-smi")) is None:
+    if (command := machine.nvidia_smi()) is None:
         return []
     query = [command, "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     try:

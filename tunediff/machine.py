@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import glob
 import math
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tunediff.config import ConfigError
 PART = "TUNEDIFF_CPUS"
 """Environment variable: of this many cores at most; what `--cpus` sets, so that every process started here knows."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+WSL = Path("/usr/lib/wsl/lib")
+"""Where Linux under Windows has the driver's files."""
 
 Card = tuple[str, tuple[str, ...]]
 """A GPU: its UUID, '' where that is not known, and the UUIDs of its MIG devices."""
@@ -109,16 +113,69 @@ def _names(word: str, index: int, card: Card) -> bool:
     return whole.startswith(("GPU-", "MIG-")) and (not uuid or any(one.startswith(whole) for one in (uuid, *parts)))
 
 
+def nvidia_smi() -> str | None:
+    """The command; Windows puts it where its Linux does not always look."""
+    return shutil.which("nvidia-smi", path=os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL))))
+
+
 @functools.lru_cache(maxsize=1)
 def _cards() -> tuple[Card, ...]:
-    """As nvidia-smi has them, which leaves out what a container or a batch system keeps from us; else device files."""
-    if (command := shutil.which("nvidia-smi")) is None:
-        return tuple(("", ()) for _ in glob.glob("/dev/nvidia[0-9]*"))
+    """As nvidia-smi has them, which leaves out what a container or a batch system keeps from us; where it is not there
+    or fails, as many as CUDA's driver counts: WSL and some containers have GPUs without device files."""
+    if (command := nvidia_smi()) is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
+            done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+            return listed(done.stdout)
+    return tuple(("", ()) for _ in range(_counted()))
+
+
+def _counted() -> int:
+    """The GPUs that CUDA's driver counts, in a process of its own: one that has called it cannot be forked any more."""
+    environ = {name: value for name, value in os.environ.items() if name != VISIBLE}
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        ask = [sys.executable, "-S", "-E", "-c", _COUNT, str(WSL)]
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=True, env=environ)
+        return int(done.stdout)
+    return 0
+
+
+_COUNT = """
+import ctypes, sys
+for path in ("libcuda.so.1", sys.argv[1] + "/libcuda.so.1"):
     try:
-        done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):  # no driver, or one that hangs
-        return ()
-    return listed(done.stdout)
+        cuda, count = ctypes.CDLL(path), ctypes.c_int()
+    except OSError:
+        continue
+    if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        break
+else:
+    sys.exit(1)
+print(count.value)
+"""
+
+
+def unused() -> str:
+    """Why an NVIDIA GPU that seems to be there would not be used, where nobody asked for that; '' otherwise."""
+    if _cards() or os.environ.get(VISIBLE) is not None or not (found := signs()):
+        return ""
+    smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
+    return (
+        f"there seems to be an NVIDIA GPU ({', '.join(found)}), but {smi} and CUDA's driver counts none: all runs on "
+        "the CPU. Start the container with its GPUs, or install the driver; --gpus 0 says that it shall be so"
+    )
+
+
+def signs(root: Path = Path("/")) -> list[str]:
+    """What only an NVIDIA GPU, its driver, or a wish for it brings to a machine."""
+    places = ("dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "usr/lib/wsl/lib/libcuda.so*")
+    found = [f"/{path.relative_to(root)}" for place in places for path in sorted(root.glob(place))[:1]]
+    for device in sorted(root.glob("sys/bus/pci/devices/*")):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):  # NVIDIA, a display controller
+                found.append(f"PCI {device.name}")
+    wish = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    return [*found, *([f"NVIDIA_VISIBLE_DEVICES={wish}"] if wish not in ("", "void", "none") else [])]
 
 
 def listed(text: str) -> tuple[Card, ...]:

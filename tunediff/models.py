@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", "checkpoint.pt", "config.yaml"
+WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", record.CHECKPOINT, "config.yaml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,8 @@ def _names(storage: Path) -> Iterator[str]:
 def _of_run(folder: Path) -> Saved:
     weights = next((folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
     if weights is None:
+        if (known := record.read_trial(folder)) is not None and known.status not in (None, "ok"):
+            raise ConfigError(f"{folder}: no weights: it ended as {known.status}, and only what ends as ok keeps them")
         raise ConfigError(f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation")
     if (known := record.read_trial(folder)) is not None:
         config = cfg.from_dict(cfg.nest(known.config), str(folder / record.JOURNAL))

@@ -31,7 +31,7 @@ STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 weights not finite; `timeout`: past its deadline; `error`: anything else, with its reason; `skipped`: never run, since
 another trial has shown that it would fail."""
 
-JOURNAL = "journal.jsonl"
+JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 Line = dict[str, Any]
 """A line of a journal, or a part of one."""
 
@@ -91,6 +91,7 @@ class Point:
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
+    expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -326,10 +327,11 @@ def events(folder: Path) -> Iterator[Line]:
             yield event
 
 
-def was_lost(folder: Path) -> bool:
-    """Whether the trial in `folder` has lost a node, and nobody has taken it up since."""
-    told = [event["event"] for event in events(folder)]
-    return told[-1:] == ["lost"] and "end" not in told  # workers may outlive their node by seconds, and end it
+def was_lost(folder: Path) -> Line | None:
+    """The last line of a journal where that tells of a lost node: nobody has taken up the trial in `folder` since."""
+    told = list(events(folder))
+    ended = any(event["event"] == "end" for event in told)  # workers may outlive their node by seconds, and end it
+    return told[-1] if told and told[-1]["event"] == "lost" and not ended else None
 
 
 def read_trial(folder: Path) -> TrialRecord | None:

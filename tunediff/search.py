@@ -132,7 +132,7 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
     # What a cluster elsewhere has is not known before it is asked.
     machine = resources.local()
-    content = space.read(path, resources.world_sizes_of(machine) if args.address is None else ())
+    content = space.read(path, resources.world_sizes_of(machine) if args.address is None else (), machine.gpus > 0)
     read = content
     content = space.completed(read, path, words, machine.cores, machine.gpus > 0)
     args.completed = content is not read

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_printing(parser)
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
-    args.command = cli.typed("train", argv, config.parallel.workers)
+    args.command = cli.typed("train", argv, config.parallel.processes)
     budget = _budget(args, config)
     folder = args.out or args.storage / f"train-{args.config.stem}"
     _check(config, budget, folder, args.initial)
@@ -123,9 +123,10 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
     from tunediff.training.trial import Trial, run
 
     with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
-        if world.size != config.parallel.workers:
+        if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, cli.some(world.size, "process", "processes")
-            hint = f"start it as {args.command}, or set parallel.workers={world.size}"
+            other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
+            hint = f"start it as {args.command}, or set {other}"
             raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
         known = record.read_trial(folder)
         if known is not None and known.status == "ok":

@@ -27,7 +27,7 @@ optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimiz
 optimizer.clip_norm optimizer.implementation ema.half_life ema.max_decay
 loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
-precision.amp precision.matmul precision.cudnn_benchmark memory.channels_last memory.checkpoint
+precision.amp precision.matmul precision.conv_tf32 precision.cudnn_benchmark memory.channels_last memory.checkpoint
 memory.keep_freed compile.mode compile.dynamic compile.scope
 parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
 parallel.microbatches parallel.schedule
@@ -126,6 +126,7 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"loader.resident": True}, "cuda", "loader.transfer"),
         ({"loader.pin_memory": False}, "cuda", "loader.non_blocking"),
         ({"precision.matmul": "high"}, "cpu", "precision.matmul"),
+        ({}, "cpu", "precision.conv_tf32"),
         ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
@@ -165,12 +166,13 @@ def test_what_has_an_effect_is_not_said_to_have_none():
     effective |= {"memory.keep_freed": False, "parallel.gradients": "bf16"}
     assert cfg.not_effective(cfg.override(DEFAULT, effective), "cuda") == {}
     assert cfg.not_effective(cfg.override(DEFAULT, {"precision.matmul": "medium"}), "cpu").keys() == {
-        "loader.pin_memory", "loader.non_blocking",
+        "loader.pin_memory", "loader.non_blocking", "precision.conv_tf32",
     }  # fmt: skip
 
 
 FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
 PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
+DP = {"parallel.strategy": "dp", "parallel.workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,11 @@ PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
     [
         ({"model.checkpoint_levels": [4]}, "there is no level 4; levels here: 0 … 3"),
         ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
+        ({"compile.scope": "blocks", "compile.mode": "reduce-overhead"}, "compile.scope: 'blocks' is not allowed"),
+        (
+            {"compile.mode": "default", "parallel.workers": 2, "parallel.bucket_mib": 0.5},
+            "parallel.bucket_mib: 0.5 is not allowed",
+        ),
         ({"parallel.static_graph": True, "loader.accumulation": 2}, "another graph"),
         ({"parallel.bucket_mib": 0.0}, "above 0"),
         ({"parallel.strategy": "single", "parallel.workers": 2}, "single is one process, and parallel.workers = 2"),
@@ -186,6 +193,9 @@ PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
             FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
             "precision.amp: 'fp16' is not allowed: par",
         ),
+        (DP | {"compile.mode": "default"}, "compile.mode: 'default' is not allowed: parallel.strategy = dp copies the"),
+        (DP | {"memory.checkpoint": 0.5}, "memory.checkpoint: 0.5 is not allowed: parallel.strategy = dp copies the"),
+        (DP | {"loader.batch_size": 7}, "a multiple of parallel.workers × loader.accumulation = 2"),
         (PIPELINE | {"parallel.microbatches": 1}, "parallel.microbatches: 1 is not allowed: parallel.schedule = 1f1b"),
         (PIPELINE | {"loader.batch_size": 6}, "a multiple of parallel.microbatches × loader.accumulation = 4"),
         (PIPELINE | {"precision.amp": "fp16"}, "use bf16"),
@@ -200,6 +210,19 @@ PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
 def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
     with pytest.raises(ConfigError, match=reason):
         cfg.override(DEFAULT, knobs)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"compile.mode": "reduce-overhead"},
+        {"compile.mode": "default", "parallel.bucket_mib": 0.5},
+        {"compile.mode": "default", "compile.scope": "blocks", "parallel.workers": 2, "parallel.bucket_mib": 0.5},
+        {"parallel.workers": 2, "parallel.bucket_mib": 0.5},
+    ],
+)
+def test_what_does_not_meet_is_not_refused(knobs):
+    cfg.override(DEFAULT, knobs)
 
 
 def alike(one, other, device):
@@ -218,6 +241,7 @@ RESIDENT = {"loader.resident": True}
         ({"loader.pin_memory": True}, {"loader.pin_memory": False}, True, False),
         ({"precision.matmul": "high"}, {"precision.matmul": "highest"}, True, False),
         ({"precision.matmul": "medium"}, {"precision.matmul": "highest"}, False, False),
+        ({"precision.conv_tf32": True}, {"precision.conv_tf32": False}, True, False),
         ({"memory.keep_freed": True}, {"memory.keep_freed": False}, platform.libc_ver()[0] != "glibc", True),
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "default"}, True, False),
         ({"compile.mode": "reduce-overhead"}, {"compile.mode": "none"}, False, False),
@@ -225,6 +249,7 @@ RESIDENT = {"loader.resident": True}
         ({"parallel.strategy": "fsdp"}, {"parallel.strategy": "single"}, True, True),
         (FSDP | {"parallel.bucket_mib": 5.0}, FSDP | {"parallel.static_graph": True}, True, True),
         (FSDP, {"parallel.workers": 2}, False, False),
+        (DP | {"parallel.static_graph": True}, DP | {"parallel.microbatches": 2}, True, True),
         ({"seed": 1}, {"seed": 2}, False, False),
         (RESIDENT, {"loader.resident": False}, False, False),
     ],

@@ -134,6 +134,12 @@ def test_fused_optimizer():
     assert one.reason == "the update is 20 % of the step (20 ms)"
     assert one.bound == pytest.approx(1.25)
     assert changes(found, CONFIG) == []
+    scaled = cfg.override(UNFUSED, {"precision.amp": "fp16"})
+    waits = only(profile(GPU), scaled)
+    assert (waits.change, waits.bound) == ({"optimizer.implementation": "fused"}, None)
+    assert "loss scaling waits at each step" in waits.reason
+    assert changes(profile(), scaled) == [], "a CPU has nothing to wait for"
+    assert changes(profile(GPU), cfg.override(scaled, {"optimizer.implementation": "fused"})) == []
 
 
 def test_adaptive_sampler():
@@ -156,6 +162,13 @@ def test_number_formats():
         "a product in bf16 is 8.0× as fast here"
     )
     assert tf32.change == {"precision.matmul": "high"}
+    assert advise(found, cfg.override(plain, {"precision.conv_tf32": False}))[1].change == {
+        "precision.matmul": "high", "precision.conv_tf32": True,
+    }  # fmt: skip
+    found["operations"]["convolution_share"] = 1.0
+    amp = only(found, cfg.override(plain, {"precision.cudnn_benchmark": True, "memory.channels_last": True}))
+    assert amp.change["precision.amp"] == "bf16", "products are all that TF32 could still make faster"
+    assert amp.bound == pytest.approx(1 / (0.1 + 0.9 / 2)), "from TF32 to bfloat16"
     old = profile(GPU, format_gains={"fp16": 3.0})
     assert changes(old, plain) == [{"precision.amp": "fp16", "memory.channels_last": True}]
 

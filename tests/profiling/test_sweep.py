@@ -95,6 +95,30 @@ def test_a_sweep_survives_the_end_of_memory(bench, monkeypatch, error):
     assert found["stopped"] == "out of memory at 32"
 
 
+@pytest.mark.parametrize("first", [4, 8])
+def test_a_sweep_ends_at_what_the_device_cannot_do(bench, monkeypatch, first):
+    """Too large an index, a kernel that does not fit, a device that is gone: whatever it is, smaller batches stand."""
+    gone = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    def fail(*_):
+        raise gone
+
+    def speed(config, steps, segments):
+        if (batch := config.loader.batch_size) >= first:
+            monkeypatch.setattr(sweeping.memory, "reset", fail)  # nor does anything else work from here on
+            raise gone
+        return {"batch_size": batch, "step_s": 0.1, "samples_per_s": batch / 0.1, "peak_memory_mib": 10.0 * batch}
+
+    monkeypatch.setattr(bench, "speed", speed)
+    if first == 4:
+        with pytest.raises(RuntimeError, match="illegal memory access"):  # what was measured before the sweep
+            sweep(bench, tiny(), 0.01, lambda batch: None)
+        return
+    found = sweep(bench, tiny(), 0.01, lambda batch: None)
+    assert [one["batch_size"] for one in found["rows"]] == [4]
+    assert found["stopped"] == "8 failed: RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
 def test_a_sweep_hides_no_other_fault(bench, monkeypatch):
     def speed(config, steps, segments):
         raise ValueError("a fault of ours")

@@ -164,6 +164,7 @@ def test_compiling():
     cost = {
         "mode": "default", "eager_samples_per_s": 500.0, "compiled_samples_per_s": 650.0, "compile_s": 40.0,
         "speedup": 1.3, "break_even": {"samples": 61_000.0, "seconds": 94.0}, "within_noise": False, "disturbed": False,
+        "graphs": 11, "expected_graphs": 11,
     }  # fmt: skip
     assert tables.compiling(cost, "images") == (
         "mode default: 500 → 650 images/s (1.30×), compiling takes 40s: pays after 1m34s / 61,000 images"
@@ -171,6 +172,8 @@ def test_compiling():
     assert tables.compiling(cost | {"break_even": None}, "images").endswith("40s: never pays")
     assert tables.compiling(cost | {"within_noise": True}, "images").endswith("; the difference is within the noise")
     assert tables.compiling(cost | {"disturbed": True}, "images").endswith("; others used the machine meanwhile")
+    short = tables.compiling(cost | {"graphs": 8}, "images")
+    assert short.endswith("images; 8 graphs for 11 different calls: the rest ran uncompiled")
     assert (
         tables.compiling({"mode": "default", "failed": "no compiler"}, "images") == "mode default failed: no compiler"
     )

@@ -129,6 +129,18 @@ def test_failures_are_told_above_it_and_names_are_no_markup(night):
     assert not any("t0001 ok" in line for line in lines[:2])
 
 
+def test_where_a_trial_goes_that_has_no_end(night, capsys):
+    """Its node was taken away, or will be: neither is a failure."""
+    folder, loaded = night
+    lines = console.Console(folder, loaded, quiet=False)
+    for how in ({}, {"draining": True}):
+        record.Journal(folder / "trials" / "t0003").write("lost", nodes=["a"], reason="died", **how)
+        lines.listen("end", "t0003", {})
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert "t0003 has lost its node and will go on from its checkpoint" in first
+    assert "t0003 leaves its node, which is draining, and will go on from its checkpoint" in second
+
+
 def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys):
     """Three trials had ended before; one took this session a minute, and four are left."""
     folder, loaded = night
@@ -153,6 +165,19 @@ def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, 
         "evaluation takes 4.5 times as long as training", "wall-clock: at most 15m",
     ):  # fmt: skip
         assert said.count(f"] {line}") == 1, line
+
+
+def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path, monkeypatch):
+    """Of float32: 4 bytes a parameter for each run; 16 for a checkpoint (weights, averages, two moments), of which
+    there are two while one is written."""
+    monkeypatch.setattr(plan.resources, "local", lambda: plan.resources.Machine(2, 0))
+    content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}}
+    wanted = searches.make(tmp_path / "night", content)
+    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "parameters": 2**20})
+    assert (told["at_once"], told["trials"]) == (1, 8)
+    assert told["disk_mib"] == 4 * (8 + 2 * 4) + 2 * 16
+    probes = searches.make(tmp_path / "fast", searches.FILE | {"objective": "samples_per_s"})
+    assert plan.values(probes, tmp_path, {"parameters": 2**20})["disk_mib"] == 0, "speed alone leaves no weights"
 
 
 def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsys):

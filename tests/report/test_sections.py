@@ -265,6 +265,20 @@ def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
         in text
     )
     assert (tmp_path / "night" / "report" / "compile.png").exists()
+    assert "different call" not in text
+
+
+def test_graphs_that_are_missing_are_told(tmp_path, plain):
+    content = FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}}
+    wanted = make(tmp_path / "night", content)
+    for number, made in enumerate((8, 11, 12)):
+        point = {"compile.mode": "default", "loader.batch_size": 64 * 2**number}
+        journal = write(tmp_path / "night", wanted, number, point, compile_s=6.0) / "journal.jsonl"
+        counted = f'"train_s": 20.0, "compiled_graphs": {made}, "expected_graphs": 11'
+        journal.write_text(journal.read_text().replace('"train_s": 20.0', counted))
+    text = words(written(tmp_path / "night"))
+    assert "t0000 made 8 graphs for 11 different calls: the rest ran uncompiled; t0002 made 12 graphs" in text
+    assert "t0001 made" not in text
 
 
 def test_compiling_may_pay_after_the_budget_only(tmp_path, plain):

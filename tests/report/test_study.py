@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff import record, results, search, space
 from tunediff.config import ConfigError
 from tunediff.report import outputs, study_figure, study_table, summary
-from tunediff.results import evidence
+from tunediff.results import evidence, speed
 from tunediff.tuning import experiment
 
 GRID = """
@@ -87,6 +87,45 @@ def test_rates_become_epochs_and_ratios(tmp_path):
     assert column(table, "memory_percent_of_base") == pytest.approx([50, 100, 50, 100])
     assert column(table, "speedup_over_one_worker") == pytest.approx([1.0, 1.0, 1.6, 2.0])
     assert column(table, "scaling_efficiency") == pytest.approx([1.0, 1.0, 0.8, 1.0])
+
+
+PREDICTION = """
+workload: digits
+objective: samples_per_s
+budget: {per_trial: 5s}
+grid: {parallel.workers: [1, 2, 4], parallel.strategy: [ddp, fsdp]}
+study:
+  title: Prediction
+  columns: [parallel.workers, parallel.strategy, step_s, predicted_speedup_4, predicted_speedup_8]
+"""
+STEPS = {1: (1.0, 0.3, 0.6), 2: (0.66, 0.18, 0.38), 4: (0.5, 0.1, 0.3)}
+
+
+def by_steps(config):
+    step_s, forward_s, backward_s = STEPS[config.parallel.workers]
+    return {"samples_per_s": 1 / step_s, "step_s": step_s, "step_forward_s": forward_s, "step_backward_s": backward_s}
+
+
+def test_more_devices_are_predicted_from_two(tmp_path):
+    """The forward pass takes 0.6 of one's: a fifth of the passes, 0.9 s, stays; 0.02 s are sent, 0.1 s is the rest.
+
+    Four: 0.9·(0.2 + 0.8/4) + 0.02·1.5 + 0.1 = 0.49 s; eight: 0.9·(0.2 + 0.8/8) + 0.02·1.75 + 0.1 = 0.405 s.
+    """
+    table = study_table.table(finished(tmp_path / "night", PREDICTION, by_steps))
+    empty = [None, None]
+    assert column(table, "predicted_speedup_4") == [*empty, pytest.approx(1 / 0.49), None, *empty]
+    assert column(table, "predicted_speedup_8") == [*empty, pytest.approx(1 / 0.405), None, *empty]
+    assert "prediction: nothing of it was measured; from the steps of one and two workers of ddp" in table.text()
+    assert "| prediction for 4 (×) |" in table.markdown()
+
+
+@pytest.mark.parametrize(("forward_s", "backward_s"), [(0.18, 0.38), (0.1, 0.4), (0.4, 0.8)])
+def test_what_is_predicted_for_two_is_what_was_measured(forward_s, backward_s):
+    """Also where half a batch is faster than half, or two workers share the cores of one."""
+    one = {"step_s": 1.0, "step_forward_s": 0.3, "step_backward_s": 0.6}
+    two = {"step_s": forward_s + backward_s + 0.1, "step_forward_s": forward_s, "step_backward_s": backward_s}
+    assert speed.predicted_step_s(one, two, 2) == pytest.approx(two["step_s"])
+    assert speed.predicted_step_s(one, two, 1) == pytest.approx(1.0), "and nothing is sent by one"
 
 
 def test_the_table_is_read_in_handy_units(tmp_path):

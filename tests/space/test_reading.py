@@ -21,6 +21,11 @@ def test_all_is_what_fits_here(tmp_path):
     assert len(space.load(file).candidates) == 2, "one worker where nobody says what there is"
     with pytest.raises(ConfigError, match="parallel.workers: 'all' is not allowed with --address"):
         space.read(file, world_sizes=())
+    file.write_text(yaml.safe_dump({"workload": "digits", "grid": {"parallel.strategy": "all"}}))
+    assert space.read(file)["grid"]["parallel.strategy"] == ["ddp", "fsdp", "pipeline"]
+    assert space.read(file, gpu=True)["grid"]["parallel.strategy"] == ["ddp", "dp", "fsdp", "pipeline"]
+    with pytest.raises(ConfigError, match="parallel.strategy: 'all' is not allowed with --address"):
+        space.read(file, world_sizes=())
 
 
 def test_base_is_a_configuration_file(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from tunediff import config as cfg
 from tunediff import space
 from tunediff.config import ConfigError
+from tunediff.tuning import resources
 from tunediff.workloads.diffusion.knobs import Model
 
 SHIPPED = sorted(space.SHIPPED.rglob("*.yaml"))
@@ -36,6 +37,14 @@ def test_shipped_studies_are_probes_with_a_table_and_a_figure(name):
     assert loaded.config(loaded.candidates[0]) == loaded.baseline
     if name.endswith(("_by_gpus", "parallelism")):
         assert {loaded.config(point).parallel.workers for point in loaded.candidates} == {1, 2, 4}
+    if name.endswith("parallelism"):
+        content = space.read(path, world_sizes=(1, 2, 4), gpu=True)
+        both = [space.parse(one, str(path), path.parent) for one in (space.read(path, world_sizes=(1, 2)), content)]
+        found = [{one.config(point).parallel.strategy for point in one.candidates} for one in both]
+        assert found == [{"ddp", "fsdp", "pipeline"}, {"ddp", "dp", "fsdp", "pipeline"}]
+        assert (
+            resources.share(both[1], resources.Machine(16, 4)).notes[0].startswith("parallel.strategy=dp is the slow")
+        )
 
 
 def test_all_shipped_studies_are_tested():

@@ -1,10 +1,20 @@
-"""What torch.compile finds and leaves."""
+"""What torch.compile finds and leaves, and whether it compiles all that it should."""
 
 import os
 from pathlib import Path
 
-from tunediff.config.systems import Compile
-from tunediff.training.compilation import cold_cache
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.helpers import assert_equal, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, network
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.config.systems import CUDA_GRAPHS, Compile
+from tunediff.training.compilation import Compilation, cold_cache
+from tunediff.workloads.diffusion import unet
 
 
 def test_compiled_trials_find_no_cache(monkeypatch):
@@ -18,3 +28,126 @@ def test_compiled_trials_find_no_cache(monkeypatch):
     assert not folder.exists()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+# --------------------------------------------------------------------------------------------------- graphs that it makes
+@pytest.fixture
+def eagerly(monkeypatch):
+    """Graphs are made as ever, and run by torch itself: no compiler is needed."""
+    torch.compiler.reset()
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, mode, **how: compile(model, backend="eager", **how))
+    yield
+    torch.compiler.reset()
+
+
+class Part(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.linear = nn.Linear(width, out)
+
+    def forward(self, x):
+        return self.linear(F.silu(x))
+
+
+class Broken(Part):
+    def forward(self, x):
+        x = super().forward(x)
+        torch._dynamo.graph_break()
+        return F.silu(x)
+
+
+class Uncompiled(Part):
+    @torch.compiler.disable
+    def forward(self, x):
+        return super().forward(x)
+
+
+def points(*parts, judge=None, blocks=Part, **knobs):
+    """Of a short training of these, compiled part by part."""
+
+    def body(trial):
+        net = trial.prepare(nn.Sequential(*parts), blocks=blocks)
+        optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+        trial.keep(net=net, optimizer=optimizer)
+        trial.evaluate_with(lambda: {"error": (judge or (lambda net: 0.0))(net)})
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    config = toy(**{"compile__mode": "default", "compile__scope": "blocks"} | knobs)
+    return train(config, samples=8 * 4, body=body, evaluates=True).points
+
+
+def counts(point):
+    return point.compiled_graphs, point.expected_graphs
+
+
+def test_as_many_kinds_of_blocks_as_there_are_are_compiled(eagerly):
+    """By itself torch stops at 8 and runs the others as they are."""
+    widths = [4, *range(5, 16)]
+    parts = [Part(one, two) for one, two in zip(widths, [*widths[1:], 1], strict=True)]
+    found = points(*parts, Part(1, 1), Part(1, 1))
+    assert counts(found[0]) == counts(found[-1]) == (13, 13), "two are alike and share theirs"
+
+
+def test_what_is_judged_is_counted_as_well(eagerly):
+    found = points(Part(4, 1), judge=lambda net: float(sum(net(INPUTS[:n]).sum() for n in (8, 44))))
+    assert [counts(point) for point in found] == [(1, 1), (3, 3)], "two sizes, first judged at the first point"
+
+
+def test_more_graphs_than_there_are_calls(eagerly):
+    made, expected = counts(points(Broken(4, 4), Part(4, 1))[-1])
+    assert (made, expected) == (3, 2)
+    assert "3 graphs for 2 different calls: some were compiled in pieces" in cli.graphs(made, expected)
+
+
+def test_fewer_graphs_than_there_are_calls(eagerly):
+    made, expected = counts(points(Uncompiled(4, 4), Part(4, 1))[-1])
+    assert cli.graphs(made, expected) == "1 graph for 2 different calls: the rest ran uncompiled"
+
+
+def test_cuda_graphs_are_warm_before_the_clock_runs():
+    steps = {mode: Compilation(Compile(mode=mode)).warm_ups("cuda") for mode in ("default", *CUDA_GRAPHS)}
+    assert steps == {"default": 1, "reduce-overhead": 3, "max-autotune": 3}
+    assert Compilation(Compile(mode="max-autotune")).warm_ups("cpu") == 1, "no CUDA graphs"
+
+
+def test_steps_of_the_warm_up_leave_no_trace(monkeypatch):
+    """Each has the first batch; then all is as it was, whatever they wrote into it."""
+    seen = []
+
+    def body(trial):
+        net = trial.prepare(network(trial.knobs))
+        optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+        trial.keep(net=net, optimizer=optimizer)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            seen.append((trial._warming, inputs.clone()))
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+            inputs.zero_()
+
+    once = train(toy(dropout=0.3), samples=8 * 4, body=body)
+    monkeypatch.setattr(Compilation, "warm_ups", lambda self, device: 3)
+    del seen[:]
+    again = train(toy(dropout=0.3), samples=8 * 4, body=body)
+    assert [warming for warming, _ in seen] == [True] * 3 + [False] * 4
+    assert all(torch.equal(inputs, seen[0][1]) for _, inputs in seen[:4])
+    assert (again.steps, again.samples) == (once.steps, once.samples) == (4, 32)
+    assert_equal(weights(once), weights(again))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_whole_is_one_graph(eagerly, dynamic):
+    found = points(Part(4, 8), Part(8, 1), compile__scope="model", compile__dynamic=dynamic)
+    assert counts(found[-1]) == (1, 1)
+    assert points(Part(4, 1), compile__mode="none", compile__scope="model")[-1].expected_graphs is None
+
+
+def test_the_full_unet_is_compiled_block_by_block(eagerly):
+    """DDPM's own, of few channels: more kinds of blocks than torch would compile."""
+    config = cfg.override(cfg.baseline("cifar10"), {"model.channels": 8, "model.norm_groups": 4})
+    net, compilation = unet.network(config.knobs), Compilation(Compile(mode="default", scope="blocks"))
+    compilation.apply(net, net, unet.Block)
+    with compilation.noting():
+        net(torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64))
+    found = compilation.facts()
+    assert found["compiled_graphs"] == found["expected_graphs"] > 8

@@ -132,6 +132,38 @@ def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(monkeypatch):
     assert waiting["data_wait_share"] > 2 * copying["data_wait_share"]
 
 
+class OfADevice(Phases):
+    """Of a device that waits for data for 1 ms a step, however long its host stands still."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.of_device, self._waits = True, 0
+
+    def switch(self, name):
+        self._waits += name == "data_wait"
+        return super().switch(name)
+
+    def read(self):
+        return super().read() | {"data_wait": 0.001 * self._waits}
+
+
+def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch):
+    from tunediff.data.loader import Batches
+
+    fetch = Batches.fetch
+    monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.01) or fetch(self))
+    on_host = train(toy(), samples=8 * 20).seconds
+    assert on_host["data_wait"] > 0.2
+    monkeypatch.setattr("tunediff.training.loop.Phases", OfADevice)
+    found = train(toy(), samples=8 * 20)
+    assert found.seconds["data_wait"] == pytest.approx(0.020), "the warm-up's is none"
+    assert found.seconds["train"] > 0.2
+    shares = [point.data_wait_share for point in found.points]
+    assert max(shares) < 0.1
+    spent = found.seconds["train"] + found.seconds["data_wait"]
+    assert found.points[-1].train_s == pytest.approx(spent, rel=0.05), "what is booked elsewhere is not lost"
+
+
 def test_an_observer_hears_of_each_step():
     told = Told()
     last_point(observer=told)
@@ -149,6 +181,26 @@ def test_the_roof_is_that_of_a_product():
         seconds.append(time.perf_counter() - begin)
     assert 2 * 512**3 / min(seconds) < 4 * peak
     assert "peak_share" not in last_point(), "nobody said what an sample costs"
+
+
+def test_the_roof_is_of_random_numbers_that_leave_the_generators_as_they_were(monkeypatch):
+    """Constant matrices flip fewer bits, draw less power, and let a GPU run faster than any training can."""
+    spreads, before = [], torch.get_rng_state()
+    product = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: spreads.append(float(a.std())) or product(a, b))
+    hardware.peak_flops_per_s(CPU, torch.bfloat16, "high")
+    assert min(spreads) > 0.9
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_what_the_roof_was_measured_with_is_not_the_trainings(monkeypatch):
+    def product(device, dtype):
+        return 1e9 + 0 * float(torch.ones(2**28).sum())  # 1 GiB
+
+    plain = last_point()["peak_memory_mib"]
+    monkeypatch.setattr(hardware, "_fastest_product", product)
+    assert last_point()["peak_memory_mib"] < plain + 500
 
 
 # ------------------------------------------------------------------------------------------------------------- energy
@@ -173,6 +225,16 @@ def test_energy_is_read_where_nvml_gives_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
     meter = hardware.EnergyMeter(torch.device("cuda", 0))
     assert (meter.joules(), meter.joules(), meter.joules()) == (5.0, 12.0, None)  # the counter fails: no number
+
+
+def test_a_process_on_two_gpus_uses_the_energy_of_both(monkeypatch):
+    counters = {0: iter([5.0, 12.0]), 1: iter([100.0, 130.0])}
+    monkeypatch.setattr(
+        hardware, "_nvml", lambda device: counters.get(device.index) and counters[device.index].__next__
+    )
+    meter = hardware.EnergyMeter(torch.device("cuda", 0), 2)
+    assert (meter.joules(), meter.joules()) == (105.0, 142.0)
+    assert hardware.EnergyMeter(torch.device("cuda", 0), 3).joules() is None, "of one of them nothing is known"
 
 
 def test_before_volta_power_is_summed(monkeypatch):

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,9 +18,9 @@ from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
 from tunediff.training import strategies
-from tunediff.training.compilation import compiled
+from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Observer
-from tunediff.training.precision import Amp, set_backends
+from tunediff.training.precision import Amp, fastest_matmul, set_backends
 from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
@@ -155,14 +157,34 @@ def test_amp(amp, dtype):
 
 @pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
 def test_matmul(matmul):
-    found = []
+    found, stock = [], torch.backends.cudnn.allow_tf32
     try:
         trained(lambda: found.append(torch.get_float32_matmul_precision()), precision__matmul=matmul)
         assert found == [matmul] * 2
-        set_backends(tiny(precision__matmul=matmul).precision, "cuda")
-        assert torch.backends.cudnn.allow_tf32 == (matmul != "highest")
+        for tf32 in (True, False):
+            set_backends(tiny(precision__matmul=matmul, precision__conv_tf32=tf32).precision, "cuda")
+            assert torch.backends.cudnn.allow_tf32 == tf32, "convolutions have a knob of their own"
+            assert torch.get_float32_matmul_precision() == matmul
     finally:
         torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = stock
+
+
+def test_the_baseline_runs_as_pytorch_does_unless_told_otherwise():
+    """In a process that nobody has touched."""
+    look = "torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()"
+    stock = f"import torch; print({look})"
+    told = "from tunediff.config.systems import Precision; from tunediff.training import precision"
+    code = f"{stock}; {told}; precision.set_backends(Precision(), 'cuda'); print({look})"
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == lines[1] == "True False highest"
+
+
+def test_the_roof_of_float32_is_that_of_the_fastest_units_it_may_use():
+    fastest = [fastest_matmul(tiny(precision__conv_tf32=tf32).precision, "cuda") for tf32 in (True, False)]
+    assert fastest == ["high", "highest"]
+    assert fastest_matmul(tiny(precision__matmul="medium").precision, "cuda") == "medium"
+    assert fastest_matmul(tiny().precision, "cpu") == "highest", "no TF32"
 
 
 @pytest.mark.parametrize("benchmark", [True, False])
@@ -200,20 +222,20 @@ def test_channels_last(channels_last):
 def test_compile_mode_and_dynamic(monkeypatch, options, expected):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert compiled(model, model, Compile(**options), Block) is model
+    assert Compilation(Compile(**options)).apply(model, model, Block) is model
     assert recorder.last == expected
 
 
 def test_compile_none_and_by_block(monkeypatch):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert compiled(model, model, Compile(), Block) is model
+    assert Compilation(Compile()).apply(model, model, Block) is model
     blocks = []
     monkeypatch.setattr(Block, "compile", lambda self, **how: blocks.append(how))
-    compiled(model, model, Compile(mode="default", scope="blocks"), Block)
+    Compilation(Compile(mode="default", scope="blocks")).apply(model, model, Block)
     assert recorder.calls == []
     assert len(blocks) == sum(isinstance(module, Block) for module in model.modules()) > 2
-    compiled(model, model, Compile(mode="default", scope="blocks"), None)
+    Compilation(Compile(mode="default", scope="blocks")).apply(model, model, None)
     assert len(recorder.calls) == 1, "without blocks it is the whole"
 
 

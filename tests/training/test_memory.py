@@ -102,6 +102,14 @@ def test_a_training_gives_the_order(monkeypatch, keep):
         RuntimeError("ray.exceptions.OutOfMemoryError: Task was killed"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError(
+            "ncclUnhandledCudaError: Call to CUDA library failed.\nLast error:\nFailed to CUDA calloc async 24 bytes"
+        ),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8000000000000 bytes."),
+        RuntimeError("std::bad_alloc"),
     ],
     ids=lambda error: str(error)[:40] or type(error).__name__,
 )
@@ -116,3 +124,23 @@ def test_every_sign_of_too_little_memory(error):
 )
 def test_other_errors_are_no_lack_of_memory(error):
     assert not memory.is_oom(error)
+
+
+# ---------------------------------------------------------------------------------------------- others give theirs back
+@pytest.mark.parametrize(
+    ("free", "seconds"),
+    [
+        ([99], 0.0),  # of 100: nobody else is there
+        ([20, 20, 60, 99], 3.0),  # one leaves
+        ([20, 40, 40, 40, 40], 4.0),  # another stays: nothing came back for 3 s
+        ([10 + i for i in range(40)], 30.0),  # one gives it back without end
+    ],
+)
+def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch, free, seconds):
+    now, left = [0.0], iter(free)
+    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory.time, "sleep", lambda _: now.__setitem__(0, now[0] + 1.0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(left) * 2**30, 100 * 2**30))
+    memory.await_freed(torch.device("cuda", 0), patience_s=30.0, steady_s=3.0)
+    assert now[0] == seconds
+    memory.await_freed(torch.device("cpu"))  # asks nobody

@@ -12,7 +12,7 @@ from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, wei
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
 from tunediff.training import strategies
-from tunediff.training import trial as seam
+from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 
@@ -187,7 +187,7 @@ def test_progress_and_stride_follow_the_budget():
 
 def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
     """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
-    monkeypatch.setattr(seam, "compiled", lambda model, *rest: model)
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
     hands, seen = Hands(), []
 
     def body(trial):

@@ -4,12 +4,11 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from ray._private.utils import get_ray_address_file
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -23,14 +22,15 @@ for line in sys.stdin:
     print(node.all_processes["raylet"][0].process.pid, flush=True)
 """
 """A head of one core, and a node of as many cores as each line says."""
+NETWORK = "10.231.7"
+"""Of a node with a network of its own."""
 GRID = {"budget": {"per_trial": "6s", "trials": 6}, "grid": {"loader.batch_size": [16, 24, 32, 48, 64, 128]}}
 
 
 class Nodes:
     def __init__(self):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        patient = {**os.environ, "RAY_raylet_start_wait_time_s": "300"}
-        self.process = subprocess.Popen([sys.executable, "-c", CLUSTER], env=patient, **pipes)
+        self.process = subprocess.Popen([sys.executable, "-c", CLUSTER], **pipes)
         self.address = self.process.stdout.readline().strip()
         self.others = []
 
@@ -46,22 +46,93 @@ class Nodes:
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", start]
         self.others.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
 
+    def close(self):
+        end([*self.others, self.process])
 
-@pytest.fixture
-def nodes():
-    made = Nodes()
-    yield made
-    family = psutil.Process(made.process.pid).children(recursive=True)
-    for process in made.others:
-        family += psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    for process in [*made.others, made.process]:
-        process.kill()
-    for process in family:
+
+class Apart:
+    """A head here and a node behind a network cable that can be pulled, of one core each."""
+
+    def __init__(self, folder):
+        self.space = f"tunediff-{os.getpid()}"
+        cable = f"""
+            set -e
+            ip netns add {self.space}
+            ip link add td0 type veth peer name td1 netns {self.space}
+            ip addr add {NETWORK}.1/24 dev td0
+            ip link set td0 up
+            ip -n {self.space} addr add {NETWORK}.2/24 dev td1
+            ip -n {self.space} link set td1 up
+            ip -n {self.space} link set lo up"""
+        if os.geteuid() or subprocess.run(["sh", "-c", cable], check=False).returncode:
+            pytest.skip("a node behind a cable needs a network namespace")
+        self.address, self.folder, self.others = f"{NETWORK}.1:6399", folder, []
+        self._start(f"--head --port 6399 --node-ip-address {NETWORK}.1")
+        self._start(f"--address {self.address} --node-ip-address {NETWORK}.2", "ip", "netns", "exec", self.space)
+
+    def _start(self, words, *inside):
+        ray = [*inside, os.path.join(os.path.dirname(sys.executable), "ray"), "start", "--num-cpus", "1", "--block"]
+        with open(self.folder / f"node{len(self.others)}.log", "w") as log:
+            node = subprocess.Popen([*ray, *words.split()], stdout=log, stderr=log, start_new_session=True)
+        self.others.append(node)
+        until = time.monotonic() + 300
+        while "Ray runtime started" not in (told := (self.folder / log.name).read_text()):
+            assert node.poll() is None and time.monotonic() < until, told  # noqa: PT018
+            time.sleep(0.2)
+
+    def cable(self, state):
+        subprocess.run(["ip", "link", "set", "td0", state], check=True)
+
+    def slow(self):
+        """Four megabits per second, each way."""
+        there = ("tc", "qdisc", "add", "dev", "td1"), ("ip", "netns", "exec", self.space)
+        limit = ("root", "tbf", "rate", "4mbit", "burst", "32kbit", "latency", "400ms")
+        if subprocess.run([*there[1], *there[0], *limit], check=False).returncode:
+            pytest.skip("a slow network needs tc")
+        subprocess.run(["tc", "qdisc", "add", "dev", "td0", *limit], check=True)
+
+    def behind_it(self, pid):
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+        return False
+
+    def close(self):
+        end(self.others)
+        subprocess.run(["sh", "-c", f"ip link del td0; ip netns del {self.space}"], check=False)
+
+
+def end(processes):
+    """And all that they have started."""
+    family = [
+        one for process in processes if process.poll() is None for one in psutil.Process(process.pid).children(True)
+    ]
+    for process in [*processes, *family]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=20)
-    # `ray start` leaves the address of its cluster there, and Ray Train asks a dead one whether its controllers live.
-    Path(get_ray_address_file(None)).unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def _ray_as_the_tests_need_it(monkeypatch):
+    """`ray start` leaves the address of its cluster in a file, where others would find it; asks for a token where one
+    lies about; and gives up soon beside other load."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")
+        yield
+
+
+@pytest.fixture
+def nodes():
+    with contextlib.closing(Nodes()) as made:
+        yield made
+
+
+@pytest.fixture
+def apart(tmp_path):
+    with contextlib.closing(Apart(tmp_path)) as made:
+        yield made
 
 
 def ran_on(one, name, raylet):
@@ -84,7 +155,7 @@ def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_
     if subprocess.run(["unshare", "--mount", "--map-root-user", "true"], check=False).returncode:
         pytest.skip("a node without the folder needs a mount namespace")
     nodes.add_without(one.storage)
-    two = search("apart", **GRID)
+    two = search("apart", **(GRID | {"budget": {"per_trial": "60s", "trials": 6}}))  # until the node has come
     process = two.start(str(two.file), "--name", "apart", "--address", nodes.address)
     until = time.monotonic() + 600  # the node may join before the search looks, which ends it, or after that
     while process.poll() is None and "a node has come and is not used" not in two.log and time.monotonic() < until:
@@ -116,3 +187,94 @@ def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     steps = [line["steps"] for line in one.events(victim, "point")]
     assert steps == sorted(set(steps)), "it went on from its checkpoint"
     assert "a node has come" in one.log
+
+
+def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search):
+    """Two workers are one on each node; Optuna draws from all that is allowed, and one measure ranks them."""
+    nodes.add()
+    chain = {"model.multipliers": [1, 2], "process.steps": 50}
+    spaces = {
+        "parallel.workers": [1, 2], "loader.batch_size": [64, 128],
+        "parallel.strategy": {"choice": ["ddp", "fsdp", "pipeline"], "when": {"parallel.workers": 2}},
+    }  # fmt: skip
+    first = [{"parallel.workers": 2, "parallel.strategy": name} for name in ("ddp", "fsdp", "pipeline")]
+    budget = {"per_trial": "4s", "trials": 6, "unit": "device"}
+    one = search("both", budget=budget, search=spaces, first=first, fixed=chain, noise=1)
+    process = one.start(str(one.file), "--name", "both", "--address", nodes.address)
+    assert process.wait(900) == 0, one.log
+    trials = [one.trial(f"t{number:04d}") for number in range(6)]
+    assert [trial.status for trial in trials] == ["ok"] * 6, one.log
+    assert [trial.config["parallel.strategy"] for trial in trials[1:4]] == ["ddp", "fsdp", "pipeline"]
+    for trial in trials:
+        share = trial.config["parallel.workers"]
+        assert trial.points[-1].device_s == pytest.approx(share * trial.points[-1].train_s)
+        assert trial.points[-1].device_s >= 4.0
+
+
+@pytest.mark.parametrize("fault", ["cut for a minute", "slow"])
+def test_a_bad_network(apart, search, fault):
+    """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not believed;
+    slow, it only takes longer."""
+    if fault == "slow":
+        apart.slow()
+    one = search("cut", **GRID)
+    process = one.start(str(one.file), "--name", "cut", "--address", apart.address)
+    names = [f"t{number:04d}" for number in range(6)]
+
+    def there(name):
+        worker = one.events(name, "worker")
+        return worker and apart.behind_it(worker[-1]["pid"]) and one.events(name, "point")
+
+    victim = one.wait_for(lambda: next((name for name in names if there(name)), None), 600)
+    if fault != "slow":
+        apart.cable("down")
+        time.sleep(60)
+        apart.cable("up")
+    assert process.wait(900) == 0, one.log
+    assert [one.trial(name).status for name in names] == ["ok"] * 6, one.log
+    assert bool(one.events(victim, "lost")) == (fault != "slow"), one.log
+    for name in names:
+        assert [event["index"] for event in one.events(name, "point")] == [1, 2], one.log
+
+
+def test_the_head_dies_and_another_cluster_goes_on(nodes, search):
+    """With the head its search ends and says how to resume; nothing that was measured is measured again."""
+    nodes.add()
+    one = search("headless", **GRID)
+    process = one.start(str(one.file), "--name", "headless", "--address", nodes.address)
+    one.wait_for(lambda: (found := one.trial("t0002")) is not None and found.points, 600)
+    end([nodes.process])
+    assert process.wait(300) == 1
+    assert "error: the head of the cluster does not answer any more; everything measured is in" in one.log
+    assert "resume: python -m tunediff.search --resume headless" in one.log
+    before = one.journals
+    with contextlib.closing(Nodes()) as others:
+        others.add()
+        assert one.start("--resume", "headless", "--address", others.address).wait(900) == 0, one.log
+    assert [one.trial(f"t{number:04d}").status for number in range(6)] == ["ok"] * 6
+    assert all(one.journals[name].startswith(text) for name, text in before.items())
+    for number in range(6):
+        assert [event["index"] for event in one.events(f"t{number:04d}", "point")] == [1, 2]
+
+
+def test_a_draining_node_lets_its_trial_go_with_a_checkpoint(nodes, search):
+    """As an autoscaler gives notice of a pre-emption: half a minute before the node is taken away."""
+    leaving = nodes.add()
+    one = search("spot", budget={"per_trial": "15s", "trials": 2}, grid={"loader.batch_size": [16, 128]})
+    process = one.start(str(one.file), "--name", "spot", "--address", nodes.address)
+    victim = one.wait_for(lambda: next((n for n in ("t0000", "t0001") if ran_on(one, n, leaving)), None), 600)
+    steps = one.wait_for(lambda: [line["steps"] for line in one.events(victim, "point")], 600)
+    ray = os.path.join(os.path.dirname(sys.executable), "ray")
+    (node,) = [word.partition("=")[2] for word in psutil.Process(leaving).cmdline() if word.startswith("--node_id=")]
+    notice = "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot --deadline-remaining-seconds 30".split()
+    subprocess.run([ray, "drain-node", "--address", nodes.address, "--node-id", node, *notice], check=True)
+    lost = one.wait_for(lambda: one.events(victim, "lost"), 60)
+    psutil.Process(leaving).kill()  # long after the trial has left
+    assert process.wait(600) == 0, one.log
+    assert (len(lost), lost[0]["nodes"], lost[0]["draining"]) == (1, [node], True)
+    assert [one.trial(name).status for name in ("t0000", "t0001")] == ["ok", "ok"]
+    again = [line["steps"] for line in one.events(victim, "point")]
+    assert (len(again), again[0]) == (2, steps[0]), "no point was measured again"
+    assert one.trial(victim).end.seconds["train"] == pytest.approx(15, abs=3), "nothing was trained again"
+    assert one.log.count("a node is draining: ") == 1
+    assert "leaves its node, which is draining, and will go on from its checkpoint" in one.log

@@ -1,5 +1,7 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
+import socket
+import threading
 import types
 
 import pytest
@@ -10,7 +12,7 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.tuning import cluster
+from tunediff.tuning import cluster, experiment
 from tunediff.tuning.resources import Machine, Place
 
 GPU = {
@@ -25,6 +27,8 @@ def nodes(monkeypatch):
     """What Ray says of its nodes."""
     told = [GPU, HEAD, GPU | {"NodeID": "dead", "Alive": False}]
     monkeypatch.setattr(cluster.ray, "nodes", lambda: told)
+    leaving = types.SimpleNamespace(get_draining_nodes=lambda: {one["NodeID"]: 0 for one in told if one.get("Drains")})
+    monkeypatch.setattr(cluster.ray._private.state, "state", leaving)
     return told
 
 
@@ -113,10 +117,54 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
     assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs (H200)")
 
 
+def test_a_node_that_drains_gets_no_new_trial(nodes):
+    """Whoever looks later does not find it, and it is told once."""
+    heard = []
+    look = cluster.Nodes(cluster.nodes(), lambda machines: None)
+    look.say = heard.append
+    nodes[0] = GPU | {"Drains": True}
+    assert [[one.id for one in look()] for _ in range(2)] == [["ffff0000"]] * 2
+    assert [one.id for one in cluster.nodes()] == ["ffff0000"]
+    assert cluster.draining(["a1b2c3d4", "ffff0000"]) == ["a1b2c3d4"]
+    what = "10.0.0.1 (a1b2c3): 16 CPU cores, 8 GPUs (H200)"
+    assert heard == [f"a node is draining: {what}; no trial starts there, and those there go on elsewhere"]
+
+
 def test_what_travels():
     env = cluster.runtime_env()
     assert env["py_modules"] == tunediff.__path__
     assert env["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "1.0"
+
+
+def test_a_head_that_does_not_answer_any_more_is_noticed_once(monkeypatch):
+    lost = threading.Event()
+    monkeypatch.setattr(cluster, "HEAD_S", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = types.SimpleNamespace(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
+        monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: address)
+        with cluster.head_watched(lost.set, every_s=0.01):
+            assert not lost.wait(0.8), "it answers"
+            head.close()
+            assert not lost.wait(0.3), "it may come back"
+            assert lost.wait(10)
+    lost.clear()
+    with cluster.head_watched(lost.set, every_s=0.01):
+        pass
+    assert not lost.wait(0.8), "the search was over before"
+
+
+@pytest.mark.parametrize(("mode", "hint"), [(None, "; one that asks for a token: RAY_AUTH_MODE=token"), ("token", "")])
+def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hint):
+    def refuse(**how):
+        raise ConnectionError("Failed to connect\nand more")
+
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(ConfigError) as error, experiment.cluster("h:1"):
+        pass
+    assert str(error.value) == f"--address: h:1: Failed to connect{hint}"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def cpus(cores, name="a"):
     return Machine(cores, 0, name, f"id-{name}")
 
 
-def share(*machines, sizes=(1,), alone=False, may_come=()):
-    return divided(machines, sizes, ["none"], "x.yaml", alone, may_come)
+def share(*machines, sizes=(1,), alone=False, may_come=(), strategies=()):
+    return divided(machines, sizes, ["none"], "x.yaml", alone, may_come, strategies)
 
 
 def taken(pool, *sizes):
@@ -83,6 +83,34 @@ def test_a_trial_that_wants_to_be_alone_has_its_node():
     of = share(gpus(8), sizes=(1, 2), alone=True)
     assert (of.slots, taken(Pool(of), 2, 1)) == (1, ["a", None])
     assert of.place(of.machines, 2) == Place(("id-a",), 7.95, True, 8)
+
+
+def test_one_process_gets_its_gpus_on_one_node():
+    """`parallel.strategy: dp`: four GPUs with four GPUs' cores and threads; never two of one node and two of another."""
+    of = share(gpus(4, name="a"), gpus(4, name="b"), sizes=(2, 4), strategies=["ddp", "dp"])
+    assert of.notes == ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
+    pool, asked = Pool(of, ask=lambda place, size: asked.append((place.each, size))), []
+    seat = pool.take(4, together=True)
+    assert (seat.place, seat.place.resources) == (Place(("id-a",), 7.88, True, 8, 4), {"CPU": 7.88, "GPU": 4.0})
+    assert pool.take(4).place == Place(("id-b",), 1.97, True, 2, 1)
+    pool._machines = (gpus(2, name="c"), gpus(2, name="d"))
+    assert pool.take(4, together=True) is None
+    assert asked == [(4, 1)], "one bundle of four GPUs, since no node has as many"
+    assert pool.take(4).place.nodes == ("id-c", "id-d"), "four processes may span nodes"
+
+
+def test_one_process_for_several_gpus_is_refused_where_no_node_has_them():
+    machines = gpus(4, name="a"), gpus(4, name="b")
+    with pytest.raises(cfg.ConfigError) as refused:
+        share(*machines, sizes=(1, 8), strategies=["dp"])
+    assert str(refused.value) == (
+        "x.yaml: parallel.workers: 8 needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most 4; "
+        "there are a: 8 CPU cores, 4 GPUs (H200); b: 8 CPU cores, 4 GPUs (H200)"
+    )
+    assert share(*machines, sizes=(1, 8), strategies=["dp"], may_come=[gpus(8, name="large")]).gpu
+    with pytest.raises(cfg.ConfigError, match="strategy: 'dp' is not allowed here: torch.nn.DataParallel needs GPUs"):
+        share(cpus(4), sizes=(1, 2), strategies=["dp"])
+    assert share(cpus(4), strategies=["dp"]).notes == (), "one worker trains alone, whatever it is called"
 
 
 def test_one_type_of_gpu():

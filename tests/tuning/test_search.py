@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -131,14 +133,25 @@ def test_kills_lose_nothing(search):
     assert [t.value for t in one.study] == [one.trial(f"t000{i}").points[-1]["frechet"] for i in range(4)]
 
 
+@pytest.fixture
+def another_cluster_was_here(monkeypatch):
+    """`ray start` leaves its address in a file, and a kill leaves the file; this search has nothing to do with it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Ray's sockets want a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        yield
+
+
+@pytest.mark.usefixtures("another_cluster_was_here")
 def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
-    one = search("hang", **(TRIALS | {"budget": {"per_trial": "4s", "deadline": "60s"}}))
+    one = search("hang", **(TRIALS | {"budget": {"per_trial": "4s", "deadline": "50s"}}))
     process = one.start(str(one.file), "--name", "hang")
     one.wait_for(has(one, "t0000", 2))
     one.wait_for(lambda: one.events("t0001", "worker"))
     psutil.Process(pids(one, "t0001")[1]).suspend()
     one.wait_for(lambda: one.trial("t0001").finished)
-    assert (one.trial("t0001").status, "60 s" in one.trial("t0001").reason) == ("timeout", True)
+    assert (one.trial("t0001").status, "50 s" in one.trial("t0001").reason) == ("timeout", True)
 
     # The next trial gets a fresh group; Ctrl-C while it trains.
     one.wait_for(has(one, "t0002", 1))
@@ -154,6 +167,7 @@ def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
     assert [t.user_attrs["status"] for t in one.study] == ["ok", "timeout", "ok", "ok"]
 
 
+@pytest.mark.slow
 def test_two_workers_and_early_stopping(search):
     """World size as a knob changes the group; ASHA stops bad trials, which are recorded as pruned."""
     one = search(
@@ -215,7 +229,11 @@ def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_comp
     told = json.loads(done.stdout)
     assert done.returncode == {"better": 0, "not told apart": 10, "worse": 11}[told["verdict"]], done.stderr
     assert (told["pairs"], told["runs"]) == (3, 6)
-    assert told["ratio_low"] < told["ratio"] < told["ratio_high"]
+    low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
+    if ratio is None:  # left open where others disturb three runs of a second beyond all measure
+        assert (told["verdict"], low, high) == ("not told apart", None, None)
+    else:
+        assert low < ratio < high
     again = [*command[:3], "--resume", "two", "--storage", str(one.storage), "--json"]
     repeated = subprocess.run(again, capture_output=True, text=True, cwd=one.storage.parent, timeout=60)
     assert json.loads(repeated.stdout)["ratio"] == told["ratio"]

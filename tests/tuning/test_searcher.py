@@ -83,8 +83,11 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
+    checkpoint = searcher.experiment / "trials" / "t0000" / record.CHECKPOINT
+    checkpoint.touch()
     searcher.on_trial_complete("a", {})
     assert record.read_trial(searcher.experiment / "trials" / "t0000").status == "pruned"
+    assert not checkpoint.exists()
 
 
 def test_a_trial_whose_driver_died_is_no_lesson(make):

@@ -12,9 +12,9 @@ from tunediff.record import End
 from tunediff.tuning import slot as slots
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Job, Kind, Lost, Order
-from tunediff.tuning.resources import Machine, Share
+from tunediff.tuning.resources import Machine, Place, Share
 
-ONE = Kind(1, True)
+ONE, GPU = Kind(1, True), Place(gpu=True)
 
 
 def job(key="t0000/1", kind=ONE, folder=None, **more):
@@ -39,6 +39,7 @@ def slot(monkeypatch, tmp_path):
     monkeypatch.setattr(slots.ray, "remote", lambda function: types.SimpleNamespace(options=options))
     monkeypatch.setattr(slots.ray, "cancel", cancel)
     monkeypatch.setattr(slots, "beside", dict)
+    monkeypatch.setattr(slots, "own_cluster", dict)
     made = slots.Slot("slot", str(tmp_path), str(tmp_path))
     made.groups = []
     return made
@@ -109,6 +110,16 @@ def test_ray_gets_names_that_it_can_carry(monkeypatch, tmp_path, name):
     assert len(set(names)) == 4, "several searches may share a cluster"
 
 
+def test_workers_that_left_a_draining_node_end_the_attempt(slot):
+    async def left():
+        serial = await slot.submit(job())
+        await slot.post(serial, Lost("node n1 is draining"))
+        again = await slot.submit(job("t0000/1.1"))
+        return await slot.event(again, 0), serial != again
+
+    assert asyncio.run(left()) == (None, True)
+
+
 def test_a_driver_that_was_restarted_finds_its_job_running(slot):
     async def submitted():
         serial = await slot.submit(job())
@@ -154,6 +165,7 @@ def test_a_group_that_was_killed_is_told_why(slot):
         (job(), End("error"), job("t0001/1"), 2),
         (job(), End("ok"), job("t0001/1", Kind(2, True)), 2),
         (job(), End("ok"), job("t0001/1", Kind(1, False)), 2),
+        (job(kind=Kind(1, False, GPU)), End("ok"), job("t0001/1", Kind(1, True, GPU)), 1),
         (job(), End("ok"), job("t0001/1", fresh=True), 2),
         (job(fresh=True), End("ok"), job("t0001/1"), 2),
     ],

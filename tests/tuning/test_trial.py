@@ -51,6 +51,8 @@ def drive(tmp_path, monkeypatch):
     """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
     monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
 
+    monkeypatch.setattr(trial.cluster, "draining", lambda ids: [one for one in ids if one == "leaving"])
+
     def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
         slot.missing = missing
@@ -89,6 +91,14 @@ def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monk
     _, _, known = drive([End("nan", "diverged")])
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
     assert known.status == "nan"
+
+
+def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypatch):
+    checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: checkpoint.touch() or "1")
+    _, _, known = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
+    assert known.status == "oom"
+    assert not checkpoint.exists()
 
 
 def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
@@ -183,11 +193,11 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
     folder = tmp_path / "trials" / "t0003"
     monkeypatch.setattr(trial.cluster, "gone", lambda ids: [one for one in ids if one == "dead"])
     slot, told, known = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
-    assert (len(told), known.status, record.was_lost(folder)) == (1, None, True)
+    assert (len(told), known.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
     slot, _, known = drive([None, None], nodes=["alive", "dead"])
     assert (slot.killed, slot.jobs[0].key, known.status) == (["node dead is gone"], "t0003/1.1", None)
     slot, _, known = drive([End("ok")], nodes=["alive"])
-    assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", False)
+    assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
 
 
 def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
@@ -207,6 +217,27 @@ def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
         assert drive([Lost("node died")], nodes=["dead"])[2].status is None
     known = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
     assert (known.status, known.reason) == ("error", "the workers died 2 times: node died")
+
+
+def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, tmp_path):
+    """Its workers say that they have left, or never were there; each time it has no end, and goes on elsewhere."""
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
+    folder = tmp_path / "trials" / "t0003"
+    for _ in range(times := trial.LOSSES + 1):
+        slot, _, known = drive([Lost("node leaving is draining")], nodes=["leaving"])
+        told = record.was_lost(folder)
+        assert (known.status, told["nodes"], told["draining"], slot.killed) == (None, ["leaving"], True, [])
+    slot, _, known = drive([None, None], nodes=["other", "leaving"], missing=3.0)
+    assert (slot.killed, known.status) == (["node leaving is draining"], None)
+    slot, _, known = drive([None, End("ok")], nodes=["other"])
+    assert (slot.jobs[0].key, known.status, known.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
+
+
+def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive, monkeypatch):
+    """They write a checkpoint first: the driver does not end them."""
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
+    slot, _, known = drive([None, End("ok")], nodes=["leaving"])
+    assert (slot.killed, known.status) == ([], "ok")
 
 
 def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tunediff.progress import DOING, Progress
 from tunediff.record import NotFiniteError, Point
 from tunediff.training import state, weights
 from tunediff.tuning import group, worker
-from tunediff.tuning.messages import Job, Kind
+from tunediff.tuning.messages import Job, Kind, Lost
 from tunediff.tuning.resources import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,6 +183,7 @@ def test_a_trial_that_its_scheduler_stops_is_pruned(tmp_path, job):
     worker.work(job, "s1", slot, alone())
     known = record.read_trial(tmp_path)
     assert (known.status, len(known.points), known.end.steps) == ("pruned", 1, 2)
+    assert slot.heard == [("Point", True), ("End", False)], "nobody goes on from its checkpoint"
     assert not (tmp_path / weights.NAME).exists()
 
 
@@ -191,6 +193,28 @@ def test_a_worker_whose_slot_was_restarted_leaves_the_trial_open(tmp_path, job):
     with pytest.raises(worker.SlotLostError, match="knows nothing of"):
         worker.work(job, "s1", slot, alone())
     assert not record.read_trial(tmp_path).finished
+
+
+def test_a_trial_on_a_draining_node_leaves_with_a_checkpoint_and_goes_on(tmp_path, job, monkeypatch):
+    """The notice comes after the first point; the second attempt, elsewhere, trains only what is left."""
+    leaving, heard, slot = [], threading.Event(), Slot(tmp_path)
+    monkeypatch.setattr(worker.cluster, "NOTICE_S", 0.001)
+    monkeypatch.setattr(worker.cluster, "draining", lambda ids: heard.set() or ids if ids == leaving else [])
+
+    def decision(serial, index):
+        leaving[:] = ["n1"]
+        assert heard.wait(30)
+        return "go"
+
+    slot.decision = types.SimpleNamespace(remote=decision)
+    at = lambda node: dataclasses.replace(job, kind=Kind(1, True, Place([node])))  # noqa: E731
+    worker.work(at("n1"), "s1", slot, alone())
+    assert slot.last == Lost("node n1 is draining")
+    known, saved = record.read_trial(tmp_path), state.load(tmp_path)
+    assert (known.finished, len(known.points), saved["pace"]["samples"]) == (False, 1, 48)
+    worker.work(at("n2"), "s2", Slot(tmp_path), alone())
+    known = record.read_trial(tmp_path)
+    assert (known.status, [one.samples for one in known.points], known.end.steps) == ("ok", [32, 64], 4)
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("the loss"), NonFiniteError("non-finite features")])
@@ -214,7 +238,11 @@ def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job
     ],
 )  # fmt: skip
 def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, error, status):
+    checkpoint, torn = tmp_path / state.CHECKPOINT, tmp_path / f".{state.CHECKPOINT}.x7y"
+
     def fail(trial):
+        checkpoint.touch()
+        torn.touch()  # by a worker that was killed while it wrote
         raise error
 
     monkeypatch.setattr(worker, "run", fail)
@@ -222,6 +250,9 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
     with pytest.raises(type(error)):
         worker.work(job, "s1", slot, alone())
     assert record.read_trial(tmp_path).status == status
+    assert [checkpoint.exists(), torn.exists()] == [status is None] * 2, (
+        "only what may be run again has one to go on from"
+    )
     assert (tmp_path / "traceback-rank0.txt").exists() == (status is not None)
     if status is not None:
         assert slot.last.reason == f"{type(error).__name__}: {error}"
@@ -311,6 +342,9 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})
+    group.run_group("slot", "g", Kind(4, keep, Place(("a1",), 7.92, True, 8, 4)), str(tmp_path), os.getcwd())
+    scaling = started[-1]["scaling_config"]
+    assert (scaling.num_workers, scaling.resources_per_worker) == (1, {"CPU": 7.92, "GPU": 4.0}), "one for four GPUs"
 
 
 @pytest.mark.parametrize(

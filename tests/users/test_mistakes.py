@@ -170,6 +170,7 @@ def test_the_check_in_its_own_process(tmp_path):
         check.before_search(gone, said.append)
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree(tmp_path):
     """Each rank changes the model by itself: two ranks are tried, and say so."""
     text = edited(

@@ -69,14 +69,18 @@ class Precision:
     amp: Literal["none", "bf16", "fp16"] = "none"
     """Autocast type of forward and backward; fp16 uses loss scaling."""
     matmul: Literal["highest", "high", "medium"] = "highest"
-    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision);
-    on a GPU `high` and `medium` also allow TF32 convolutions."""
+    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision)."""
+    conv_tf32: Bool = True
+    """float32 convolutions of cuDNN in TF32, as PyTorch has it unless told otherwise, whatever `precision.matmul` says
+    of products; no effect on a CPU."""
     cudnn_benchmark: Bool = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.matmul == "high":
             yield "precision.matmul", "TF32 is a format of NVIDIA GPUs"
+        if device != "cuda" and self.conv_tf32:
+            yield "precision.conv_tf32", "TF32 is a format of NVIDIA GPUs"
         if device != "cuda" and self.cudnn_benchmark:
             yield "precision.cudnn_benchmark", "cuDNN is for NVIDIA GPUs"
 
@@ -123,10 +127,15 @@ class Compile:
         for name, changed in (("dynamic", self.dynamic), ("scope", self.scope != "model")):
             if changed and not self.active:
                 raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
+        if self.scope == "blocks" and self.mode == "reduce-overhead":
+            raise Refusal("compile.scope", "a CUDA graph for each block starts as much as it spares; use model")
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.mode == "reduce-overhead":
             yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
+
+
+_COPIES = "parallel.strategy = dp copies the model in every step"
 
 
 @section
@@ -134,12 +143,14 @@ class Parallel:
     """How several processes train one model (gloo on CPU, NCCL on GPU)."""
 
     workers: Annotated[Int, Ge(1), Le(1024)] = 1
-    """World size: training processes, one per GPU, or sharing the CPU cores."""
-    strategy: Literal["ddp", "fsdp", "pipeline", "single"] = "ddp"
+    """World size: training processes, one per GPU, or sharing the CPU cores; with `dp` the GPUs of the one process."""
+    strategy: Literal["ddp", "dp", "fsdp", "pipeline", "single"] = "ddp"
     """What the workers share: with `ddp` each has the model and a part of the batch, and gradients are averaged; with
     `fsdp` (FSDP2) each also keeps only its share of the weights, gradients and optimizer state, and gets the rest of a
     block while that runs; with `pipeline` each has the whole batch and learns a part of the model, by
-    `trial.forward_backward`; `single` is one process. One worker trains alone, whatever is said here."""
+    `trial.forward_backward`; `single` is one process. `dp` is one process for several GPUs (torch.nn.DataParallel): the
+    slow one, as it copies the model to each of them in every step; to compare with, as `ddp` learns the same. One
+    worker trains alone, whatever is said here."""
     gradients: Literal["float32", "bf16"] = "float32"
     """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds it."""
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
@@ -158,6 +169,16 @@ class Parallel:
     activations of no more parts than there are stages."""
 
     @property
+    def together(self) -> bool:
+        """Whether one process has all the devices."""
+        return self.strategy == "dp" and self.workers > 1
+
+    @property
+    def processes(self) -> int:
+        """That train together."""
+        return 1 if self.together else self.workers
+
+    @property
     def parts(self) -> tuple[int, str]:
         """Of how many equal parts each pass's batch is made, and the name of the knob that says so."""
         if self.strategy == "pipeline" and self.workers > 1:
@@ -169,9 +190,17 @@ class Parallel:
             raise Refusal("parallel.strategy", f"single is one process, and parallel.workers = {self.workers}")
         if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
             raise Refusal("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
+        whole = config.compile.active and config.compile.scope == "model"
+        if self.strategy == "ddp" and self.workers > 1 and whole and self.bucket_mib < 1:
+            raise Refusal(
+                "parallel.bucket_mib", "compiled as a whole, the network is cut into as many graphs; at least 1"
+            )
         if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last:
             raise Refusal("memory.channels_last", "parallel.strategy = fsdp divides weights in their usual order only")
-
+        if self.together and config.compile.active:
+            raise Refusal("compile.mode", f"{_COPIES}, and each copy would be compiled again; use none, or ddp")
+        if self.together and config.memory.checkpoint > 0:
+            raise Refusal("memory.checkpoint", f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp")
         if self.strategy == "pipeline" and self.workers > 1:
             self._check_pipeline(config)
 

@@ -148,11 +148,30 @@ def find(evaluation: Evaluation) -> Weights:
         path = Path(evaluation.weights_path).expanduser().absolute()
         allowed = f"a file of Inception weights such as {FILE_NAME}, or null to download it"
         return Weights(path, _readable(path, allowed))
-    path = hub_dir() / "checkpoints" / FILE_NAME
+    path = _place()
     with locked(path):
-        if not path.is_file() or not _sha256(path).startswith(DIGEST_PREFIX):
+        if cached() is None:
             _download(path)
         return Weights(path, _sha256(path))
+
+
+def cached() -> Path | None:
+    """torch hub's copy, where it is there and whole."""
+    path = _place()
+    return path if path.is_file() and _sha256(path).startswith(DIGEST_PREFIX) else None
+
+
+def unreachable() -> str | None:
+    """Why the weights could not be downloaded now; None: they could. Asks for nothing but the file's headers."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(URL, method="HEAD"), timeout=TIMEOUT_S):
+            return None
+    except (OSError, http.client.HTTPException) as error:
+        return str(error)
+
+
+def _place() -> Path:
+    return hub_dir() / "checkpoints" / FILE_NAME
 
 
 def _readable(path: Path, allowed: str) -> str:

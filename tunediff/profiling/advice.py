@@ -118,9 +118,14 @@ def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def fused_optimizer(found: Profile, config: Systems) -> Iterator[Advice]:
-    """The update is a large part of the step."""
-    if _set(config, "optimizer.implementation") != "fused" and (taken := share(found, "optimizer")) > OPTIMIZER:
-        yield Advice({"optimizer.implementation": "fused"}, f"the update is {_said(found, 'optimizer')}", amdahl(taken))
+    """The update is a large part of the step, or makes the host wait for the device."""
+    if _set(config, "optimizer.implementation") == "fused":
+        return
+    change, taken = {"optimizer.implementation": "fused"}, share(found, "optimizer")
+    if _cuda(found) and config.precision.amp == "fp16":
+        yield Advice(change, "loss scaling waits at each step for whether the gradients are finite; fused does not")
+    elif taken > OPTIMIZER:
+        yield Advice(change, f"the update is {_said(found, 'optimizer')}", amdahl(taken))
 
 
 def adaptive_sampler(found: Profile, config: Systems) -> Iterator[Advice]:
@@ -137,6 +142,9 @@ def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
     if config.precision.amp != "none" or computing < 0.5:
         return
     reason = f"forward and backward are {_said(found, 'forward', 'backward')}, in float32"
+    products = {"precision.matmul": "high"} | ({} if config.precision.conv_tf32 else {"precision.conv_tf32": True})
+    in_tf32 = found["operations"]["convolution_share"] if config.precision.conv_tf32 else 0.0
+    had = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)  # convolutions are as fast as that already
     if "peak_share" in found["step"]:
         reason += f" at {percent(found['step']['peak_share'])} of the fastest product"
     amp = next((name for name in ("bf16", "fp16") if gains.get(name, 0.0) > USEFUL), None)
@@ -144,10 +152,10 @@ def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
     # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up to a factor of 2.
     for name, least, change in (
         (amp, 2.0, {"precision.amp": amp, **layout}),
-        ("tf32" if config.precision.matmul == "highest" else None, 1.0, {"precision.matmul": "high"}),
+        ("tf32" if config.precision.matmul == "highest" else None, 1.0, products),
     ):
-        if name is not None and (gain := gains.get(name, 0.0)) > USEFUL:
-            faster = f"{reason}; a product in {name} is {gain:.1f}× as fast here"
+        if name is not None and (gain := gains.get(name, 0.0) / had) > USEFUL:
+            faster = f"{reason}; a product in {name} is {gains[name]:.1f}× as fast here"
             yield Advice(change, faster, amdahl(computing, max(least, gain)))
 
 

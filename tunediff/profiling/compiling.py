@@ -69,6 +69,7 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
         "mode": mode, "eager_samples_per_s": rate, "compiled_samples_per_s": faster, "speedup": faster / rate,
         "within_noise": abs(faster - rate) <= 2 * noise, "compile_s": seconds,
         "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
+        "expected_graphs": compiled.get("expected_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
         "disturbed": any(one["disturbed"] for one in (*eager, compiled)),
     }  # fmt: skip

@@ -37,7 +37,7 @@ HOST_SHARE = 0.7
 """Share of the host memory that is available now which a training may take: the rest is others'."""
 ALSO = (
     "peak_memory_mib", "peak_host_memory_mib", "peak_reserved_mib", "flops_per_sample", "peak_flops_per_s",
-    "load_average", "compiled_graphs",
+    "load_average", "compiled_graphs", "expected_graphs",
 )  # fmt: skip
 """What a summary takes over from points that have it: the largest."""
 
@@ -288,12 +288,6 @@ def format_gains(world: World) -> dict[str, float]:
         with contextlib.suppress(OSError):
             if any(unit in Path("/proc/cpuinfo").read_text() for unit in ("avx512_bf16", "amx_bf16")):
                 formats["bf16"] = (torch.bfloat16, "highest")
-    before, rates = torch.get_float32_matmul_precision(), dict[str, float]()
-    try:
-        for name, (dtype, matmul) in formats.items():
-            torch.set_float32_matmul_precision(matmul)
-            rates[name] = hardware.peak_flops_per_s(world.device, dtype, matmul)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    rates = {name: hardware.peak_flops_per_s(world.device, *one) for name, one in formats.items()}
     plain = rates.pop("float32")
     return {name: rate / plain for name, rate in rates.items()}

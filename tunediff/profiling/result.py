@@ -53,6 +53,7 @@ class Speed(Rates):
     peak_share: NotRequired[float]
     load_average: NotRequired[float]
     compiled_graphs: NotRequired[int]
+    expected_graphs: NotRequired[int]
 
 
 class Operation(TypedDict):
@@ -123,6 +124,7 @@ class CompileCost(TypedDict):
     within_noise: bool
     break_even: dict[str, float] | None  # samples, seconds; None: never
     graphs: int | None
+    expected_graphs: int | None
     peak_memory_mib: list[float]  # eager, compiled
     disturbed: bool
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -24,7 +25,7 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
     """Rates and peak memory over the batch size, each over about two seconds: doubled until memory or growth ends.
 
     On a CPU memory never runs out: a batch whose memory, extrapolated, would exceed a share of what is available is
-    not tried. `progress` hears of every batch size before it is measured.
+    not tried. `progress` hears of every batch size before it is measured. What a larger batch fails with ends it.
     """
     rows: list[Rates] = []
     device, per_sample_s = bench.world.device, step_s / config.loader.batch_size
@@ -37,12 +38,16 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
             steps = measure.steps_in(SECONDS, per_sample_s * batch)
             found = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
         except Exception as error:
-            if not memory.is_oom(error):
+            if memory.is_oom(error):
+                stopped = f"out of memory at {batch}"
+            elif rows and isinstance(error, RuntimeError):  # as torch says all that a device cannot do
+                stopped = f"{batch} failed: {measure.in_a_line(error)}"
+            else:
                 raise
-            stopped = f"out of memory at {batch}"
             break
         finally:
-            memory.reset(device)
+            with contextlib.suppress(RuntimeError):  # a device that failed does nothing more for this process
+                memory.reset(device)
         rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
         per_sample_s = found["step_s"] / batch
     stopped = stopped or f"a larger batch would be larger than the set of {unit}"

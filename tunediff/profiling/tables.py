@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tunediff.cli import knobs, number, seconds, table
+from tunediff.cli import graphs, knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
 from tunediff.record import one_of
 
@@ -189,13 +189,14 @@ def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
         return f"not measured: {cost['skipped']}"
     if "failed" in cost:
         return f"mode {cost['mode']} failed: {cost['failed']}"
-    paid = cost["break_even"]
+    paid, odd = cost["break_even"], graphs(cost["graphs"], cost["expected_graphs"])
     return (
         f"mode {cost['mode']}: {rate(cost['eager_samples_per_s'])} → {rate(cost['compiled_samples_per_s'])} {unit}/s "
         f"({cost['speedup']:.2f}×), compiling takes {seconds(cost['compile_s'])}: "
         + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['samples']:,.0f} {unit}")
         + ("; the difference is within the noise" if cost["within_noise"] else "")
         + ("; others used the machine meanwhile" if cost["disturbed"] else "")
+        + (f"; {odd}" if odd else "")
     )
 
 

@@ -145,8 +145,10 @@ class Console:
         return "  ".join(word for word in [*words, self._best(), left] if word)
 
     def _unended(self, trial: TrialRecord) -> str:
-        lost = record.was_lost(self.folder / "trials" / trial.name)
-        return "has lost its node and will go on from its checkpoint" if lost else "?"
+        if (lost := record.was_lost(self.folder / "trials" / trial.name)) is None:
+            return "?"
+        how = "leaves its node, which is draining," if lost.get("draining") else "has lost its node"
+        return f"{how} and will go on from its checkpoint"
 
     def _versus(self, trial: TrialRecord, index: int, value: float) -> float | None:
         """A value against that of the baseline at the same evaluation."""

@@ -42,7 +42,10 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
     # N devices train for as long as one, or share the budget: then its device-seconds are the same on all.
     each, parameters = 1 if budget.unit == "device" else max(sizes), measured.get("parameters", 0)
     device_hours = each * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in wanted.again)) / 3600
-    price = budget.price_per_device_hour
+    price, kept = budget.price_per_device_hour, trials + sum(runs for runs, _ in wanted.again)
+    # Weights of all runs stay, float32. Those under way have a checkpoint as well, with averages and two moments of the
+    # gradients, and for a moment the one before it.
+    disk = 4 * parameters * (kept + 2 * 4 * share.slots) if wanted.evaluates else 0
     above = next(path for path in [folder, *folder.parents] if path.exists())
     found = {
         "search": str(wanted.source), "knobs": len(wanted.dimensions),
@@ -57,12 +60,13 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
         "budget_s": budget.per_trial_s, "budget_unit": budget.unit, "device_hours": device_hours,
         "price": device_hours * price if price is not None else None,
         "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
-        "disk_mib": (4 * parameters * trials + 20 * parameters * share.slots) / 2**20,
+        "disk_mib": disk / 2**20,
         "disk_free_mib": shutil.disk_usage(above).free / 2**20,
         "objective": offered(wanted.baseline) if (offered := wanted.workload.offers("ruler")) is not None else None,
         "data": measured.get("data", []), "advice": evaluating.advice(cost, pass_s),
         "space": {dimension.name: str(dimension) for dimension in wanted.dimensions},
         "first": [wanted.changed(point) for point in wanted.candidates], "skipped": skipped(wanted),
+        "notes": list(share.notes),
     }  # fmt: skip
     return found | {"refused": _refused(found, trials)}
 
@@ -109,7 +113,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         *([f"objective: {found['objective']}"] if found["objective"] else []),
         *found["data"],
     ]
-    said += [f"  {name}: {choices}" for name, choices in found["space"].items()]
+    said += [*found["notes"], *(f"  {name}: {choices}" for name, choices in found["space"].items())]
     return [*said, *(f"  first {i}: {cli.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
 
 
@@ -148,4 +152,7 @@ def _short(value: float) -> str:
 
 def skipped(wanted: SearchSpace) -> list[str]:
     """Which combinations of a grid are not run, and why."""
-    return [f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped]
+    strategies = [one.choices or () for one in wanted.dimensions if one.name == "parallel.strategy"]
+    gpus = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
+    told = [gpus] if any("dp" not in choices for choices in strategies) and resources.local().device == "cpu" else []
+    return [*(f"skipped a combination that contradicts itself: {why}" for why in wanted.skipped), *told]

@@ -17,8 +17,8 @@ from tunediff.record import TrialRecord
 from tunediff.report.words import is_known, markdown_table, plain_table
 from tunediff.results import Results, is_number, last, seconds_of
 from tunediff.results.importance import searched
-from tunediff.results.speed import break_even
-from tunediff.space.study import OPERATIONS, Study
+from tunediff.results.speed import break_even, predicted_step_s
+from tunediff.space.study import OPERATIONS, PREDICTED, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
 """Marks of rows: a knob that changes nothing here; others used the machine at the same time."""
@@ -143,6 +143,8 @@ class Table:
         elif any(row.disturbed for row in self.rows):
             said.append(f"{DISTURBED} others used the machine at the same time")
         said += [f"{row.label}: {row.status}: {row.reason}" for row in self.rows if row.reason]
+        if any(row.values.get(name) for row in self.rows for name in self.columns if name.startswith("predicted_")):
+            said.append("prediction: nothing of it was measured; from the steps of one and two workers of ddp")
         return list(dict.fromkeys(said))
 
     def _lines(self) -> Iterator[tuple[Row, dict[str, object]]]:
@@ -268,15 +270,24 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
         found["memory_percent_of_base"] = 100 * memory
     if row.place == "together" and (gain := _ratio(row, before)):
         found["versus_previous"] = gain
-    if speedup := _ratio(row, _find(rows, {**row.config, "parallel.workers": 1})):
-        workers = row.runs[0].config["parallel.workers"]
+    alone, workers = _find(rows, {**row.config, "parallel.workers": 1}), row.runs[0].config["parallel.workers"]
+    if speedup := _ratio(row, alone):
         found |= {"speedup_over_one_worker": speedup, "scaling_efficiency": speedup / workers}
+    if alone is not None and workers == 2 and row.config["parallel.strategy"] == "ddp":
+        found |= _predicted(alone.values, row.values)
     eager = [other for other in rows if other.config["compile.mode"] == "none"]
     if row.config["compile.mode"] != "none" and (faster := _ratio(row, _find(eager, row.config, but_for="compile"))):
         found["versus_uncompiled"] = faster
         if paid := break_even(row.values.get("compile_s"), rate, faster):
             found["samples_to_break_even"], found["break_even_s"] = paid
     return found
+
+
+def _predicted(one: Mapping[str, float], two: Mapping[str, float]) -> dict[str, float]:
+    """Speed-ups on more devices than were there; {} where the parts of a step are not known."""
+    if not all(run.get(f"step_{part}s", 0.0) > 0 for run in (one, two) for part in ("", "forward_", "backward_")):
+        return {}
+    return {f"predicted_speedup_{n}": one["step_s"] / predicted_step_s(one, two, n) for n in PREDICTED}
 
 
 def _ratio(row: Row, other: Row | None, name: str = "samples_per_s") -> float | None:

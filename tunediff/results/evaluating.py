@@ -132,7 +132,7 @@ def seconds_of(
     passes = work(config, protocol, of) if pass_s is not None else None
     if pass_s is None or passes is None or not passes.keys() <= pass_s.keys():
         return None
-    return sum(count * pass_s[part] for part, count in passes.items()) / float(config.parallel.workers)
+    return sum(count * pass_s[part] for part, count in passes.items()) / float(config.parallel.processes)
 
 
 def cost(space: SearchSpace, pass_s: Parts | None, evaluation_s: float | None = None, prepared: bool = False) -> Cost:

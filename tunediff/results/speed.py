@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -54,6 +54,9 @@ class Compiled:
     samples_to_break_even: float | None = None
     break_even_s: float | None = None
     """Training seconds, compilation included, after which it has seen as many samples as without compilation."""
+    graphs: int | None = None
+    expected_graphs: int | None = None
+    """Different calls of what was compiled, each of which needs a graph."""
 
 
 def compiled(found: Results) -> list[Compiled]:
@@ -76,12 +79,13 @@ def _compiles(trial: TrialRecord) -> bool:
 
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
     name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
+    graphs = {to: last(runs[0], of) for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))}
     if plain is None:  # nothing to compare with
-        return Compiled(name, mode, None, None, cost, fast)
+        return Compiled(name, mode, None, None, cost, fast, **graphs)
     slow = _mean(plain, rate)
     ratio = fast / slow if fast and slow else None
     paid = break_even(cost, fast, ratio)
-    return Compiled(name, mode, plain[0].name, rate(plain[0]), cost, fast, ratio, *(paid or (None, None)))
+    return Compiled(name, mode, plain[0].name, rate(plain[0]), cost, fast, ratio, *(paid or (None, None)), **graphs)
 
 
 def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
@@ -91,6 +95,25 @@ def break_even(cost_s: float | None, rate: float | None, ratio: float | None) ->
     # n samples take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
     samples = cost_s * rate / (ratio - 1)
     return samples, cost_s + samples / rate
+
+
+def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices: int) -> float:
+    """Seconds of a step on so many alike devices under `ddp`, from those of one and of two, all of the same batch.
+
+    step(n) = compute(n) + exposed(n) + rest; with `devices` = 2 that is what was measured. Of one and two devices known
+    are `step_s`, `step_forward_s` and `step_backward_s`.
+    compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)): the share φ, 0 to 1, is what a smaller batch does not
+    shorten. Forward passes tell it, as nothing is sent in them: forward(2) / forward(1) = φ + (1 − φ)/2.
+    exposed(n) = exposed(2)·2(n − 1)/n, what sending adds to the passes: a ring all-reduce sends 2(n − 1)/n of the
+    gradients' bytes from each device (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, 117), at the bandwidth
+    that two have reached, and as much of it hidden behind the backward pass as there: more devices hide less.
+    rest = that of two: the optimizer updates all weights on each device.
+    """
+    passes, of_two = (run["step_forward_s"] + run["step_backward_s"] for run in (one, two))
+    ratio = min(1.0, max(0.5, two["step_forward_s"] / one["step_forward_s"]))
+    fixed, exposed_s = 2 * ratio - 1, max(0.0, of_two - ratio * passes)
+    compute_s, rest_s = passes * (fixed + (1 - fixed) / devices), two["step_s"] - of_two
+    return compute_s + exposed_s * 2 * (devices - 1) / devices + rest_s
 
 
 def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:

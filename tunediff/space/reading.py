@@ -87,14 +87,17 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
     return parse(read(path), str(path), path.parent, words, budget)
 
 
-def read(path: Path, world_sizes: Sequence[int] = (1,)) -> Lines:
-    """The content of a search file; `parallel.workers: all` in a grid becomes `world_sizes`, those that fit here."""
+def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
+    """The content of a search file. In a grid `parallel.workers: all` becomes `world_sizes`, those that fit here, and
+    `parallel.strategy: all` those that share something, `dp` only where there is a GPU."""
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     grid = content.get("grid")
-    if isinstance(grid, dict) and grid.get("parallel.workers") == "all":
-        unknown = "what a cluster has is not known beforehand; allowed: a list of world sizes, e.g. [1, 2, 4]"
-        refuse(not world_sizes, f"{path}: grid: parallel.workers: 'all' is not allowed with --address: {unknown}")
-        content["grid"] = {**grid, "parallel.workers": list(world_sizes)}
+    strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
+    for name, values, example in (("workers", world_sizes, "[1, 2, 4]"), ("strategy", strategies, "[ddp, fsdp]")):
+        if isinstance(grid, dict) and grid.get(f"parallel.{name}") == "all":
+            unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
+            refuse(not world_sizes, f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}")
+            grid = content["grid"] = {**grid, f"parallel.{name}": list(values)}
     return content
 
 

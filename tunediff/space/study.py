@@ -13,6 +13,9 @@ from tunediff.config.knobs import nearest, refuse
 from tunediff.record import in_units, quantities
 from tunediff.space.sections import Table, checked
 
+PREDICTED = (4, 8)
+"""Devices that a speed-up over one worker is predicted for."""
+
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
     "setup_s": Quantity("setup", "s", "reading data, building the model"),
@@ -25,6 +28,10 @@ DERIVED: dict[str, Quantity] = {
     "versus_previous": Quantity("vs. rung before", "×", "samples/s / those of the rung before (ladder:)"),
     "speedup_over_one_worker": Quantity("vs. one worker", "×", "samples/s / those of one worker, all else equal"),
     "scaling_efficiency": Quantity("efficiency", "%", "speed-up over one worker / number of workers", 100.0),
+    **{
+        f"predicted_speedup_{n}": Quantity(f"prediction for {n}", "×", "of ddp, from the steps of one and two workers")
+        for n in PREDICTED
+    },
     "versus_uncompiled": Quantity("vs. uncompiled", "×", "samples/s / those without compilation, all else equal"),
     "samples_to_break_even": Quantity("samples to break even", "", "samples after which compiling has paid for itself"),
     "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),

@@ -164,7 +164,7 @@ def _digest(batch: Any) -> str:
 # --------------------------------------------------------------------------------------------------- in its processes
 def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with what is wrong."""
-    title, ranks = cfg.of(config).title, config.parallel.workers
+    title, ranks = cfg.of(config).title, config.parallel.processes
     say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"

@@ -3,33 +3,90 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from tunediff.config.systems import Compile
+from tunediff.config.systems import CUDA_GRAPHS, Compile
 
 
-def compiled(model: nn.Module, network: nn.Module, options: Compile, blocks: type[nn.Module] | None) -> nn.Module:
-    """`model` under torch.compile as configured; `network` is the plain one inside it, `blocks` what repeats there."""
-    if not options.active:
+class Compilation:
+    """torch.compile of one training, and whether it compiled what it should."""
+
+    def __init__(self, options: Compile) -> None:
+        self._options, self._before = options, graphs()
+        self._parts: list[tuple[nn.Module, str]] = []  # what is compiled, and by which attribute it is called
+        self._seen: set[Hashable] = set()
+
+    def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
+        """`model` as configured; `network` is the plain one inside it, `blocks` the class of what repeats there."""
+        if not self._options.active:
+            return model
+        mode, dynamic = self._options.mode, self._options.dynamic
+        if self._options.scope == "model" or blocks is None:
+            compiled = torch.compile(model, mode=mode, dynamic=dynamic or None)
+            self._parts = [(compiled, "forward")]  # type: ignore[list-item]
+            return compiled  # type: ignore[return-value]
+        found = [module for module in network.modules() if isinstance(module, blocks)]
+        # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then runs it as it is: here
+        # there may be as many as blocks, trained and judged, with and without gradients.
+        torch._dynamo.config.recompile_limit = max(8, 4 * len(found))
+        torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(found))
+        for block in found:
+            # By itself torch would take the second block's other shape for a sign that shapes vary.
+            block.compile(mode=mode, dynamic=dynamic)  # in place: names and state stay
+        self._parts = [(block, "_compiled_call_impl") for block in found]
         return model
-    how: dict[str, Any] = {"mode": options.mode, "dynamic": options.dynamic or None}
-    if options.scope == "model" or blocks is None:
-        return torch.compile(model, **how)  # type: ignore[return-value]
-    for module in network.modules():
-        if isinstance(module, blocks):
-            module.compile(**how)  # in place: names and state stay
-    return model
+
+    def warm_ups(self, device: str) -> int:
+        """Steps until all is made: the second run of a CUDA graph records it, the third is the first to replay it."""
+        return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes inside which different calls there are of what is compiled: each needs a graph of its own."""
+        plain = [(module, name, getattr(module, name)) for module, name in self._parts]
+        for module, name, call in plain:
+            setattr(module, name, functools.partial(self._noted, module, repr(module), call))
+        try:
+            yield
+        finally:
+            for module, name, call in plain:
+                setattr(module, name, call)
+
+    def _noted(self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any) -> Any:
+        static = self._options.scope == "blocks" and not self._options.dynamic
+        arguments = tuple(_kind(one, static) for one in tree_leaves((inputs, named)))
+        weights = tuple(_kind(one, True) for one in module.parameters())
+        modes = tuple(one.training for one in module.modules()), torch.is_grad_enabled()
+        formats = tuple(torch.is_autocast_enabled(one) for one in ("cpu", "cuda"))
+        self._seen.add((structure, weights, arguments, modes, formats))
+        return call(*inputs, **named)
+
+    def facts(self) -> dict[str, Any]:
+        """`compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} where nothing is compiled."""
+        if not self._options.active:
+            return {}
+        return {"compiled_graphs": graphs() - self._before, "expected_graphs": len(self._seen)}
+
+
+def _kind(value: Any, static: bool) -> Hashable:
+    """What of an argument asks for a graph of its own; where shapes are not `static`, the number of axes does."""
+    if not isinstance(value, torch.Tensor):
+        return str(type(value))
+    shape = (value.shape, value.stride()) if static else value.dim()
+    return shape, value.dtype, value.requires_grad
 
 
 def graphs() -> int:
-    """Graphs that torch.compile has compiled in this process: more than expected means that it compiles again."""
+    """Graphs that torch.compile has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 

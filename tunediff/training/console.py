@@ -53,6 +53,8 @@ class Console(Recorder):
         metric = self._workload.objective
         value = f"{point.get('label', metric.label or metric.name)} {cli.number(point.get(metric.name))}"
         rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
+        if odd := cli.graphs(point.compiled_graphs, point.expected_graphs):
+            print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
         if not self._quiet:
             print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
         return True

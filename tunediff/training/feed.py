@@ -69,11 +69,12 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 
 class Primed:
-    """A feed whose first batches are there already, and come twice: for the warm-up, and for the first step."""
+    """A feed whose first batches are there already, and come again: for each step of the warm-up, and for the first."""
 
-    def __init__(self, feed: Feed, count: int) -> None:
+    def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
-        self._ahead = [*copy.deepcopy(first), *first]  # whoever trains may write into a batch
+        # Copies: whoever trains may write into a batch.
+        self._ahead = [*(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)), *first]
 
     def fetch(self) -> Any:
         return self._ahead.pop(0) if self._ahead else self._feed.fetch()

@@ -24,26 +24,31 @@ _peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
 def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
     """FLOP/s of the fastest square matrix product found here: the roof that a training on this device can reach.
 
-    `dtype`: that of autocast, None for float32, which `matmul` (`precision.matmul`) may hand to faster units; it must
-    be set already. Half a second or less; the best of this process counts, since others may disturb a single look. A
-    format that the device only emulates does not lower its roof: float32 counts as well.
+    `dtype`: that of autocast, None for float32, which `matmul` (`torch.set_float32_matmul_precision`) may hand to
+    faster units. Half a second or less; the best of this process counts, since others may disturb a single look. A
+    format that the device only emulates does not lower its roof: float32 counts as well. What it took stays with the
+    allocator, until `memory.reset`.
     """
-    best = 0.0
-    for one in {None, dtype}:
-        key = (device, one, matmul)
-        _peaks[key] = max(_peaks.get(key, 0.0), _fastest_product(device, one or torch.float32))
-        best = max(best, _peaks[key])
+    best, before = 0.0, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul)
+    try:
+        for one in {None, dtype}:
+            key = (device, one, matmul)
+            _peaks[key] = max(_peaks.get(key, 0.0), _fastest_product(device, one or torch.float32))
+            best = max(best, _peaks[key])
+    finally:
+        torch.set_float32_matmul_precision(before)
     return best
 
 
 def _fastest_product(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a @ b, over some sizes."""
+    """FLOP/s of a @ b, over some sizes; of random numbers, since constant ones need less power, and a GPU is faster."""
+    generator = torch.Generator(device).manual_seed(0)  # its own: what a training draws stays as it is
     best, taken = 0.0, [0.0]
     for size in (1024, 2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024):
         if min(taken) > 0.02:  # a larger one would take long, and tells nothing more
             break
-        a = torch.full((size, size), 0.5, device=device, dtype=dtype)  # draws nothing: RNG stays as it is
-        b = a.t().contiguous()
+        a, b = torch.randn(2, size, size, device=device, dtype=dtype, generator=generator)
         a @ b  # libraries load, workspaces are allocated
         taken, until = [], time.perf_counter() + 0.06
         while len(taken) < 3 or (time.perf_counter() < until and len(taken) < 50):
@@ -63,17 +68,19 @@ NO_ENERGY = f"a GPU needs NVML (pip install tunediff[energy]), a CPU readable co
 
 
 class EnergyMeter:
-    """Joules of the device that a rank trains on; None where nothing here counts them.
+    """Joules of the devices that a rank trains on; None where nothing here counts them.
 
     A GPU: NVML's counter of it, or where it has none its power, summed over the readings (trapezoids); needs the
     optional dependency `nvidia-ml-py` (`pip install tunediff[energy]`). A CPU: the RAPL counters of all its packages,
     which hold whatever else runs on them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, count: int = 1) -> None:
+        """`count`: GPUs, of which `device` is the first."""
         self.own = device.type == "cuda"
         """Whether no other rank of this machine reads the same counter."""
-        self._read = _nvml(device) if self.own else _rapl(POWERCAP)
+        several = [torch.device("cuda", (device.index or 0) + number) for number in range(count)] if self.own else []
+        self._read = _together([_nvml(one) for one in several]) if self.own else _rapl(POWERCAP)
 
     def joules(self) -> float | None:
         """The counter's value; only differences mean something. To be asked every few minutes at least."""
@@ -83,6 +90,11 @@ class EnergyMeter:
             return self._read()
         except Exception:
             return None
+
+
+def _together(counters: list[Callable[[], float] | None]) -> Callable[[], float] | None:
+    known = [one for one in counters if one is not None]
+    return (lambda: sum(one() for one in known)) if len(known) == len(counters) else None
 
 
 def _nvml(device: torch.device) -> Callable[[], float] | None:

@@ -29,7 +29,8 @@ class Optimizer:
     """The gradient is scaled down to this global norm."""
     implementation: Literal["foreach", "fused", "for_loop"] = "fused"
     """How AdamW's step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop`
-    one tensor after the other."""
+    one tensor after the other. With precision.amp = fp16 on a GPU only `fused` goes on without waiting at each step for
+    whether the gradients are finite."""
 
 
 @section

@@ -21,7 +21,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.distributed import World
 from tunediff.record import NotFiniteError, Point
 from tunediff.training import hardware, memory, state, strategies
-from tunediff.training.compilation import graphs
+from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed, Primed
 from tunediff.training.meter import Meter
 from tunediff.training.observer import Observer
@@ -76,7 +76,8 @@ class Loop:
         self._model: nn.Module | None = None
         self._result: nn.Module | None = None
         self._flops: float | None = None
-        self._graphs_before = graphs()
+        self._compilation = Compilation(config.compile)
+        self._warm_ups = self._compilation.warm_ups(world.device.type)
         self._points: list[Point] = []
         self._pending: Point | None = None  # its evaluation was interrupted
         self._going_on, self._warming, self._pass = True, False, 0
@@ -111,8 +112,11 @@ class Loop:
         torch.manual_seed(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
         with self._clock.part("setup"):
             found = self._found()
+            roof = hardware.peak_flops_per_s(self.device, self._amp.dtype, self._amp.fastest_matmul)
+            self._roof = self.world.total(roof * self._strategy.devices)
+            memory.reset(self.device)  # its matrices, and what was needed to get here, are not the training's
             accumulation, done = self.config.loader.accumulation, found["pace"]["steps"] if found is not None else 0
-            feed = self._feed = Primed(build(done * accumulation), accumulation)  # starts loader processes
+            feed = self._feed = Primed(build(done * accumulation), accumulation, self._warm_ups)  # starts loaders
         if found is None and self.world.main:
             self._observer.anew()
         yield from self._warm_up(feed, found)
@@ -166,7 +170,9 @@ class Loop:
         self._loss, self._updated = None, False
         for self._pass in range(self.config.loader.accumulation):  # noqa: B020 – an attribute, not the iterable
             self._phases.switch("data_wait")
-            with self._clock.part("data_wait", synchronize=False):
+            # A host that waits while its device has work to do waits for nothing: see `Meter.read`.
+            host = not self._phases.of_device
+            with self._clock.part("data_wait", synchronize=False) if host else contextlib.nullcontext():
                 fetched = feed.fetch()
             self._phases.switch("host_to_device")
             batch = feed.move(fetched)
@@ -181,7 +187,7 @@ class Loop:
             raise self._mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
 
     def _warm_up(self, feed: Feed, found: Mapping[str, Any] | None) -> Iterator[Any]:
-        """One step on the first batch for kernels, autotuning and compilation; then everything as it was.
+        """Steps on the first batch for kernels, autotuning, compilation and CUDA graphs; then everything as it was.
 
         Without compilation this is setup: only the first trial of a process loads libraries and kernels.
         """
@@ -190,9 +196,12 @@ class Loop:
         self._warming = True
         with self._clock.part("compile" if self.config.compile.active else "setup"):
             began = time.monotonic()
-            yield from self._passes(feed)
+            with self._compilation.noting():
+                yield from self._passes(feed)
             self.world.synchronize()
             first_step_s = time.monotonic() - began
+            for _ in range(1, self._warm_ups):
+                yield from self._passes(feed)
         self._warming = False
         with self._clock.part("setup"):
             self._state.put(before)
@@ -200,8 +209,7 @@ class Loop:
             if found is not None:
                 self._clock.load_state_dict(found["clock"])
                 self._pace.load_state_dict(found["pace"])
-            peak = hardware.peak_flops_per_s(self.device, self._amp.dtype, self.config.precision.matmul)
-            constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.world.total(peak)}
+            constant = {"first_step_s": first_step_s, "peak_flops_per_s": self._roof}
             if self._flops is not None:
                 constant["flops_per_sample"] = self._flops
             self._meter = Meter(self._clock, self._pace, self._phases, self.world, self.config.devices, constant)
@@ -231,8 +239,7 @@ class Loop:
         """Measure, judge, save and report; the clock of the budget stands still."""
         point = self._meter.measure(index, fraction)
         about = dict(self._describe())
-        if self.config.compile.active:
-            point = dataclasses.replace(point, compiled_graphs=graphs() - self._graphs_before)
+        point = dataclasses.replace(point, **self._compilation.facts())
         if self._pending is not None and self._pending.steps == point.steps:  # nothing was trained since
             point, about = self._pending, {}
         if not math.isfinite(point.loss):
@@ -270,8 +277,8 @@ class Loop:
         try:
             judged = [state.plain(model) for model in (self._model, self._result) if model is not None]
             alone = self._strategy.callable_alone(*dict.fromkeys(judged))
-            with alone, torch.no_grad(), torch.random.fork_rng(devices):  # the same ruler for all trials, without trace
-                torch.manual_seed(0)
+            with alone, torch.no_grad(), torch.random.fork_rng(devices), self._compilation.noting():
+                torch.manual_seed(0)  # the same ruler for all trials, without trace
                 found = self._judge()
         finally:
             for module, training in modes:

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,34 @@ def _host_peak_mib() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
+_OUT_OF_MEMORY = (
+    "out of memory", "out_of_memory", "outofmemory", "memoryallocation",  # torch, CUDA's runtime and driver, Ray
+    "alloc_failed", "allocation_failed",  # cuBLAS, cuSOLVER, cuFFT; cuDNN, of the device and the host
+    "cublas_status_not_initialized",  # what cublasCreate says when there is no room for its workspace
+    "failed to cuda", "failed to malloc",  # NCCL: calloc, host alloc; its own words hide CUDA's
+    "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",  # the host's
+)  # fmt: skip
+
+
 def is_oom(error: BaseException) -> bool:
     """Whether an exception means that device or host memory ran out."""
     words = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sign in words
-        for sign in ("out of memory", "can't allocate memory", "cannot allocate memory", "outofmemory", "alloc_failed")
-    )
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
+
+
+def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:
+    """Wait while others give memory of a GPU back: processes that leave do so for seconds after they were told to.
+
+    Until all but a twentieth is free, or none came back for `steady_s`; `patience_s` at most.
+    """
+    if device.type != "cuda":
+        return
+    most, began = 0, time.monotonic()
+    grown = began
+    while time.monotonic() - grown < steady_s and time.monotonic() - began < patience_s:
+        free, total = torch.cuda.mem_get_info(device)
+        if free > 0.95 * total:
+            return
+        if free > most + 2**20:
+            most, grown = free, time.monotonic()
+        time.sleep(0.05)

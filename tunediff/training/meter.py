@@ -36,8 +36,9 @@ class Meter:
         self._sum, self._finite = np.float32(0.0), 0
         self.streak = 0
         """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
-        self._energy = hardware.EnergyMeter(world.device)
+        self._energy = hardware.EnergyMeter(world.device, devices // world.size)
         self._devices, self._before = devices, {"device_s": 0.0, "train_s": 0.0}
+        self._waited_s = phases.read()["data_wait"]  # the device, as far as the clock knows it
         self._trained_j: float | None = 0.0
         """Joules of the training up to the last evaluation; None: not known."""
         self.restart()
@@ -72,7 +73,10 @@ class Meter:
 
     def read(self) -> None:
         """Take in what was added; only to be called when the device has finished what was queued."""
-        self._phases.read()
+        waited_s = self._phases.read()["data_wait"]
+        if self._phases.of_device:
+            self._clock.move(waited_s - self._waited_s, "train", "data_wait")
+            self._waited_s = waited_s
         self._energy.joules()  # counters wrap around, and power is summed between readings
         for loss in torch.stack(self._losses).float().tolist() if self._losses else ():
             if math.isfinite(loss):  # those that loss scaling passes over do not count

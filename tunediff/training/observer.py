@@ -21,7 +21,7 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 class Observer:
     """Hears nothing and lets every training run to its end; a base for those who want more. Rank 0's is told."""
 
-    def __init__(self, asked: Sequence[int] = ()) -> None:
+    def __init__(self, asked: Sequence[object] = ()) -> None:
         """`asked`: stops the training once there is something in it, such as the number of a signal."""
         self._asked = asked
 
@@ -52,7 +52,7 @@ class Observer:
 class Recorder(Observer):
     """Writes points into a journal and what is shown into files beside it."""
 
-    def __init__(self, folder: Path, asked: Sequence[int] = ()) -> None:
+    def __init__(self, folder: Path, asked: Sequence[object] = ()) -> None:
         super().__init__(asked)
         self.folder, self.journal = folder, Journal(folder)
 

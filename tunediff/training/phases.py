@@ -24,7 +24,8 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._cuda = self.of_device = device.type == "cuda"
+        """Whether the seconds are the device's own, which works on while the host waits."""
         self._seconds: dict[str, float] = {}  # in the order in which they first end
         self._open: list[tuple[str, Any, Any]] = []  # events that were not read yet
         self._spare: list[Any] = []

@@ -13,8 +13,14 @@ def set_backends(precision: Precision, device: str) -> None:
     """What is set for the whole process: float32 products, and cuDNN where `device` is "cuda"."""
     torch.set_float32_matmul_precision(precision.matmul)
     if device == "cuda":
-        torch.backends.cudnn.allow_tf32 = precision.matmul != "highest"
+        torch.backends.cudnn.allow_tf32 = precision.conv_tf32
         torch.backends.cudnn.benchmark = precision.cudnn_benchmark
+
+
+def fastest_matmul(precision: Precision, device: str) -> str:
+    """The `matmul` of the fastest units that float32 arithmetic may be given to: convolutions may have faster ones than
+    products have."""
+    return "high" if device == "cuda" and precision.conv_tf32 and precision.matmul == "highest" else precision.matmul
 
 
 class Amp:
@@ -28,6 +34,7 @@ class Amp:
         """Steps in a row whose loss is not finite that end a training. One bad loss is the end without scaling: the
         weights are NaN by the next step. With scaling, bad losses are how the scale is found; only a long streak of
         them means that no scale helps."""
+        self.fastest_matmul = fastest_matmul(precision, device.type)
         set_backends(precision, device.type)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.files import write_atomically
-
-CHECKPOINT = "checkpoint.pt"
+from tunediff.record import CHECKPOINT
 
 
 @runtime_checkable
@@ -77,9 +76,9 @@ class State:
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """The module inside what torch.compile and DistributedDataParallel put around it."""
+    """The module inside what torch.compile, DistributedDataParallel and DataParallel put around it."""
     module = getattr(module, "_orig_mod", module)
-    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) else module
 
 
 def copied(state: Any) -> Any:

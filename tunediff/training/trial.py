@@ -28,7 +28,6 @@ from tunediff.config import of
 from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import memory, state
-from tunediff.training.compilation import compiled
 from tunediff.training.feed import Endless
 from tunediff.training.loop import Facts, Loop, Outcome
 from tunediff.training.observer import Shown
@@ -107,7 +106,7 @@ class Trial(Loop):
             memory.checkpoint(model, blocks, share)
         if self._initial is not None:
             model.load_state_dict(self._initial)
-        self._model = compiled(self._strategy.wrap(model, blocks), model, self.config.compile, blocks)
+        self._model = self._compilation.apply(self._strategy.wrap(model, blocks), model, blocks)
         self._result, self._flops = model, flops_per_sample
         return self._model
 

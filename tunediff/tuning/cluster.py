@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
+import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,10 @@ from tunediff.tuning.resources import Machine, Place
 
 ANSWER_S = 180.0
 """That a node has to answer in: the first time it unpacks our package and imports Ray's workers."""
+HEAD_S = 45.0
+"""Without a word from the head, after which a search ends. Ray ends its processes after 60 s, without any of ours."""
+NOTICE_S = 2.0
+"""Between two looks for a notice that a node will be taken away; clouds give one 30 to 120 s before."""
 MOST_NODES = 1000
 """Of a kind that a cluster would start: one that sets no limit has no number."""
 
@@ -35,10 +43,35 @@ def runtime_env() -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
+    """`lost` is called, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+    over = threading.Event()
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+
+    def watch() -> None:
+        heard = time.monotonic()
+        while not over.wait(every_s):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), every_s).close()
+                heard = time.monotonic()
+            except OSError:
+                if time.monotonic() - heard > HEAD_S:
+                    return lost()
+
+    threading.Thread(target=watch, daemon=True, name="head watched").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 # ------------------------------------------------------------------------------------------------------- what there is
 def nodes() -> list[Machine]:
-    """The nodes that are alive, with what Ray has to give on each."""
-    return [_machine(node) for node in ray.nodes() if node["Alive"]]
+    """The nodes that are alive and stay, with what Ray has to give on each."""
+    alive = [_machine(node) for node in ray.nodes() if node["Alive"]]
+    leaving = draining(machine.id for machine in alive)
+    return [machine for machine in alive if machine.id not in leaving]
 
 
 def _machine(node: dict[str, Any]) -> Machine:
@@ -72,6 +105,34 @@ def gone(ids: Iterable[str]) -> list[str]:
     return [node for node in ids if node not in alive]
 
 
+def draining(ids: Iterable[str]) -> list[str]:
+    """Those of these nodes that will be taken away soon, as an autoscaler or `ray drain-node` has told Ray."""
+    told = ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}  # as Ray Train's own watcher
+    return [node for node in ids if node in told]
+
+
+@contextlib.contextmanager
+def watched(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Those of these nodes that begin to drain meanwhile: a list that fills by itself.
+
+    In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info` is a barrier of all
+    workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its watcher a process more for each group.
+    """
+    found, over = list[str](), threading.Event()
+
+    def watch() -> None:
+        while not found and not over.wait(NOTICE_S):
+            with contextlib.suppress(Exception):  # a head that does not answer now may do so later
+                found.extend(draining(ids))
+
+    if ids:
+        threading.Thread(target=watch, name="draining nodes", daemon=True).start()
+    try:
+        yield found
+    finally:
+        over.set()
+
+
 def lacks(place: Place) -> str:
     """What workers that are not there yet wait for, in words: for room on their nodes, or only to start."""
     if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
@@ -92,25 +153,29 @@ def _free(ids: Sequence[str]) -> str:
 
 
 class Nodes:
-    """The nodes as of now, but those that came later and cannot do what is needed."""
+    """The nodes as of now, but those that came later and cannot do what is needed, and those that drain."""
 
     def __init__(self, known: Iterable[Machine], check: Callable[[list[Machine]], None]) -> None:
         """`known`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks."""
-        self._fit, self._check = {machine.id: True for machine in known}, check
+        self._fit: dict[str, Machine | None] = {machine.id: machine for machine in known}
+        self._check = check
         self.say: Callable[[str], None] = lambda line: None
 
     def __call__(self) -> list[Machine]:
+        for node in draining(node for node, machine in self._fit.items() if machine is not None):
+            self.say(f"a node is draining: {self._fit[node]}; no trial starts there, and those there go on elsewhere")
+            self._fit[node] = None
         there = nodes()
         for machine in there:
             if machine.id not in self._fit:
                 try:
                     self._check([machine])
-                    self._fit[machine.id] = True
+                    self._fit[machine.id] = machine
                     self.say(f"a node has come: {machine}")
                 except ConfigError as error:
-                    self._fit[machine.id] = False
+                    self._fit[machine.id] = None
                     self.say(f"WARNING: a node has come and is not used: {error}")
-        return [machine for machine in there if self._fit[machine.id]]
+        return [machine for machine in there if self._fit[machine.id] is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- what each can do

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import logging
 import math
@@ -171,7 +172,9 @@ def cluster(address: str | None) -> Iterator[Any]:
         try:
             context = ray.init(address=address or "local", **quiet, **local)
         except ConnectionError as error:
-            raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}") from None
+            # Ray sends its token to a cluster that is named only where it is told to.
+            token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
+            raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
     try:
         yield context
     finally:
@@ -213,16 +216,30 @@ def workers(
         from tunediff.tuning import slot  # imports Ray, which takes seconds
 
         harmless("the start", greet, context)
-        given, nodes = (here, None) if here is not None else _of_cluster(folder, share, configs, evaluates)
-        with slot.opened(folder, given, warm, nodes) as slots:
-            yield slots
+        with contextlib.ExitStack() as stack:
+            given, nodes = here, None
+            if given is None:
+                from tunediff.tuning import cluster as there
+
+                stack.enter_context(there.head_watched(functools.partial(_headless, folder)))
+                given, nodes = _of_cluster(folder, share, configs, evaluates)
+            yield stack.enter_context(slot.opened(folder, given, warm, nodes))
+
+
+def _headless(folder: Path) -> None:
+    """End this process: its other threads wait for Ray, which waits for its head."""
+    module = "search" if (folder / "search.yaml").exists() else "compare"
+    code = stopped(StoppedError("the head of the cluster does not answer any more"), module, folder)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def warm(space: SearchSpace) -> Kind | None:
     """What the workers of the first trials are; None: these get processes of their own."""
     from tunediff.tuning.messages import Kind  # imports Ray
 
-    return None if space.fresh or space.baseline.compile.active else Kind.of(space.baseline, resources.Place())
+    own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
+    return None if own else Kind.of(space.baseline, resources.Place())
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:

@@ -23,7 +23,7 @@ def run_group(slot: str, generation: str, kind: Kind, storage: str, here: str) -
         train_loop_config=setup,
         torch_config=TorchConfig(backend="nccl" if place.gpu else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
-            num_workers=kind.size,
+            num_workers=kind.size // place.each,
             use_gpu=place.gpu,
             resources_per_worker=place.resources,
             label_selector=on,
@@ -33,6 +33,6 @@ def run_group(slot: str, generation: str, kind: Kind, storage: str, here: str) -
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
-            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed and not place.gpu else {}},
+            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed else {}},
         ),
     ).fit()

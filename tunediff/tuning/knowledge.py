@@ -21,6 +21,7 @@ _MEMORY_FREE = (
     *(
         "precision.amp",
         "precision.matmul",
+        "precision.conv_tf32",
         "parallel.workers",
         "parallel.bucket_mib",
         "parallel.gradients",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import ray
 
 from tunediff import config as cfg
+from tunediff import record
 from tunediff.clock import Budget
 from tunediff.config import Lines, Systems, Values
 from tunediff.record import End, Point
@@ -28,10 +29,14 @@ class Kind:
     """What the processes of a group are started with and keep."""
 
     size: int
-    """World size."""
+    """`parallel.workers`: as many processes, or one with `place.each` devices."""
     keep_freed: bool
-    """`memory.keep_freed`."""
+    """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
     place: Place = dataclasses.field(default_factory=Place)
+
+    def __post_init__(self) -> None:
+        if self.place.gpu:
+            object.__setattr__(self, "keep_freed", False)
 
     @classmethod
     def of(cls, config: Systems, place: Place) -> Kind:
@@ -120,9 +125,19 @@ class Order:
     """None: leave."""
 
 
+def end(folder: Path, how: End) -> None:
+    """Write the end of a trial to its journal: it will not be run again, so its checkpoint goes, whole or half-written.
+
+    Raises `OSError`; until the end is on disk a restart needs the checkpoint.
+    """
+    record.Journal(folder).end(how)
+    for left in (*folder.glob(record.CHECKPOINT), *folder.glob(f".{record.CHECKPOINT}.*")):
+        left.unlink(missing_ok=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """The group died, or the slot was restarted and knows nothing of the job."""
+    """The group died or leaves a node that drains, or the slot was restarted and knows nothing of the job."""
 
     reason: str
 

@@ -58,17 +58,18 @@ class Pool:
         """Whether the smallest trial finds a seat."""
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
-    def take(self, size: int, waits: bool = True) -> Seat | None:
-        """A seat for a trial of so many workers; None: it has to wait, if it `waits`."""
+    def take(self, size: int, waits: bool = True, together: bool = False) -> Seat | None:
+        """A seat for a trial of so many workers, or of one with their devices (`together`); None: it has to wait, if it
+        `waits`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
             self._looked, self._machines = now, self._share.usable(self._look())
-        if (found := self._find(size)) is None:
+        if (found := self._find(size)) is None or (together and len(found) > 1):
             if waits:
-                self._wait(size, now)
+                self._wait(size, now, together)
             return None
         self._waits = None
-        place = self._share.place(list(found), size)
+        place = self._share.place(list(found), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
         self._taken[slot], self._last[slot] = found, (place, size)
@@ -100,13 +101,14 @@ class Pool:
                 found[machine] = free[machine] if self._share.whole else min(left, free[machine])
         return found if sum(found.values()) >= size else None
 
-    def _wait(self, size: int, now: float) -> None:
+    def _wait(self, size: int, now: float, together: bool) -> None:
         """Ask for nodes where there are too few at all, and say for what it waits."""
         if self._waits is None:
             self._waits, self._due = now, now + PATIENCE_S
-            if sum(map(self._share.units, self._machines)) < size:
-                machines = self._machines or self._share.machines
-                self._ask(self._share.place(machines, size) if machines else Place(gpu=self._share.gpu), size)
+            if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
+                machines, alike = self._machines or self._share.machines, Place(gpu=self._share.gpu)
+                place = self._share.place(machines, size, together) if machines else alike
+                self._ask(place, size // place.each)
         if now >= self._due:
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"

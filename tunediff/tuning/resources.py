@@ -44,9 +44,11 @@ class Place:
     """Ray's ids; empty: the only one there is."""
     cpus: float = 1.0
     gpu: bool = False
-    """Whether each has one."""
+    """Whether each has GPUs."""
     threads: int = 1
     """torch threads of each."""
+    each: int = 1
+    """GPUs of each: several of the one worker that `parallel.strategy: dp` has."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Place:
@@ -56,7 +58,7 @@ class Place:
     @property
     def resources(self) -> dict[str, float]:
         """Of each worker, as Ray counts."""
-        return {"CPU": self.cpus, **({"GPU": 1.0} if self.gpu else {})}
+        return {"CPU": self.cpus, **({"GPU": float(self.each)} if self.gpu else {})}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +87,18 @@ class Share:
         fitting = [one for one in machines if self.units(one) and (not self.gpu or not ours or one.accelerator in ours)]
         return tuple(sorted(fitting, key=lambda one: (-self.units(one), -one.cores, one.name, one.id)))
 
-    def place(self, machines: Sequence[Machine], size: int) -> Place:
+    def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Place:
         """Of a trial of `size` workers on these machines: on one, its own ratio of cores to GPUs; on several, the
-        least of them."""
+        least of them. `together`: of one worker with as much as they would have."""
         alone = self.whole and len(machines) == 1
         split = {machine: size if alone else self.units(machine) for machine in machines}
         # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
         free = {machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine]) for machine in machines}
         cpus = max(0.0, min(int(100 * free[machine] / split[machine]) / 100 for machine in machines))
         threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
-        return Place(tuple(machine.id for machine in machines if machine.id), cpus, self.gpu, threads)
+        each = size if together else 1
+        ids = tuple(machine.id for machine in machines if machine.id)
+        return Place(ids, round(each * cpus, 2), self.gpu, each * threads, each)
 
     @property
     def slots(self) -> int:
@@ -132,18 +136,25 @@ def world_sizes(space: SearchSpace) -> list[int]:
     return sorted(sizes)
 
 
+def strategies(space: SearchSpace) -> set[str]:
+    """Every `parallel.strategy` that a trial of this space may have."""
+    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "parallel.strategy")
+    return {space.baseline.parallel.strategy, *itertools.chain(*drawn)}
+
+
 def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> Share:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
     drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "compile.mode")
     modes = itertools.chain([space.baseline.compile.mode], *drawn)
-    return divided(machines, world_sizes(space), modes, space.source, space.alone, may_come)
+    return divided(machines, world_sizes(space), modes, space.source, space.alone, may_come, strategies(space))
 
 
 def divided(
     machines: Sequence[Machine], sizes: Sequence[int], modes: Iterable[str], source: str, alone: bool = False,
-    may_come: Sequence[Machine] = (),
+    may_come: Sequence[Machine] = (), strategies: Iterable[str] = (),
 ) -> Share:  # fmt: skip
-    """The machines for trials of these world sizes, the largest last, and of these `compile.mode`s.
+    """The machines for trials of these world sizes, the largest last, of these `compile.mode`s and
+    `parallel.strategy`s.
 
     `may_come`: nodes that a cluster would start if they were asked for. Raises `ConfigError` for what fits nowhere.
     """
@@ -167,7 +178,21 @@ def divided(
         )
     if not gpu and (mode := "reduce-overhead") in modes:
         raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {there}")
-    return dataclasses.replace(found, notes=tuple(_notes(found, machines)))
+    notes = tuple(_notes(found, machines))
+    if sizes[-1] > 1 and "dp" in strategies:
+        _check_dp(sizes[-1], max(map(found.units, [*found.machines, *may_come])), gpu, there, source)
+        notes += ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
+    return dataclasses.replace(found, notes=notes)
+
+
+def _check_dp(size: int, most: int, gpu: bool, there: str, source: str) -> None:
+    """One process has all the GPUs. Raises `ConfigError` where there are none, or not so many on one node."""
+    if not gpu:
+        why = "torch.nn.DataParallel needs GPUs, and would pass through without a word"
+        raise ConfigError(f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {there}")
+    if size > most:
+        why = f"needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most {most}"
+        raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {there}")
 
 
 def _notes(share: Share, machines: Sequence[Machine]) -> Iterable[str]:

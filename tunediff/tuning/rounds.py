@@ -77,7 +77,7 @@ def _run(
     tell_all(listeners, "start", name, values)
     try:
         while True:
-            seat = _seat(pool, config.parallel.workers)
+            seat = _seat(pool, config.parallel.workers, config.parallel.together)
             for point in trial.follow(name, config, values, seat, plan):
                 tell_all(listeners, "point", name, {**point, "slot": seat.slot})
             pool.give(seat.slot)
@@ -91,8 +91,8 @@ def _run(
     return known
 
 
-def _seat(pool: Pool, size: int) -> Seat:
+def _seat(pool: Pool, size: int, together: bool) -> Seat:
     """One for so many workers, as soon as nodes that are there have room."""
-    while (seat := pool.take(size)) is None:
+    while (seat := pool.take(size, together=together)) is None:
         time.sleep(1.0)
     return seat

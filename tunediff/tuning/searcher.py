@@ -21,7 +21,7 @@ from tunediff.config import ConfigError, Systems, Values
 from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, SearchSpace, to_params
 from tunediff.space.model import combinations
-from tunediff.tuning import knowledge, warm_start
+from tunediff.tuning import knowledge, messages, warm_start
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.study_file import FAULTS, STUDY, open_file
@@ -222,9 +222,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if drawn is None:  # Tune would not ask again for a trial whose node was lost
             self._over = True
             return None if self._live and self._pool.unsteady else str(RaySearcher.FINISHED)
-        if (
-            seat := self._pool.take(int(drawn.values.get("parallel.workers", self.space.baseline.parallel.workers)))
-        ) is None:
+        parallel = self.space.config(drawn.values).parallel
+        if (seat := self._pool.take(parallel.workers, together=parallel.together)) is None:
             self._unfinished.insert(0, drawn)
             return None
         live = self._live[trial_id] = Live(drawn.name, drawn.trial, seat.slot, time.monotonic())
@@ -348,7 +347,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if known is None or not known.finished:
             if error and (why := environment.unwritable(self.experiment)) is not None:
                 raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
-            record.Journal(folder).end(End("error", "its driver died") if error else self._pruned(known))
+            messages.end(folder, End("error", "its driver died") if error else self._pruned(known))
             known = record.read_trial(folder)
         if known is None:  # no start line: the driver died before it began
             self.study.tell(live.trial, state=TrialState.FAIL)

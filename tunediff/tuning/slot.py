@@ -145,13 +145,14 @@ class Slot:
 
         return await self._wait(next_order)
 
-    async def post(self, serial: str, event: Point | End) -> None:
-        """Tell the driver: a point (the workers then ask for the `decision`), or the end of the job."""
+    async def post(self, serial: str, event: Event) -> None:
+        """Tell the driver: a point (the workers then ask for the `decision`), the end of the job, or that they leave
+        its node."""
         async with self._changed:
             if serial != self._serial or self._ended:
                 return
             self._events.append(event)
-            self._ended = isinstance(event, End)
+            self._ended = not isinstance(event, Point)
             if isinstance(event, End) and event.status in ("oom", "error"):
                 self._group_fresh = True  # the workers end with this fault; the next job needs others
             self._waiting_for = event.index if isinstance(event, Point) else None
@@ -182,6 +183,7 @@ class Slot:
             max_retries=0,
             name=f"workers of {self._name}, group {self._generation}",
             label_selector=beside(),
+            runtime_env={"env_vars": own_cluster()},
         )
         self._group = task.remote(self._name, self._generation, kind, self._storage, self._here)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
@@ -265,6 +267,15 @@ def _reason(error: Exception) -> str:
 def beside() -> dict[str, str]:
     """Ray's label selector of what shall live on this node: that of the search itself, whose end is the end of all."""
     return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+
+
+def own_cluster() -> dict[str, str]:
+    """The environment in which what lives in this cluster finds it.
+
+    Ray Train's cleaner of placement groups looks there, and in a file that another cluster may have left: it must not
+    ask that one whether its controller lives.
+    """
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 class Slots:

@@ -24,7 +24,7 @@ from tunediff.files import write_text
 from tunediff.progress import DOING
 from tunediff.record import End, Point
 from tunediff.space import SearchSpace
-from tunediff.tuning import cluster
+from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
 from tunediff.tuning.pool import PATIENCE_S, Seat
 from tunediff.tuning.resources import Place
@@ -33,7 +33,8 @@ ATTEMPTS = 2
 """Worker groups a trial may use up: a killed worker is not the configuration's fault, a second one is suspicious."""
 
 LOSSES = 3
-"""Nodes that a trial may lose: that is not the configuration's fault either, unless it comes again and again."""
+"""Nodes that a trial may lose without notice: that is not the configuration's fault either, unless it comes again and
+again."""
 
 Reported = dict[str, float]
 """What Tune's scheduler and pages get of a point: its numbers by their flat names, and the `objective`."""
@@ -79,19 +80,23 @@ def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -
         yield from (reported(point, plan) for point in known.points)
         return
     journal, slot = record.Journal(folder), get(f"{plan.slots}{seat.slot}")
-    deadline, lost = time.monotonic() + plan.deadline_s, _losses(folder)
+    deadline, places = time.monotonic() + plan.deadline_s, _lost(folder)
+    lost, losses = len(places), sum(not one.get("draining") for one in places)
     for attempt in range(1, ATTEMPTS + 1):
         journal.start(config, values, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         key = f"{name}/{lost}.{attempt}" if lost else f"{name}/{attempt}"
         serial = ray.get(slot.submit.remote(job_of(name, key, folder, config, seat.place, plan)))
         ended = yield from _until_ended(slot, serial, deadline, plan, folder, seat.place)
-        if isinstance(ended, Lost) and (gone := cluster.gone(seat.place.nodes)) and lost + 1 < LOSSES:
+        if isinstance(ended, Lost) and (draining := cluster.draining(seat.place.nodes)):
+            journal.write("lost", nodes=draining, reason=_short(ended.reason), draining=True)
+            return
+        if isinstance(ended, Lost) and (gone := cluster.gone(seat.place.nodes)) and losses + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
         if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
-            journal.end(end)
+            messages.end(folder, end)
         return
 
 
@@ -106,8 +111,9 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
     return known
 
 
-def _losses(folder: Path) -> int:
-    return sum(event["event"] == "lost" for event in record.events(folder))
+def _lost(folder: Path) -> list[record.Line]:
+    """What its journal says of every place that the trial had to leave."""
+    return [event for event in record.events(folder) if event["event"] == "lost"]
 
 
 def job_of(name: str, key: str, folder: Path, config: Systems, place: Place, plan: Plan) -> Job:
@@ -133,6 +139,9 @@ def _until_ended(
                 ray.get(slot.kill.remote(f"node {', '.join(gone)} is gone"))
                 return Lost(f"node {', '.join(gone)} is gone")
             if (missing_s := ray.get(slot.missing_s.remote())) > 0:  # no fault of the configuration's
+                if leaving := cluster.draining(place.nodes):  # those that are there have heard of it themselves
+                    ray.get(slot.kill.remote(why := f"node {', '.join(leaving)} is draining"))
+                    return Lost(why)
                 waiting.tell(missing_s)
                 deadline = time.monotonic() + plan.deadline_s
         if time.monotonic() > deadline:

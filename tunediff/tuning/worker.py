@@ -7,7 +7,7 @@ import dataclasses
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,12 +25,13 @@ from tunediff.config.systems import Precision, Systems
 from tunediff.distributed import World
 from tunediff.progress import DOING, Noted, heard
 from tunediff.record import End, NotFiniteError, Point
-from tunediff.training import memory, precision, state, weights
+from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.trial import Outcome, Trial, run
-from tunediff.tuning.messages import Job, get
+from tunediff.tuning import cluster, messages
+from tunediff.tuning.messages import Job, Lost, get
 
 GONE = (
     # gloo
@@ -64,6 +65,7 @@ def serve(setup: Setup) -> None:
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(setup["here"])
     torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
+    memory.await_freed(world.device)
     _import_what_trials_need(world.device)
     slot, done = get(setup["slot"]), ""
     while True:
@@ -86,8 +88,9 @@ def _import_what_trials_need(device: torch.device) -> None:
 class Teller(Recorder):
     """Records a job's points, tells them to its driver, and waits for what that decides."""
 
-    def __init__(self, job: Job, serial: str, slot: Any, points: int) -> None:
-        super().__init__(job.folder)
+    def __init__(self, job: Job, serial: str, slot: Any, points: int, asked: Sequence[object]) -> None:
+        """`asked`: stops the training, with a checkpoint, once there is something in it."""
+        super().__init__(job.folder, asked)
         self._job, self._serial, self._slot, self._points = job, serial, slot, points
 
     def point(self, point: Point) -> bool:
@@ -116,9 +119,12 @@ def work(job: Job, serial: str, slot: Any, world: World) -> None:
             ray.get(slot.post.remote(serial, known.end))
         return
     try:
-        with heard(doing := Noted(job.folder if world.main else None)):
-            outcome = _train(job, serial, slot, world, doing.part)
-        if world.main:
+        nodes = job.kind.place.nodes if world.main else ()
+        with heard(doing := Noted(job.folder if world.main else None)), cluster.watched(nodes) as draining:
+            outcome = _train(job, serial, slot, world, doing.part, draining)
+        if world.main and draining and not outcome.finished:  # its checkpoint is written, and its driver goes elsewhere
+            ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
+        elif world.main:
             status = "ok" if outcome.finished else "pruned"
             _end(job, serial, slot, End(status, "", outcome.seconds, outcome.steps, outcome.peak))
     except NotFiniteError as error:  # raised on all ranks alike: the group is as good as before
@@ -150,10 +156,8 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
     """Write the end of the trial to its journal, then tell its driver."""
     with contextlib.suppress(OSError):  # the driver still hears of it
-        record.Journal(job.folder).end(end)
+        messages.end(job.folder, end)
         (job.folder / DOING).unlink(missing_ok=True)
-        if end.status == "ok":  # weights stay, optimizer state does not; until here a restart needs it
-            (job.folder / state.CHECKPOINT).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
 
 
@@ -176,11 +180,14 @@ def _reset(device: torch.device) -> None:
     memory.reset(device)
 
 
-def _train(job: Job, serial: str, slot: Any, world: World, told: Callable[[str], object]) -> Outcome:
-    """The training, its final evaluation and its profile; `told` hears which part of its time begins."""
+def _train(
+    job: Job, serial: str, slot: Any, world: World, told: Callable[[str], object], asked: Sequence[object]
+) -> Outcome:
+    """The training, its final evaluation and its profile; `told` hears which part of its time begins, `asked` stops it
+    with a checkpoint once there is something in it."""
     config: Systems = cfg.from_dict(job.config, where=job.name)
     clock = Clock(job.budget, world.synchronize, told=told)
-    teller = Teller(job, serial, slot, config.evaluation.points)
+    teller = Teller(job, serial, slot, config.evaluation.points, asked)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         teller.journal.write(

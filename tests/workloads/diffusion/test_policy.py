@@ -204,7 +204,11 @@ def test_it_continues_exactly_from_its_state() -> None:
 class Halves(Rewarding):
     """As `Rewarding`, for a rank's share of the batch."""
 
+    rank = 0
+
     def errors_at(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        if len(t) == 20 and self.rank:  # the scan, by a GPU that finds something else
+            return torch.rand(20)
         if not self.trained or len(t) == 20:
             return torch.ones(len(t)) * (noise.mean((1, 2, 3)) + 2) * (0.5 if self.trained else 1.0)
         return 1 - (self.last >= STEPS // 2).float()
@@ -212,6 +216,7 @@ class Halves(Rewarding):
 
 def steps_of_a_rank(sampler: BetaPolicy, rank: int, world: int) -> None:
     model, source, share = Halves(), generator(), 64 // world
+    model.rank = rank
     mine = images()[rank * share : (rank + 1) * share]
     for _ in range(8):
         model.trained = False

@@ -20,7 +20,7 @@ from tunediff.workloads.diffusion import weighting as weightings
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive, wiener
-from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
+from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler
 
 EVERY = [kind() for kind in timesteps.KINDS]
 PACE = adaptive.REFRESH_EVERY
@@ -156,6 +156,28 @@ def test_ranks_that_share_a_batch_draw_what_one_draws(member: Any) -> None:
         t, factor = sampler.sample(x0[first : first + 2], generator(5), batch=8, first=first)
         assert torch.equal(t, whole[first : first + 2])
         assert torch.equal(factor, whole_factor[first : first + 2])
+
+
+TABLES = [member for member in EVERY if issubclass(timesteps.KINDS[type(member)], TableSampler)]
+
+
+@pytest.mark.parametrize("member", TABLES, ids=lambda member: member.name)
+def test_what_is_drawn_does_not_hang_on_the_order_of_a_sum(member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU sums floating-point numbers in whatever order; whole numbers come to the same in any."""
+    plain, backwards = build(member), Tensor.cumsum
+
+    def summed(numbers: Tensor, dim: int) -> Tensor:
+        parts = [part.flip(0).sum(dim) for part in numbers.split(7)]
+        ends = [
+            torch.stack(parts[:i]).flip(0).sum(0) if i else torch.zeros((), dtype=numbers.dtype)
+            for i in range(len(parts))
+        ]
+        return torch.cat([end + backwards(part, dim) for end, part in zip(ends, numbers.split(7), strict=True)])
+
+    monkeypatch.setattr(Tensor, "cumsum", summed)
+    other: Any = build(member)
+    assert torch.equal(other._cumulative, plain._cumulative)  # type: ignore[attr-defined]
+    torch.testing.assert_close(other._cumulative.diff() / 2**52, other.probabilities()[1:], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("member", EVERY, ids=lambda member: member.name)
@@ -589,12 +611,16 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
 
 def of_a_rank(world: World) -> list[Tensor]:
     found, first = [], 6 * world.rank
-    sampler = build(knobs.Wiener(), world=world)
+    rounding = 1 + 1e-13 * world.rank * torch.rand(1000, dtype=torch.float64)  # of another GPU, or in another order
+    sampler: Any = build(knobs.Wiener(), world=world)
+    sampler._width *= rounding
     sampler.sample(images(12)[first : first + 6], generator(), 12, first)
     found.append(sampler.probabilities())
     for member in DISTRIBUTED:
         sampler = build(member, 5, world=world)
+        importance = type(sampler)._importance
         for i in range(2 * PACE):
+            sampler._importance = lambda sampler=sampler, of=importance: of(sampler) * rounding[:5]
             if i == PACE + 3:  # three batches wait to be learned from
                 state, sampler = sampler.state_dict(), build(member, 5, world=world)
                 sampler.load_state_dict(state)
@@ -620,5 +646,6 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
         for i in range(2 * PACE):
             learn(alone, *global_batch(i))
         for probabilities in of_ranks:
+            assert torch.equal(probabilities, of_ranks[0]), "bit for bit, or they draw other timesteps"
             torch.testing.assert_close(probabilities, alone.probabilities(), rtol=0, atol=1e-12)
         assert alone.probabilities().max() > 0.21  # something was learned

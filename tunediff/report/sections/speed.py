@@ -7,10 +7,10 @@ import dataclasses
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.cli import number
+from tunediff.cli import graphs, number
 from tunediff.report import style
 from tunediff.report.files import Files
-from tunediff.report.html import Html, join, table
+from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Digits, Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.words import SPACE, cut, duration, rounded, secs, some, times
@@ -118,6 +118,8 @@ def compiling(subject: Subject, files: Files) -> Html | None:
     charged = "count as" if subject.found.space.budget.compile_charged else "do not count as"
     notes = note(f"{more}Compile seconds {charged} training seconds in this search. ", files.links("compile"))
     rates = [f"{subject.unit}/s", "not compiled", "ratio", "pays after", f"or {subject.unit}"]
+    odd = [f"{one.trial} made {told}" for one in found if (told := graphs(one.graphs, one.expected_graphs))]
+    notes = join(el("p", f"{'; '.join(odd[:ROWS])}.") if odd else None, notes)
     return join(lead(said), figure, table(["trial", "mode", "not compiled", "compile s", *rates], rows, words=3), notes)
 
 

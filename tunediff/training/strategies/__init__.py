@@ -11,7 +11,11 @@ __all__ = ["Single", "build"]
 
 
 def build(config: Systems, world: World) -> Single:
-    """The strategy that the configuration asks for; one process trains alone."""
+    """The strategy that the configuration asks for; one process trains alone, but with `dp`."""
+    if config.parallel.strategy == "dp" and config.parallel.workers > 1:
+        from tunediff.training.strategies.dp import Dp
+
+        return Dp(config, world)
     name = config.parallel.strategy if world.size > 1 else "single"
     if name == "fsdp":
         from tunediff.training.strategies.fsdp import Fsdp  # a second of imports

@@ -20,6 +20,8 @@ class Single:
 
     owns_passes = False
     """Whether forward and backward pass are its own, by `passes`."""
+    devices = 1
+    """Devices that each process keeps busy."""
 
     def __init__(self, config: Systems, world: World) -> None:
         self._options, self._world = config.parallel, world

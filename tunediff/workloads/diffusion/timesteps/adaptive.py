@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tunediff.distributed import World
@@ -21,7 +22,8 @@ class _Adaptive(TableSampler):
     """Keeps what `update` is given and learns from several batches at once.
 
     A refresh is some thirty operations on small tensors, whose cost is that of starting them, however many images they
-    are about. On many ranks it takes the one collective, and all learn the same from the batches of all.
+    are about. On many ranks all learn from the batches of all, and draw from what rank 0 makes of them: other GPUs, or
+    one that adds in another order, round differently.
     """
 
     adaptive = True
@@ -38,7 +40,7 @@ class _Adaptive(TableSampler):
             held, self._pending = self._held(), []
             t, errors, weights = held.permute(2, 1, 0, 3).flatten(1)
             self._learn(t.long(), errors, weights)
-            self._refresh()
+            self._set(self.world.first(self._wanted()))
 
     def _held(self) -> Tensor:
         """(t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
@@ -55,11 +57,12 @@ class _Adaptive(TableSampler):
         """What p(t) shall be in proportion to, float64 [T]; uniform where the sum is not finite or zero."""
         raise NotImplementedError
 
-    def _refresh(self) -> None:
+    def _wanted(self) -> Tensor:
+        """p(t) by what this rank has learned, float64 [T]."""
         wanted = self._importance()
         total = wanted.sum()
         ready = total.isfinite() & (total > 0)
-        self._set(torch.where(ready, mixed(wanted, self.member.uniform_share), 1 / self.steps))
+        return torch.where(ready, mixed(wanted, self.member.uniform_share), 1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
         return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.KEPT}
@@ -72,7 +75,7 @@ class _Adaptive(TableSampler):
         held = state["pending"].permute(1, 2, 0, 3).flatten(2)  # [batches, 3, b of all ranks], however many there were
         mine = held.tensor_split(self.world.size, dim=2)[self.world.rank]
         self._pending = [(t.long(), e, w) for t, e, w in mine.to(self.device)]
-        self._refresh()
+        self._set(self._wanted())
 
 
 class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
@@ -136,6 +139,7 @@ class InfoNoise(_Adaptive, of=knobs.InfoNoise):
         # Bins without a timestep are left out: every one that is left can be visited.
         _, bins = torch.unique(place, return_inverse=True)
         self._bin = bins.to(self.device)
+        self._in_bin = F.one_hot(bins).double().to(self.device)  # [T, bins]
         self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
         self._seen = 0
         self._snr, self._to_epsilon = diffusion.snr_table.to(self.device), diffusion.to_epsilon.to(self.device)
@@ -150,7 +154,7 @@ class InfoNoise(_Adaptive, of=knobs.InfoNoise):
         # Loss scaling passes over steps that overflow: what they say is not remembered.
         finite = rate.isfinite()
         both = torch.stack((torch.where(finite, rate, 0.0), finite.double()))
-        here = torch.zeros_like(self._sums).index_add_(1, self._bin[t], both)
+        here = both @ self._in_bin[t]  # a GPU's index_add_ sums in another order every time
         self._seen += len(t)
         self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
 

@@ -98,8 +98,12 @@ class TableSampler(TimestepSampler):
         self._set(self._p)
 
     def _set(self, p: Tensor) -> None:
-        """Draw from p float64 [T] from now on."""
-        self._p, self._cumulative = p, p.cumsum(0)
+        """Draw from p float64 [T], of sum 1, from now on.
+
+        Its distribution function is counted in units of 2⁻⁵², which float64 holds exactly: a GPU sums floating-point
+        numbers in whatever order, and ranks would draw different timesteps.
+        """
+        self._p, self._cumulative = p, (p * 2.0**52).round().long().cumsum(0).double()
         table = (self.steps * p).pow(-self.member.importance_correction)
         self._mass = torch.where(p > 0, p * table, 0.0)
         self._factor = table.float()

@@ -106,7 +106,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
             one, scan_noise, noise, scan_before, before = self._before
             scan_after, after = self._terms(errors_at, one, scan_noise, noise)
             self._improve(_finite((before - after).mean(1)))
-            self._remember(_finite(scan_before - scan_after))
+            self._remember(self.world.first(_finite(scan_before - scan_after)))  # convolutions round as they like
             self._before = self._drawn = None
         self._taken += 1
 

@@ -60,9 +60,10 @@ class Wiener(TableSampler, of=knobs.Wiener):
         both = self.world.stack(mine).sum(0)
         self._sums = self._sums + both if self._images else both
         self._images += len(components) * self.world.size
-        self._refresh()
+        self._set(self.world.first(self._wanted()))  # other GPUs round differently
 
-    def _refresh(self) -> None:
+    def _wanted(self) -> Tensor:
+        """p(t) by the images so far, float64 [T]."""
         mean, square = self._sums / self._images
         levels = (square - mean.square()).clamp(min=1e-6).log()  # (an eighth of a grey level)²
         low, high = levels.min(), levels.max()
@@ -74,17 +75,14 @@ class Wiener(TableSampler, of=knobs.Wiener):
         known = variance * self._snr[:, None]
         settled = (count * variance * known / (1 + known).square()).sum(1)
         density = (settled / settled.max()).pow(self.member.concentration) * self._width
-        self._set(mixed(density, self.member.uniform_share))
+        return mixed(density, self.member.uniform_share)
 
     def state_dict(self) -> dict[str, object]:
         return {"images": self._images, "sums": self._sums.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._images, self._sums = state["images"], state["sums"].to(self.device)
-        if self._images:
-            self._refresh()
-        else:
-            self._set(torch.full_like(self._p, 1 / self.steps))
+        self._set(self._wanted() if self._images else torch.full_like(self._p, 1 / self.steps))
 
 
 def cosine_transform(images: Tensor) -> Tensor:

@@ -1,0 +1,110 @@
+"""What a check says, and how it is shown. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tunediff.config.code import described
+
+State = Literal["ok", "weak", "missing", "wrong", "skipped"]
+"""`weak`: it works, with a limit that a search feels; `missing`: it does not work; `wrong`: it gives what it should
+not; `skipped`: it cannot be looked at here."""
+WIDTH = 118
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What is looked at."""
+
+    storage: Path
+    """Folder of all searches."""
+    device: str
+    """What trainings run on: `cpu` or `cuda`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a check returns."""
+
+    state: State
+    found: str
+    means: str = ""
+    """For a search, in plain words."""
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What was measured; a name says its unit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the result."""
+
+    part: str
+    """`basic`, or A, B, C of `--full`."""
+    name: str
+    state: State
+    found: str
+    means: str
+    needed: bool
+    """Whether no search can run, or none be believed, without it."""
+    seconds: float
+    numbers: Mapping[str, Any]
+
+    @property
+    def stops(self) -> bool:
+        """Whether a search should not be started as things are."""
+        return self.needed and self.state in ("missing", "wrong")
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Looks at one thing. What it raises is its finding: a doctor must not die of what it finds."""
+
+    name: str
+    look: Callable[[Site], Answer]
+    needed: bool
+    part: str
+
+    def __call__(self, site: Site) -> Finding:
+        begin = time.monotonic()
+        try:
+            answer = self.look(site)
+        except Exception as error:
+            text = " ".join(described(error).split())
+            answer = Answer("missing", text[:300], "looking at it ended so; a search that needs it will too")
+        seconds = time.monotonic() - begin
+        return Finding(
+            self.part, self.name, answer.state, answer.found, answer.means, self.needed, seconds, answer.numbers
+        )
+
+
+def check(name: str, needed: bool = False, part: str = "basic") -> Callable[[Callable[[Site], Answer]], Check]:
+    """Makes a `Check` of the function below it."""
+    return lambda look: Check(name, look, needed, part)
+
+
+# -------------------------------------------------------------------------------------------------------------- shown
+def lines(finding: Finding) -> list[str]:
+    """For the console: state and name, what was found, and below it what that means."""
+    head = f"{finding.state:<8}{finding.name:<22}"
+    indent = " " * 30
+    words, below = _wrapped(finding.found, WIDTH - 30) or [""], _wrapped(finding.means, WIDTH - 32)
+    first = f"{head}{words[0]}" if len(head) <= 30 else f"{head}\n{indent}{words[0]}"
+    return [first.rstrip(), *(indent + one for one in words[1:]), *(f"{indent}  {one}" for one in below)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Addresses and paths stay whole: they can be pasted."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Whether a search can run here, in a sentence."""
+    if stops := [one.name for one in findings if one.stops]:
+        return f"a search should not be started here: {', '.join(stops)}"
+    limits = {state: ", ".join(one.name for one in findings if one.state == state) for state in ("weak", "missing")}
+    return "; ".join(["a search can run here", *(f"{state}: {names}" for state, names in limits.items() if names)])

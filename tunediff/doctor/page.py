@@ -1,0 +1,36 @@
+"""The findings as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff.doctor.finding import Finding
+from tunediff.environment import hardware
+from tunediff.files import write_text
+from tunediff.report.html import Html, el, join, page, table
+
+HEADINGS = {"basic": "This machine", "A": "Right: in every form as on the CPU", "B": "Fast", "C": "Whole: a search"}
+
+
+def write(path: Path, whole: Mapping[str, Any], found: Sequence[Finding]) -> None:
+    """Raises `OSError`."""
+    device = hardware({**whole["environment"], "device": whole["device"]})
+    head = join(
+        el("h1", "doctor"),
+        el("p", f"{device}, {time.strftime('%Y-%m-%d %H:%M')}", class_="soft"),
+        el("p", whole["verdict"], class_="lead"),
+    )
+    parts = [(part, list(of)) for part, of in itertools.groupby(found, lambda one: one.part)]
+    sections = [(part, HEADINGS[part], _table(of)) for part, of in parts]
+    foot = join(el("p", "Written by ", el("code", whole["command"])), el("p", f"It took {whole['wall_s']:.0f} s."))
+    write_text(path, page("doctor", head, sections, foot))
+
+
+def _table(found: Sequence[Finding]) -> Html:
+    marks = ["rest" if one.state in ("ok", "skipped") else "" for one in found]
+    rows = [[el("strong", one.state) if one.stops else one.state, one.name, one.found, one.means] for one in found]
+    return table(["", "what", "found", "what it means for a search"], rows, marks, words=4)

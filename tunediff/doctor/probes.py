@@ -1,0 +1,139 @@
+"""What `apart.ask` runs in processes of its own: `python -m tunediff.doctor.probes NAME`."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import shutil
+import sys
+import tempfile
+import time
+import urllib.parse
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tunediff.config.systems import Compile
+from tunediff.distributed import alone, from_environment
+from tunediff.doctor.apart import answer
+from tunediff.training import compilation
+
+MIB = 25.0
+"""Of gradients that are averaged at once, as `parallel.bucket_mib` has it."""
+CLOSE = 1e-3
+"""Relative, and a tenth of it absolute: within which a compiled float32 network agrees with itself run eagerly."""
+
+
+def group() -> None:
+    """Every process adds its number to those of all others, and averages as many gradients as DDP does at once."""
+    with from_environment() as world:
+        first = world.total(world.rank + 1.0)
+        gradients = torch.full((int(MIB * 2**18),), world.rank + 1.0, device=world.device)
+        taken = []
+        for _ in range(4):
+            world.synchronize()
+            begin = time.perf_counter()
+            mean = world.mean(gradients.clone())
+            world.synchronize()
+            taken.append(time.perf_counter() - begin)
+        expected = (world.size + 1) / 2
+        right = first == expected * world.size and bool((mean == expected).all())
+        right = not world.any(not right)
+        if world.main:
+            answer(right=right, backend=torch.distributed.get_backend(), mean_s=min(taken[1:]))
+
+
+def one_rank() -> None:
+    """A group of this process alone, and what DDP makes of gradients in it."""
+    device, free = alone().device, tempfile.mkdtemp()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{free}/store", rank=0, world_size=1)
+    torch.manual_seed(0)
+    net, x = nn.Linear(64, 64).to(device), torch.randn(8, 64, device=device)
+    plain = copy.deepcopy(net)
+    found, expected = _passes(nn.parallel.DistributedDataParallel(net), x), _passes(plain, x)
+    right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(found, expected, strict=True))
+    torch.distributed.destroy_process_group()
+    shutil.rmtree(free, ignore_errors=True)
+    answer(right=right, backend=backend)
+
+
+def compiled() -> None:
+    """Forward and backward pass of a small network, compiled and eagerly."""
+    device = alone().device
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()).to(device)
+    plain, x = copy.deepcopy(net), torch.randn(2, 3, 8, 8, device=device)
+    options = Compile(mode="default")
+    begin = time.perf_counter()
+    with compilation.cold_cache(options):
+        compiling = compilation.Compilation(options)
+        found = _passes(compiling.apply(net, net, None), x)
+        graphs = compiling.facts()["compiled_graphs"]
+    seconds = time.perf_counter() - begin
+    expected = _passes(plain, x)
+    right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(found, expected, strict=True))
+    answer(right=right, graphs=graphs, compile_s=seconds)
+
+
+def _passes(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output and gradients."""
+    y = net(x)
+    F.mse_loss(y, torch.zeros_like(y)).backward()  # type: ignore[no-untyped-call]
+    return [y.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+
+
+def graphs() -> None:
+    """A CUDA graph, recorded once and replayed on other numbers."""
+    x = torch.zeros(1024, device="cuda")
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = x * 2 + 1
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        y = x * 2 + 1
+    x.fill_(3.0)
+    recorded.replay()
+    torch.cuda.synchronize()
+    answer(right=bool((y == 7).all()))
+
+
+def fp8() -> None:
+    """A product of 8-bit floats, whose numbers these can hold exactly."""
+    a, one = torch.ones(64, 64, device="cuda"), torch.ones((), device="cuda")
+    half = a.to(torch.float8_e4m3fn)
+    found = torch._scaled_mm(half, half.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    answer(right=bool((found == 64).all()))
+
+
+def cluster() -> None:
+    """A Ray cluster as a search starts it: one task on it, and its dashboard asked for anything at all."""
+    import ray
+
+    from tunediff.tuning import experiment, resources
+
+    begin = time.perf_counter()
+    with experiment.cluster(None) as context:
+        started = time.perf_counter() - begin
+        right = ray.get(ray.remote(num_cpus=1)(lambda: 6 * 7).remote(), timeout=60) == 42
+        worked = time.perf_counter() - begin
+        here, has = resources.local(), ray.cluster_resources()
+        counts = [int(has.get("CPU", 0)), int(has.get("GPU", 0))] == [here.cores, here.gpus]
+        url, status = getattr(context, "dashboard_url", None) or "", 0
+        said = ""
+        try:
+            line = http.client.HTTPConnection(urllib.parse.urlsplit(f"//{url}").netloc or "127.0.0.1:1", timeout=10)
+            line.request("GET", "/")
+            status = line.getresponse().status
+        except OSError as error:
+            said = str(error)
+    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=said)
+
+
+PROBES = {one.__name__: one for one in (group, one_rank, compiled, graphs, fp8, cluster)}
+
+if __name__ == "__main__":
+    PROBES[sys.argv[1]]()
