@@ -263,10 +263,10 @@ def test_a_damaged_folder(capsys):
 
 
 def test_what_was_interrupted_can_be_resumed(capsys):
-    assert compare.main(["digits", "seed=99", "--name", "x", "--storage", "kept"]) == 1
+    assert compare.main(["digits", "seed=99", "--name", "x", "--storage", "kept", "--cpus", "1"]) == 1
     error = capsys.readouterr().err
     assert "error: nothing runs in this test; everything measured is in" in error
-    assert error.endswith("resume: python -m tunediff.compare --resume x --storage kept\n")
+    assert error.endswith("resume: python -m tunediff.compare --resume x --cpus 1 --storage kept\n")
     assert not [path for path in Path("kept").iterdir() if path.name != "x"]
 
 

@@ -138,6 +138,12 @@ def check_machine(args: argparse.Namespace) -> None:
         )
 
 
+def machine_words(args: argparse.Namespace) -> list[str]:
+    """The options of `add_machine` that were given, for the command that goes on."""
+    given = [(f"--{name}", getattr(args, name)) for name in ("address", "cpus", "gpus")]
+    return [word for name, value in given if value is not None for word in (name, str(value))]
+
+
 def result(values: Mapping[str, Any], as_json: bool) -> None:
     """Print a result as lines of `key: value`, or as JSON."""
     print(json.dumps(values, indent=2, default=str) if as_json else block(values))

@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.nullcontext() if args.quiet or args.json else heart:
             _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        return experiment.stopped(error, "compare", folder)
+        return experiment.stopped(error, "compare", folder, cli.machine_words(args))
     from tunediff.report import pairs as report  # imports matplotlib
 
     told = pairs.read(folder)

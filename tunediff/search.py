@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     except (KeyboardInterrupt, experiment.StoppedError) as error:
-        return experiment.stopped(error, "search", folder)
+        return experiment.stopped(error, "search", folder, cli.machine_words(args))
     found = results.read(folder)
     outputs.write_all(found)
     summary.conclude(found, confirmed, args.json)

@@ -51,11 +51,14 @@ class StoppedError(RuntimeError):
     """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
 
 
-def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path) -> int:
-    """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code."""
+def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
+    """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code.
+
+    `where`: the options that say on what machine or cluster.
+    """
     by_hand = isinstance(why, KeyboardInterrupt)
     said = "\ninterrupted" if by_hand else f"error: {why}"
-    resume = cli.command(module, "--resume", folder.name, storage=folder.parent)
+    resume = cli.command(module, "--resume", folder.name, *where, storage=folder.parent)
     print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
     return cli.INTERRUPTED if by_hand else cli.FAILED
 
@@ -221,15 +224,16 @@ def workers(
             if given is None:
                 from tunediff.tuning import cluster as there
 
-                stack.enter_context(there.head_watched(functools.partial(_headless, folder)))
+                stack.enter_context(there.head_watched(functools.partial(_headless, folder, str(address))))
                 given, nodes = _of_cluster(folder, share, configs, evaluates)
             yield stack.enter_context(slot.opened(folder, given, warm, nodes))
 
 
-def _headless(folder: Path) -> None:
+def _headless(folder: Path, address: str) -> None:
     """End this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
-    code = stopped(StoppedError("the head of the cluster does not answer any more"), module, folder)
+    why = StoppedError("the head of the cluster does not answer any more")
+    code = stopped(why, module, folder, ["--address", address])
     sys.stderr.flush()
     os._exit(code)
 
