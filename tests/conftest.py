@@ -1,5 +1,7 @@
 """Shared by all tests."""
 
+import functools
+import gc
 import os
 
 import pytest
@@ -7,12 +9,28 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the commands do; before anything imports torch
 
 
+def pytest_collection_finish():
+    """Every training collects garbage first: without this it would look at all that was imported, for a third of a
+    second."""
+    gc.collect()
+    gc.freeze()
+
+
+@functools.cache
+def _looked_once():
+    from tunediff.training import hardware
+
+    return functools.cache(hardware._fastest_product)
+
+
 @pytest.fixture(autouse=True)
 def _timed_in_no_time(monkeypatch):
-    """How fast a network judges is measured before every search and in every dry run; few tests care."""
-    from tunediff.training import judging
+    """How fast a network judges is measured before every search and in every dry run, how fast the machine multiplies
+    before every training; few tests care."""
+    from tunediff.training import hardware, judging
 
     monkeypatch.setattr(judging, "LONG_ENOUGH_S", 1e-4)
+    monkeypatch.setattr(hardware, "_fastest_product", _looked_once())
 
 
 def pytest_collection_modifyitems(config, items):
