@@ -20,7 +20,7 @@ process.schedule process.steps process.prediction process.variance
 timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
 timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
 timesteps.interval timesteps.selected timesteps.scan timesteps.queue timesteps.entropy timesteps.policy_lr
-timesteps.bins timesteps.half_life timesteps.concentration timesteps.gate timesteps.compensation
+timesteps.bins timesteps.half_life timesteps.width timesteps.gate timesteps.compensation
 weighting.name weighting.gamma weighting.exponent weighting.offset weighting.cap weighting.contrast weighting.tau
 weighting.channels weighting.bound
 optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimizer.warmup optimizer.decay

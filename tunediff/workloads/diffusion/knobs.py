@@ -221,14 +221,12 @@ class BetaPolicy(Mixed):
 
 @section
 class Wiener(Mixed, Spread):
-    """Our own: draws the noise levels at which most of the images' variance is settled, as the best linear denoiser of
-    their spectrum shows it, learned from the first batches; costs nothing afterwards."""
+    """Our own: draws around the noise level at which the images' spectrum leaves noise and image least certain, as the
+    best linear denoiser shows it, learned from the first batches; costs nothing afterwards."""
 
     name: Literal["wiener"] = "wiener"
-    concentration: Annotated[Float, Ge(0.0), Le(16.0)] = 2.0
-    """Exponent of the variance settled per unit of log-SNR: 0 is uniform in log-SNR, 1 follows it, larger is more
-    concentrated."""
-    uniform_share: Share = 0.2
+    width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
+    """Standard deviation of the log-SNR that is drawn."""
     stratified: Bool = True
 
 

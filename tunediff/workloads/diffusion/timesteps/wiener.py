@@ -1,4 +1,4 @@
-"""The sampler that learns p(t) from the images alone: where their spectrum says that they take shape."""
+"""The sampler that learns p(t) from the images alone: where their spectrum says that least is certain."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LEVELS = 512
 
 
 class Wiener(TableSampler, of=knobs.Wiener):
-    """p(λ) ∝ (−dℓ/dλ)^concentration over λ = log SNR, mixed with a uniform share; our own.
+    """λ = log SNR from a normal distribution of deviation `width` around the level λ* where noise and image are least
+    certain together; our own.
 
     ℓ is the mean squared error of the image that the best *linear* denoiser of these images leaves, the Wiener filter:
     in an orthonormal basis that makes the components uncorrelated, component k of variance s_k is left with
-    s_k/(1 + s_k·SNR), hence
+    s_k/(1 + s_k·SNR). The same denoiser's error of the noise is SNR·ℓ. The one is all but settled at low noise, the
+    other at high noise, and λ* is where their product is largest,
 
-        −dℓ/dλ = Σ_k s_k · s_k·SNR/(1 + s_k·SNR)².
+        λ* = argmax √(SNR·ℓ · ℓ), where −d log ℓ/dλ = ½:
 
-    It is the part of the images' variance that is settled per unit of log-SNR: where images take shape, large things at
-    high noise and small ones at low, each counted by what it is in pixels. (The rate of entropy, Σ s_k·SNR/(1 + s_k·
-    SNR)/2, counts all components alike, and stays high at low noise.) For one variance s it is a logistic density
-    around λ = −log s. The basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are
-    all but uncorrelated in natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). Nothing is asked
-    of the network: neither its prediction nor the schedule change what is found, and its early errors do not mislead.
+    a hundredth more signal-to-noise takes half a hundredth of the error away. For one variance s it is −log s. The
+    basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are all but uncorrelated in
+    natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). Nothing is asked of the network: neither
+    its prediction nor the schedule change what is found, and its early errors do not mislead.
     """
 
     adaptive = True
@@ -67,14 +67,15 @@ class Wiener(TableSampler, of=knobs.Wiener):
         mean, square = self._sums / self._images
         levels = (square - mean.square()).clamp(min=1e-6).log()  # (an eighth of a grey level)²
         low, high = levels.min(), levels.max()
-        place = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
+        level = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
         count = torch.zeros(LEVELS, dtype=torch.float64, device=self.device).index_add_(
-            0, place, torch.ones_like(levels)
+            0, level, torch.ones_like(levels)
         )
         variance = (low + (high - low) * torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=self.device)).exp()
-        known = variance * self._snr[:, None]
-        settled = (count * variance * known / (1 + known).square()).sum(1)
-        density = (settled / settled.max()).pow(self.member.concentration) * self._width
+        left = (count * variance / (1 + variance * self._snr[:, None])).sum(1)
+        log_snr = self._snr.log()
+        place = log_snr.take((left.log() + log_snr / 2).argmax())  # an index would make the host wait
+        density = torch.exp(-0.5 * ((log_snr - place) / self.member.width).square()) * self._width
         return mixed(density, self.member.uniform_share)
 
     def state_dict(self) -> dict[str, object]:
