@@ -263,7 +263,8 @@ def test_systems_knobs_change_no_weight(knobs):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a minute of the C++ compiler; `test_unet` compiles less, `test_compilation` without it
+@pytest.mark.parametrize("scope", ["blocks", "model"])
 def test_compiled_training_learns_the_same_and_its_seconds_are_apart(scope):
     plain = train()
     compiled = train(tiny(compile__mode="default", compile__scope=scope))
