@@ -170,6 +170,8 @@ def show(table: Path) -> str:
     cells = [["sampler", "budget", "FD", "× uniform's", "times faster", "its knobs"]]
     for times, part in rows[rows["times"] > 0].groupby("times"):
         finals = part.pivot(index="method", columns="seed", values="final")
+        if "uniform" not in finals.index:
+            continue  # the measurement is under way
         names = ["uniform", *(name for name in finals.index if name != "uniform")]
         values = finals.loc[names].to_numpy()
         told = sequential.look(np.asarray(values, float), values.shape[1]).differences
