@@ -45,7 +45,7 @@ class Evaluator:
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
-        steps = diffusion.steps if self._protocol.sampler == "ddpm" else self._protocol.steps
+        steps = self._protocol.passes(diffusion.steps)
         with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
             drawn = generate(
                 predict, diffusion, self._protocol, self._shape, n, world.device,

@@ -23,7 +23,7 @@ class Noise:
     BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
 
     def __init__(self, seed: int, shape: Sequence[int], device: torch.device | str) -> None:
-        self._seed, self._shape, self._device = seed, tuple(shape), device
+        self._seed, self._shape, self._device = seed, tuple(shape), torch.device(device)
 
     def initial(self, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: x_T of images start…stop−1."""
@@ -31,14 +31,17 @@ class Noise:
 
     def step(self, k: int | str, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: what sampling step k adds to these images."""
-        # On the CPU: a GPU's generator gives other numbers on other devices.
+        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked memory, so that the host
+        # goes on to the next step, and draws its noise, while the GPU computes.
         first = start // self.BLOCK
         blocks = []
         for block in range(first, -(-stop // self.BLOCK)):
             generator = torch.Generator().manual_seed(mix("noise", self._seed, k, block))
             blocks.append(torch.randn(self.BLOCK, *self._shape, generator=generator))
         offset = first * self.BLOCK
-        return torch.cat(blocks)[start - offset : stop - offset].to(self._device)
+        whole = torch.cat(blocks)[start - offset : stop - offset]
+        cuda = self._device.type == "cuda"
+        return (whole.pin_memory() if cuda else whole).to(self._device, non_blocking=cuda)
 
 
 def generate(
