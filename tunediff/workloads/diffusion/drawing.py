@@ -59,7 +59,9 @@ def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: s
 
 
 def configured(config: Any, wanted: Mapping[str, Any]) -> Any:
-    """With knobs of the evaluation as the options of their names say; None: left. Raises `ConfigError` naming one."""
+    """With knobs of the evaluation as the options of their names say; None: left. Commands draw in float32, wherever
+    the training was. Raises `ConfigError` naming one."""
+    config = override(config, {"evaluation.precision": "fp32"}, check=False)
     for name, value in wanted.items():
         if value is not None:
             config = override(config, {f"evaluation.{name}": value}, where="--" + name.replace("_", "-"))

@@ -346,6 +346,10 @@ class Evaluation(images.Evaluation):
     """Spacing of the DDIM sub-sequence."""
     eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast. Features, distances and
+    the validation loss stay float32. Every evaluation also draws its first 128 images in float32, and records as
+    `precision_shift` by what share the distance would be another if all were; beyond 2 % they all are."""
     validation_images: Annotated[Int, Ge(0), Le(100000), Ruler()] = 256
     """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
     timesteps and noise: what no sampler and no weighting changes. 0: none."""
@@ -380,6 +384,9 @@ QUANTITIES = {
     "frechet": Quantity("Fréchet distance", "", "depends on the number of images: compare within a search only"),
     "kid": Quantity("KID", "", "kernel distance between up to 2,000 images of each side"),
     "validation_loss": Quantity("validation loss", "", "ε-error on fixed images, timesteps and noise"),
+    "precision_shift": Quantity(
+        "shift by precision", "%", "of the distance, by evaluation.precision; above 2 %: drawn again in float32", 100.0
+    ),
     "step_sampler_s": Quantity(
         "noise and sampler", "ms", "of a step: timesteps, noise, noisy images, the sampler's own work", 1000.0
     ),

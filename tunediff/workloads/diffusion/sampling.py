@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tunediff.data.loader import mix
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.features import one_ruler
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
 
@@ -54,22 +55,22 @@ def generate(
     *,
     rank: int = 0,
     world: int = 1,
-    autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Images 0…n−1, this rank's share of them: (number of the first, uint8 [b, C, H, W]) per batch.
 
     The ranks take batches in turn, all of one size (see `shares`): a compiled network is not compiled again for a
-    smaller last batch. `autocast` is the number format of `predict`; the sampler itself computes in float32. Ends early
-    when `should_stop()` holds. Raises `NonFiniteError`.
+    smaller last batch. `evaluation.precision` is the number format of `predict`, "fp32" leaving it as it is; the
+    sampler itself computes in float32. Ends early when `should_stop()` holds. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
-        with contextlib.nullcontext() if autocast is None else torch.autocast(device.type, autocast):
+        as_is = evaluation.precision == "fp32"
+        with contextlib.nullcontext() if as_is else one_ruler(device, evaluation.precision):
             return predict(x, t).float()
 
     how = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}
