@@ -98,7 +98,7 @@ class Judge:
         self.last_images = _in_turn(world.gather(shown))[:GRID_IMAGES]
         first = _in_turn(world.gather(kept))[:KID_IMAGES].to(world.device)
         kid = kernel_distance(first, self.reference.features)
-        found: Distances = {
+        distances: Distances = {
             "frechet": world.agree(distance),
             "kid": None if kid is None else world.agree(kid[0]),
             "evaluation_images": statistics.count,
@@ -106,8 +106,8 @@ class Judge:
         }
         if exact is not None:
             with torch.no_grad(), features.one_ruler(world.device):
-                found["precision_shift"] = self._shift(statistics, first, exact())
-        return found
+                distances["precision_shift"] = self._shift(statistics, first, exact())
+        return distances
 
     def _shift(self, statistics: FeatureStatistics, first: Tensor, others: Tensor) -> float:
         """See `precision_shift`; `first`: features of the first images judged."""

@@ -108,7 +108,12 @@ class OneStep(Identity):
 
 
 def in_bf16(config: Any, count: int) -> Any:
-    changes = {"evaluation.precision": "bf16", "evaluation.images": count, "evaluation.validation_images": 20}
+    changes = {
+        "evaluation.precision": "bf16",
+        "evaluation.extractor": "random",
+        "evaluation.images": count,
+        "evaluation.validation_images": 20,
+    }
     return override(config, changes)
 
 
