@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff.workloads.diffusion import knobs
+from tunediff import config as cfg
+from tunediff.workloads.diffusion import knobs, options
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 
 Prediction = Literal["epsilon", "x0", "v"]
@@ -218,20 +219,16 @@ def test_a_perfect_network_returns_the_image(prediction: Prediction, skip: Skip,
 def test_dpmpp_2m_is_that_of_diffusers(
     schedule: Literal["linear", "cosine"], prediction: Prediction, steps: int
 ) -> None:
-    """Theirs at our timesteps, with thresholding at 1, which is our clamping; it keeps its tables in float32."""
+    """Theirs, of the scheduler that we export, at our timesteps; thresholding at 1 is our clamping. It keeps its tables in
+    float32."""
     diffusers = pytest.importorskip("diffusers")
-    theirs = {
-        "epsilon": "epsilon",
-        "x0": "sample",
-        "v": "v_prediction",
-        "linear": "linear",
-        "cosine": "squaredcos_cap_v2",
-    }
-    scheduler = diffusers.DPMSolverMultistepScheduler(
-        beta_schedule=theirs[schedule], prediction_type=theirs[prediction], thresholding=True, sample_max_value=1.0,
-        algorithm_type="dpmsolver++", solver_order=2, solver_type="midpoint", lower_order_final=True,
+    changes = {"process.schedule": schedule, "process.prediction": prediction}
+    config = cfg.override(cfg.baseline("digits"), changes)
+    scheduler = diffusers.DPMSolverMultistepScheduler.from_config(
+        options.of_scheduler(config), thresholding=True, sample_max_value=1.0, algorithm_type="dpmsolver++",
+        solver_order=2, solver_type="midpoint", lower_order_final=True,
     )  # fmt: skip
-    diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
+    diffusion = Diffusion(config.process)
 
     def predict(x: Tensor, t: Tensor) -> Tensor:  # anything that depends on x and t
         return torch.tanh(1.3 * x.roll(1, -1) + 0.001 * t[:, None, None, None])
