@@ -117,7 +117,7 @@ def in_bf16(config: Any, count: int) -> Any:
     return override(config, changes)
 
 
-@pytest.mark.parametrize("count", [100, 260])
+@pytest.mark.parametrize("count", [100, 1000])
 def test_the_shift_by_a_lower_precision_is_recorded(digits: Images, config: Any, count: int, capsys: Any) -> None:
     lower, diffusion = in_bf16(config, count), OneStep()
     found = judge(lower, digits)(Rough(0.002), diffusion)
