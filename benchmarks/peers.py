@@ -253,11 +253,13 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     network.requires_grad_(False)
     amp, predict = Amp(config.precision, world.device), Compilation(config.compile).apply(network, network, unet.Block)
     diffusion = Diffusion(config.process, world.device)
-    evaluation = dataclasses.replace(config.evaluation, batch_size=config.loader.batch_size, sampler="ddim")
+    precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]
+    how = {"batch_size": config.loader.batch_size, "sampler": "ddim", "precision": precision}
+    evaluation = dataclasses.replace(config.evaluation, **how)
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
 
     def step(x0: Tensor) -> list[Any]:
-        return list(generate(predict, diffusion, evaluation, shape, len(x0), world.device, autocast=amp.dtype))
+        return list(generate(predict, diffusion, evaluation, shape, len(x0), world.device))
 
     return step, _count(network)
 

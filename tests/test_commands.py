@@ -113,6 +113,21 @@ def test_gpu_only_values_are_refused_without_a_gpu():
     assert resources.share(loaded, resources.Machine(8, 1)).gpu
 
 
+@pytest.mark.parametrize(
+    "lines", [{"fixed": {"evaluation.precision": "tf32"}}, {"final": {"evaluation.precision": "tf32"}}], ids=str
+)
+def test_tf32_is_refused_without_a_gpu(lines):
+    loaded = space.parse(FILE | lines, "x.yaml")
+    with pytest.raises(cfg.ConfigError, match="x.yaml: evaluation.precision: 'tf32' needs a GPU, and there are 2 CPU"):
+        resources.share(loaded, resources.Machine(2, 0))
+    assert resources.share(loaded, resources.Machine(8, 1)).gpu
+
+
+def test_no_search_varies_the_precision_of_its_ruler():
+    with pytest.raises(cfg.ConfigError, match=r"evaluation.precision"):
+        space.parse(FILE | {"search": {"evaluation.precision": ["fp32", "bf16"]}}, "x.yaml")
+
+
 def test_shares_never_fill_the_machine():
     loaded = space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
     share = resources.share(loaded, resources.Machine(2, 0))

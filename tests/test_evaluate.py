@@ -122,7 +122,20 @@ def test_full_protocol(model, tmp_path, capsys):
 
 
 def test_ddim_and_seeds(model, tmp_path, capsys):
-    words = ["--images", "264", "--ddim", "--steps", "5", "--skip", "quadratic", "--eta", "0.5", "--metrics", "is,fd"]
+    words = [
+        "--images",
+        "264",
+        "--sampler",
+        "ddim",
+        "--steps",
+        "5",
+        "--skip",
+        "quadratic",
+        "--eta",
+        "0.5",
+        "--metrics",
+        "is,fd",
+    ]
     out, found = measured(capsys, *words, "--seeds", "3", "--out", "first.npz")
     assert "sampler: ddim, 5 steps, quadratic, eta 0.5\n" in out
     assert "seeds: 0, 1, 2\n" in out
@@ -168,7 +181,7 @@ def test_reference_of_another_split(tmp_path, model, capsys):
     digits_folder(tmp_path / "set", 200, lambda number: "test" if number % 2 else "train")
     changes = {"data.name": "images", "data.path": "moved", "data.split": "train", "data.max_images": 60}
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.override(CONFIG, changes)))
-    words = ["--images", "64", "--ddim", "--steps", "2", "--metrics", "fd", "--data-path", "set"]
+    words = ["--images", "64", "--sampler", "ddim", "--steps", "2", "--metrics", "fd", "--data-path", "set"]
     found = [measured(capsys, *words, *more)[1] for more in ([], ["--split", "test"], ["--split", "all"])]
     splits = [(f["reference"]["split"], f["reference"]["images"]) for f in found]
     assert splits == [("train", 60), ("test", 100), ("all", 200)]
@@ -181,7 +194,7 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
     """Nobody knows what it learned."""
     digits_folder(tmp_path / "set", 40, lambda number: "")
     handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network().state_dict())
-    words = ["pipeline", "--images", "16", "--ddim", "--steps", "2", "--metrics", "fd"]
+    words = ["pipeline", "--images", "16", "--sampler", "ddim", "--steps", "2", "--metrics", "fd"]
     assert "a pipeline does not say which images it learned" in refused(capsys, *words)
     assert "--data: 'faces' is not allowed" in refused(capsys, *words, "--data", "faces")
     assert evaluate.main([*words, "--data", "digits", "--out", "digits.json"]) == 0
@@ -193,7 +206,7 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
 
 
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
-    words = ["--images", "261", "--batch-size", "40", "--ddim", "--steps", "3", "--seeds", "2"]
+    words = ["--images", "261", "--batch-size", "40", "--sampler", "ddim", "--steps", "3", "--seeds", "2"]
     _, one = measured(capsys, *words, "--out", "one.npz")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -273,16 +286,19 @@ def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--steps", "5"], "--steps: belongs to --ddim"),
-        (["--skip", "linear"], "--skip: belongs to --ddim"),
-        (["--eta", "0.0"], "--eta: belongs to --ddim"),
+        (["--steps", "5"], "--steps: belongs to --sampler ddim and dpmpp_2m, not to ddpm"),
+        (["--skip", "linear"], "--skip: belongs to --sampler ddim"),
+        (["--eta", "0.0"], "--eta: belongs to --sampler ddim"),
         (
-            ["--ddim", "--skip", "cubic"],
+            ["--sampler", "ddim", "--skip", "cubic"],
             "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of linear, quadratic",
         ),
-        (["--ddim", "--eta", "2"], "--eta: evaluation.eta: 2.0 is not allowed"),
-        (["--ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
-        (["--ddim", "--steps", "0"], "--steps: evaluation.steps: 0 is not allowed"),
+        (["--sampler", "ddim", "--eta", "2"], "--eta: evaluation.eta: 2.0 is not allowed"),
+        (
+            ["--sampler", "ddim", "--steps", "51"],
+            "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50",
+        ),
+        (["--sampler", "ddim", "--steps", "0"], "--steps: evaluation.steps: 0 is not allowed"),
         (["--images", "7"], "--images: evaluation.images: 7 is not allowed; allowed: a whole number of at least 8"),
         (["--seeds", "0"], "--seeds: 0 is not allowed; allowed: a whole number from 1"),
         (["--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),

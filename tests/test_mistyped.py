@@ -185,8 +185,8 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
         ("report.__main__", ["night"]),
         ("export", ["night"]),
         ("train", ["--config", "digits", *TINY, "--samples", "128"]),
-        ("sample", ["train-digits", "--images", "2", "--ddim", "--steps", "2"]),
-        ("evaluate", ["train-digits", *"--images 8 --ddim --steps 2 --metrics fd".split()]),
+        ("sample", ["train-digits", "--images", "2", "--sampler", "ddim", "--steps", "2"]),
+        ("evaluate", ["train-digits", *"--images 8 --sampler ddim --steps 2 --metrics fd".split()]),
     ):
         assert importlib.import_module(f"tunediff.{command}").main([*words, "--storage", "kept", "--json"]) == 0
         told[command] = json.loads(capsys.readouterr().out)

@@ -96,7 +96,7 @@ def test_the_study_is_where_it_is_said_to_be(storage):
 
 def test_what_a_measurement_was_made_with(storage):
     search_folder(storage / NAME)
-    words = [NAME, "--storage", STORAGE, *"--images 8 --ddim --steps 2 --metrics fd --out ü.json".split()]
+    words = [NAME, "--storage", STORAGE, *"--images 8 --sampler ddim --steps 2 --metrics fd --out ü.json".split()]
     assert evaluate.main([*words]) == 0
     said = json.loads((written := Path("ü.json")).read_text())["command"]
     written.unlink()

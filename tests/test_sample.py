@@ -106,12 +106,18 @@ def _free_port():
 
 
 def test_ddim(run, capsys):
-    result = drawn(capsys, "--ddim", "--images", "4", "--out", "a.png")
+    result = drawn(capsys, "--sampler", "ddim", "--images", "4", "--out", "a.png")
     assert result["sampler"] == "ddim, 5 steps, linear, eta 0", "as in the evaluations of the model"
-    assert_same(array(capsys, "--ddim", "--images", "4"), expected(4, sampler="ddim", steps=5))
-    words = ["--ddim", "--steps", "7", "--skip", "quadratic", "--eta", "0.5"]
+    assert_same(array(capsys, "--sampler", "ddim", "--images", "4"), expected(4, sampler="ddim", steps=5))
+    words = ["--sampler", "ddim", "--steps", "7", "--skip", "quadratic", "--eta", "0.5"]
     how = {"sampler": "ddim", "steps": 7, "skip": "quadratic", "eta": 0.5}
     assert_same(array(capsys, *words, "--images", "4"), expected(4, **how))
+
+
+def test_dpmpp_2m(run, capsys):
+    words = ["--sampler", "dpmpp_2m", "--steps", "7", "--images", "4"]
+    assert drawn(capsys, *words, "--out", "a.png")["sampler"] == "dpmpp_2m, 7 steps"
+    assert_same(array(capsys, *words), expected(4, sampler="dpmpp_2m", steps=7))
 
 
 def test_sheets_are_numbered_and_nothing_is_overwritten(run, capsys):
@@ -141,7 +147,7 @@ def test_the_strip_shows_noise_becoming_the_image(run, capsys):
     for row, image in enumerate(expected(8)):
         assert_same(cell(row, 9), image[..., 0])
     # Fewer steps than columns: every state once; batches do not matter.
-    path = drawn(capsys, "--strip", "--images", "3", "--ddim", "--batch-size", "2", "--out", "s.png")["path"]
+    path = drawn(capsys, "--strip", "--images", "3", "--sampler", "ddim", "--batch-size", "2", "--out", "s.png")["path"]
     assert np.asarray(Image.open(path)).shape == (3 * 34 + 2, 6 * 34 + 2)
 
 
@@ -159,11 +165,12 @@ def test_other_models(run, capsys, tmp_path):
         (["gone"], "gone: no such file or folder, and no training or search of that name in ray_results; there are: small"),
         (["small", "--images", "0"], "--images: 0 is not allowed; allowed: a whole number of at least 1"),
         (["small", "--strip", "--images", "9"], "--images: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
-        (["small", "--steps", "5"], "--steps: belongs to --ddim"),
-        (["small", "--skip", "linear"], "--skip: belongs to --ddim"),
-        (["small", "--eta", "0"], "--eta: belongs to --ddim"),
-        (["small", "--ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
-        (["small", "--ddim", "--skip", "cubic"], "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of"),
+        (["small", "--steps", "5"], "--steps: belongs to --sampler ddim and dpmpp_2m, not to ddpm"),
+        (["small", "--skip", "linear"], "--skip: belongs to --sampler ddim"),
+        (["small", "--sampler", "dpmpp_2m", "--eta", "0"], "--eta: belongs to --sampler ddim, not to dpmpp_2m"),
+        (["small", "--sampler", "dpm"], "--sampler: 'dpm' is not allowed; allowed: ddim, ddpm, dpmpp_2m"),
+        (["small", "--sampler", "ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
+        (["small", "--sampler", "ddim", "--skip", "cubic"], "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of"),
         (["small", "--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),
         (["small", "--seed", "-1"], "--seed: evaluation.seed: -1 is not allowed"),
         (["small", "--device", "tpu"], "--device: 'tpu' is not allowed; allowed: cpu, cuda"),
@@ -201,7 +208,7 @@ def test_what_would_take_a_day_says_so_before_it_begins(capsys, monkeypatch):
     drawing.announce(lambda x, t: time.sleep(0.002 * len(x)), config, 100_000, CPU)
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sampling 100,000 images × 1,000 steps: about (5[5-9]|6\d|7\d)h\d\dm", first)
-    assert re.match(r"WARNING: that is long: --ddim --steps 50 takes about [23]h\d\dm; fewer images", second)
+    assert re.match(r"WARNING: that is long: --sampler ddim --steps 50 takes about [23]h\d\dm; fewer images", second)
     drawing.announce(lambda x, t: x, config, 10, CPU)
     waited = set()
     monkeypatch.setattr(type(CPU), "synchronize", lambda world: waited.add(world.device.type))

@@ -297,7 +297,8 @@ def _estimate(config: Systems, most: int, budget_s: float, say: Callable[[str], 
 def _needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:
     """What `resources.divided` takes besides the machine."""
     sizes = sorted({config.parallel.workers for config in configs})
-    return sizes, [config.compile.mode for config in configs], "command line", True
+    values = [value for config in configs for value in resources.gpu_only(config)]
+    return sizes, values, "command line", True
 
 
 # ----------------------------------------------------------------------------------------------------------- its runs

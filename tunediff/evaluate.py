@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tunediff.evaluation.features import Extractor
     from tunediff.evaluation.quality import Value
 
-IMAGES, DDIM_STEPS = 10_000, 50
+IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
 
@@ -56,10 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser, "names")
     add("--images", type=int, default=IMAGES, metavar="N", help="images (default: %(default)s)")
-    add("--ddim", action="store_true", help="DDIM (default: ancestral DDPM, all steps)")
-    add("--steps", type=int, help=f"DDIM steps (default: {DDIM_STEPS})")
-    add("--skip", help="spacing of the DDIM steps: linear (default) or quadratic")
-    add("--eta", type=float, help="noise of DDIM, 0 to 1 (default: 0)")
+    drawing.add_options(parser, str(STEPS), "linear", "0")
     seeds = "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
     add("--seeds", type=int, default=1, metavar="K", help=seeds)
     add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
@@ -167,10 +164,10 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """The model's configuration with what was asked for. Raises `ConfigError` naming the option."""
-    wanted: dict[str, object] = {"sampler": "ddim" if args.ddim else "ddpm"}
-    wanted |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
-    if args.ddim:
-        steps = DDIM_STEPS if args.steps is None else args.steps
+    names = ("sampler", "images", "batch_size", "extractor", "weights_path")
+    wanted: dict[str, object] = {name: getattr(args, name) for name in names}
+    if args.sampler != "ddpm":
+        steps = STEPS if args.steps is None else args.steps
         wanted |= {"steps": steps, "skip": args.skip or "linear", "eta": args.eta or 0.0}
     if args.extractor not in (None, config.evaluation.extractor):  # the weights that are named are another network's
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)

@@ -43,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
     add("--out", type=Path, help=f"{kinds}(default: a new samples-….png in the folder of the model)")
     add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
-    add("--ddim", action="store_true", help="DDIM (default: ancestral DDPM, all steps)")
-    add("--steps", type=int, help="DDIM steps (default: as in the model's evaluations)")
-    add("--skip", help="spacing of the DDIM steps: linear or quadratic (default: likewise)")
-    add("--eta", type=float, help="noise of DDIM, 0 to 1 (default: likewise)")
+    drawing.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
@@ -56,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     model = models.find(args.run, args.storage)
     model.need("diffusion", "sample")
-    wanted = {name: getattr(args, name) for name in ("seed", "steps", "skip", "eta", "batch_size")}
-    config = drawing.configured(model.config, {"sampler": "ddim" if args.ddim else "ddpm", **wanted})
+    wanted = {name: getattr(args, name) for name in ("sampler", "seed", "steps", "skip", "eta", "batch_size")}
+    config = drawing.configured(model.config, wanted)
     cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)
 

@@ -40,6 +40,15 @@ class FeatureStatistics:
         """Add what another set of vectors, of the same length and on the same device, has collected."""
         self._sums += other._sums
 
+    def exchanged(self, features: Tensor, others: Tensor) -> FeatureStatistics:
+        """These statistics, had some of the features they have seen been `others`."""
+        found = FeatureStatistics(self._dim, self._sums.device)
+        found.update(features)
+        found._sums.neg_()
+        found.include(self)
+        found.update(others)
+        return found
+
     def merge(self, world: World) -> None:
         """Add up the statistics of all ranks; every rank must call it."""
         world.sum(self._sums)

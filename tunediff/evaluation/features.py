@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import safetensors.torch
 import torch
@@ -76,13 +76,14 @@ def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[
 
 
 @contextlib.contextmanager
-def one_ruler(device: torch.device) -> Iterator[None]:
-    """Plain float32, whatever number format the trial being judged has switched on for itself."""
+def one_ruler(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
+    """Plain float32, or another `precision`, whatever number format the trial being judged has switched on for
+    itself."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)

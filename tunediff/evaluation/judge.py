@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ class Distances(TypedDict):
     """N, generated images."""
     label: str
     """What the Fréchet distance may be called: FID, or FD and the extractor."""
+    precision_shift: NotRequired[float]
+    """By what share the distance would be another if all images were made exactly: the first n of N are exchanged for
+    exact ones, and the change is taken N/n times, since small changes of single images add up."""
 
 
 def rehearsal(dim: int, images: int, device: torch.device) -> Callable[[int], object]:
@@ -57,13 +61,16 @@ class Judge:
         self._world, self.extractor = world, extractor
         self.reference = reference(images, extractor, world.device, batch_size)
 
-    def __call__(self, batches: Iterable[Tensor], count: int | None = None) -> Distances:
+    def __call__(
+        self, batches: Iterable[Tensor], count: int | None = None, exact: Callable[[], Tensor] | None = None
+    ) -> Distances:
         """How far images uint8 [b, C, H, W] on the device are from the real ones; of several ranks, each gives its own.
 
         All batches but the last are of one size, and rank r's are numbers r, r + ranks, …: then the result does not
         depend on the number of ranks beyond rounding. They are drawn in float32 and without gradients. Raises, on all
         ranks at once, `NonFiniteError` if features are not finite or `batches` raises it, and TimeoutError if there
-        are fewer than `count` images.
+        are fewer than `count` images. `exact` makes the first n ≤ 2,000 images again, the same on all ranks, where
+        `batches` makes them in a lower precision.
         """
         world = self._world
         statistics = FeatureStatistics(self.extractor.dim, world.device)
@@ -89,13 +96,25 @@ class Judge:
             raise TimeoutError(f"evaluation stopped after {statistics.count} of {count} images")
         distance = frechet(statistics, self.reference)
         self.last_images = _in_turn(world.gather(shown))[:GRID_IMAGES]
-        kid = kernel_distance(_in_turn(world.gather(kept))[:KID_IMAGES].to(world.device), self.reference.features)
-        return {
+        first = _in_turn(world.gather(kept))[:KID_IMAGES].to(world.device)
+        kid = kernel_distance(first, self.reference.features)
+        distances: Distances = {
             "frechet": world.agree(distance),
             "kid": None if kid is None else world.agree(kid[0]),
             "evaluation_images": statistics.count,
             "label": self.extractor.label,
         }
+        if exact is not None:
+            with torch.no_grad(), features.one_ruler(world.device):
+                distances["precision_shift"] = self._shift(statistics, first, exact())
+        return distances
+
+    def _shift(self, statistics: FeatureStatistics, first: Tensor, others: Tensor) -> float:
+        """See `precision_shift`; `first`: features of the first images judged."""
+        n, distance = len(others), frechet(statistics, self.reference)
+        exchanged = statistics.exchanged(first[:n], self.extractor(others))
+        change = abs(frechet(exchanged, self.reference) - distance) * statistics.count / n
+        return self._world.agree(change / distance if distance > 0 else math.inf)
 
 
 def _in_turn(of_ranks: list[list[Tensor]]) -> Tensor:

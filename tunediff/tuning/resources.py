@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunediff.config import ConfigError
+from tunediff.config.systems import Systems
 from tunediff.machine import cores, gpus
 from tunediff.space import SearchSpace
 
@@ -145,15 +146,25 @@ def strategies(space: SearchSpace) -> set[str]:
 def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> Share:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
     drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "compile.mode")
-    modes = itertools.chain([space.baseline.compile.mode], *drawn)
-    return divided(machines, world_sizes(space), modes, space.source, space.alone, may_come, strategies(space))
+    protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
+    judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
+    values = itertools.chain(gpu_only(space.baseline), judged, *drawn)
+    return divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies(space))
+
+
+_GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
+
+
+def gpu_only(config: Systems) -> list[str]:
+    """The values of this configuration's knobs of which some need a GPU."""
+    return [config.compile.mode, getattr(config.evaluation, "precision", "")]
 
 
 def divided(
-    machines: Sequence[Machine], sizes: Sequence[int], modes: Iterable[str], source: str, alone: bool = False,
+    machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str, alone: bool = False,
     may_come: Sequence[Machine] = (), strategies: Iterable[str] = (),
 ) -> Share:  # fmt: skip
-    """The machines for trials of these world sizes, the largest last, of these `compile.mode`s and
+    """The machines for trials of these world sizes, the largest last, of these values (see `gpu_only`) and
     `parallel.strategy`s.
 
     `may_come`: nodes that a cluster would start if they were asked for. Raises `ConfigError` for what fits nowhere.
@@ -176,8 +187,9 @@ def divided(
             f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit}"
             f"{f' of one type ({kind})' if len(kinds) > 1 else ''} and there are {there}; allowed: at most {limit}"
         )
-    if not gpu and (mode := "reduce-overhead") in modes:
-        raise ConfigError(f"{source}: compile.mode: {mode!r} needs a GPU, and there are {there}")
+    for value in values:
+        if not gpu and value in _GPU_ONLY:
+            raise ConfigError(f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {there}")
     notes = tuple(_notes(found, machines))
     if sizes[-1] > 1 and "dp" in strategies:
         _check_dp(sizes[-1], max(map(found.units, [*found.machines, *may_come])), gpu, there, source)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.helpers import ranks
 from tests.workloads.diffusion.conftest import Identity
-from tunediff.config import baseline, override
+from tunediff.config import ConfigError, baseline, override
 from tunediff.data import images
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
-from tunediff.workloads.diffusion.evaluator import Evaluator, Scores
+from tunediff.workloads.diffusion.evaluator import LIMIT, Evaluator, Scores
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
@@ -88,6 +88,70 @@ def test_validation_is_part_of_the_scores_unless_switched_off(digits: Images, co
     assert without["frechet"] == scores["frechet"]
 
 
+# ---------------------------------------------------------------------------------------------------------- precision
+class Rough:
+    """A network whose bfloat16 outputs are larger than they should be, by this share."""
+
+    def __init__(self, error: float) -> None:
+        self.error = error
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        return x * 0.3 * (1 + self.error * torch.is_autocast_enabled("cpu"))
+
+
+class OneStep(Identity):
+    """Images are what the network makes of noise."""
+
+    def sample(self, predict: Any, noise: Tensor, **_: Any) -> Tensor:
+        made: Tensor = predict(noise, torch.zeros(len(noise), dtype=torch.int64))
+        return made
+
+
+def in_bf16(config: Any, count: int) -> Any:
+    changes = {
+        "evaluation.precision": "bf16",
+        "evaluation.extractor": "random",
+        "evaluation.images": count,
+        "evaluation.validation_images": 20,
+    }
+    return override(config, changes)
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_the_shift_by_a_lower_precision_is_recorded(digits: Images, config: Any, count: int, capsys: Any) -> None:
+    lower, diffusion = in_bf16(config, count), OneStep()
+    found = judge(lower, digits)(Rough(0.002), diffusion)
+    exact = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.002), diffusion)
+    alone = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.0), diffusion)
+    change = abs(exact["frechet"] - found["frechet"]) / found["frechet"]
+    assert 0 < change < LIMIT
+    # Exact where all images are compared, else from the first 128.
+    assert found["precision_shift"] == pytest.approx(change, rel=1e-3 if count == 100 else 0.7)
+    assert "precision_shift" not in exact
+    assert exact == alone
+    assert found["validation_loss"] == exact["validation_loss"]
+    assert not capsys.readouterr().err
+
+
+def test_a_precision_that_shifts_the_distance_too_far_is_not_used(
+    digits: Images, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lower, diffusion = in_bf16(config, 260), OneStep()
+    found: Any = judge(lower, digits)(Rough(0.3), diffusion)
+    exact = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.3), diffusion)
+    assert found.pop("precision_shift") > LIMIT
+    assert found == exact
+    said = r"WARNING: evaluation.precision: bf16 shifts this distance by \d+\.\d%, more than 2%: all images are drawn again"
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")
+def test_tf32_without_a_gpu_is_refused(digits: Images, config: Any) -> None:
+    with pytest.raises(ConfigError, match="evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32"):
+        judge(override(config, {"evaluation.precision": "tf32"}), digits)
+
+
+# ------------------------------------------------------------------------------------------------------ what goes wrong
 def test_diverged_model(digits: Images, config: Any, identity: Any) -> None:
     with pytest.raises(NonFiniteError, match="non-finite"):
         judge(config, digits)(lambda x, t: x * float("nan"), identity)

@@ -1,15 +1,17 @@
 import itertools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from tunediff.workloads.diffusion import knobs
-from tunediff.workloads.diffusion.process import Diffusion
+from tunediff import config as cfg
+from tunediff.workloads.diffusion import knobs, options
+from tunediff.workloads.diffusion.process import Diffusion, Predict
 
 Prediction = Literal["epsilon", "x0", "v"]
+Skip = Literal["linear", "quadratic", "log_snr"]
 PREDICTIONS: list[Prediction] = ["epsilon", "x0", "v"]
 LINEAR, COSINE = Diffusion(knobs.Process()), Diffusion(knobs.Process(schedule="cosine"))
 AT = [0, 1, 250, 500, 999]
@@ -110,22 +112,29 @@ def test_half_precision_outputs_are_computed_with_in_single(prediction: Predicti
         assert torch.equal(found, method(output.float(), x_t, t))
 
 
-# ----------------------------------------------------------------------------------------------------- DDIM timesteps
-def test_ddim_timesteps() -> None:
-    assert LINEAR.ddim_timesteps(10, "quadratic") == [0, 10, 40, 89, 158, 247, 356, 484, 632, 800]
-    assert LINEAR.ddim_timesteps(50, "linear") == list(range(0, 1000, 20))
-    assert LINEAR.ddim_timesteps(1, "linear") == LINEAR.ddim_timesteps(1, "quadratic") == [999]
-    assert LINEAR.ddim_timesteps(1000, "quadratic") == list(range(1000))
+# ---------------------------------------------------------------------------------------------------------- timesteps
+def test_timesteps() -> None:
+    assert LINEAR.timesteps(10, "quadratic") == [0, 10, 40, 89, 158, 247, 356, 484, 632, 800]
+    assert LINEAR.timesteps(50, "linear") == list(range(0, 1000, 20))
+    assert LINEAR.timesteps(1, "linear") == LINEAR.timesteps(1, "quadratic") == [999]
+    assert LINEAR.timesteps(1000, "quadratic") == list(range(1000))
 
 
-@pytest.mark.parametrize("skip", ["linear", "quadratic"])
+def test_timesteps_evenly_spaced_in_log_snr() -> None:
+    for diffusion in (LINEAR, COSINE):
+        at = diffusion.log_snr[diffusion.timesteps(10, "log_snr")]
+        torch.testing.assert_close(-at.diff(), (at[0] - at[-1]).expand(9) / 9, atol=0.25, rtol=0)
+        assert at[0] == diffusion.log_snr[0]
+        assert at[-1] == diffusion.log_snr[-1]
+    assert LINEAR.timesteps(1, "log_snr") == [999]
+
+
+@pytest.mark.parametrize("skip", ["linear", "quadratic", "log_snr"])
 @pytest.mark.parametrize("length", [2, 3, 7, 25, 100, 1000])
-def test_ddim_timesteps_are_as_many_as_asked_for_and_distinct(
-    skip: Literal["linear", "quadratic"], length: int
-) -> None:
+def test_timesteps_are_as_many_as_asked_for_and_distinct(skip: Skip, length: int) -> None:
     diffusion = Diffusion(knobs.Process(steps=length))
-    for steps in range(2, length + 1):
-        chosen = diffusion.ddim_timesteps(steps, skip)
+    for steps in range(2, length + 1, 1 + length // 100):
+        chosen = diffusion.timesteps(steps, skip)
         assert len(chosen) == steps
         assert all(before < after for before, after in itertools.pairwise(chosen))
         assert chosen[0] == 0
@@ -133,9 +142,9 @@ def test_ddim_timesteps_are_as_many_as_asked_for_and_distinct(
 
 
 @pytest.mark.parametrize("steps", [0, 1001])
-def test_ddim_timesteps_out_of_range(steps: int) -> None:
+def test_timesteps_out_of_range(steps: int) -> None:
     with pytest.raises(ValueError, match="1…1000"):
-        LINEAR.ddim_timesteps(steps, "linear")
+        LINEAR.timesteps(steps, "linear")
 
 
 # -------------------------------------------------------------------------------------------------------------- steps
@@ -173,12 +182,20 @@ def test_ddim_sigma_is_proportional_to_eta_and_zero_at_the_end() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
+def gaussian(diffusion: Diffusion, mean: float, deviation: float) -> Predict:
+    """The best network for data from N(m, s²): E[ε | x_t] = √(1−ᾱ)(x_t − √ᾱ·m)/(ᾱs² + 1 − ᾱ)."""
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
+        return (1 - ab).sqrt() * (x - ab.sqrt() * mean) / (ab * deviation**2 + 1 - ab)
+
+    return predict
+
+
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-@pytest.mark.parametrize("skip", ["linear", "quadratic"])
+@pytest.mark.parametrize("skip", ["linear", "quadratic", "log_snr"])
 @pytest.mark.parametrize("steps", [1, 10, 300])
-def test_ddim_with_a_perfect_network_returns_the_image(
-    prediction: Prediction, skip: Literal["linear", "quadratic"], steps: int
-) -> None:
+def test_a_perfect_network_returns_the_image(prediction: Prediction, skip: Skip, steps: int) -> None:
     diffusion = Diffusion(knobs.Process(prediction=prediction))
     x0 = images(2)
     asked: list[int] = []
@@ -190,11 +207,53 @@ def test_ddim_with_a_perfect_network_returns_the_image(
         ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
         return diffusion.target(x0, (x - ab.sqrt() * x0) / (1 - ab).sqrt(), t)
 
-    sampled = diffusion.sample(
-        predict, torch.randn(2, 1, 4, 4), sampler="ddim", steps=steps, skip=skip, step_noise=no_noise
-    )
+    how: dict[str, Any] = {"sampler": "dpmpp_2m"} if skip == "log_snr" else {"sampler": "ddim", "skip": skip}
+    sampled = diffusion.sample(predict, torch.randn(2, 1, 4, 4), **how, steps=steps, step_noise=no_noise)
     torch.testing.assert_close(sampled, x0, atol=1e-4, rtol=0)
-    assert asked == diffusion.ddim_timesteps(steps, skip)[::-1]
+    assert asked == diffusion.timesteps(steps, skip)[::-1]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+def test_dpmpp_2m_is_that_of_diffusers(
+    schedule: Literal["linear", "cosine"], prediction: Prediction, steps: int
+) -> None:
+    """Theirs, of the scheduler that we export, at our timesteps; thresholding at 1 is our clamping. It keeps its tables in
+    float32."""
+    diffusers = pytest.importorskip("diffusers")
+    changes = {"process.schedule": schedule, "process.prediction": prediction}
+    config = cfg.override(cfg.baseline("digits"), changes)
+    scheduler = diffusers.DPMSolverMultistepScheduler.from_config(
+        options.of_scheduler(config), thresholding=True, sample_max_value=1.0, algorithm_type="dpmsolver++",
+        solver_order=2, solver_type="midpoint", lower_order_final=True,
+    )  # fmt: skip
+    diffusion = Diffusion(config.process)
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:  # anything that depends on x and t
+        return torch.tanh(1.3 * x.roll(1, -1) + 0.001 * t[:, None, None, None])
+
+    x = noise = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    scheduler.set_timesteps(timesteps=diffusion.timesteps(steps, "log_snr")[::-1])
+    for t in scheduler.timesteps:
+        x = scheduler.step(predict(x, t.expand(3)), t, x).prev_sample
+    sampled = diffusion.sample(predict, noise, sampler="dpmpp_2m", steps=steps, step_noise=no_noise)
+    torch.testing.assert_close(sampled, x, atol=3e-4, rtol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_error_of_dpmpp_2m_falls_with_the_square_of_the_step(schedule: Literal["linear", "cosine"]) -> None:
+    """For data from N(m, s²) the ODE has the solution x0 = m + s·(x_t − √ᾱ·m)/√(ᾱs² + 1 − ᾱ)."""
+    diffusion = Diffusion(knobs.Process(schedule=schedule, steps=10_000))
+    x_t, errors = torch.linspace(-2, 2, 16).view(1, 1, 4, 4), []
+    for steps in (40, 80, 160):
+        ab = float(diffusion.alphas_cumprod[diffusion.timesteps(steps, "log_snr")[-1]])
+        exact = 0.2 + 0.25 * (x_t - math.sqrt(ab) * 0.2) / math.sqrt(ab * 0.25**2 + 1 - ab)
+        x = diffusion.sample(gaussian(diffusion, 0.2, 0.25), x_t, sampler="dpmpp_2m", steps=steps, step_noise=no_noise)
+        errors.append((x - exact).abs().max().item())
+    assert errors[0] < 5e-3
+    for coarse, fine in itertools.pairwise(errors):
+        assert 3.5 < coarse / fine < 6
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
@@ -202,14 +261,9 @@ def test_ddim_with_a_perfect_network_returns_the_image(
 def test_sampling_reproduces_a_gaussian(
     sampler: Literal["ddpm", "ddim"], variance: Literal["fixed_large", "fixed_small"]
 ) -> None:
-    """For data from N(m, s²) the best network is known: E[ε | x_t] = √(1−ᾱ)(x_t − √ᾱ·m)/(ᾱs² + 1 − ᾱ)."""
     mean, deviation = 0.2, 0.25
     diffusion = Diffusion(knobs.Process(variance=variance))
-
-    def predict(x: Tensor, t: Tensor) -> Tensor:
-        ab = diffusion.alphas_cumprod[t].float()[:, None, None, None]
-        return (1 - ab).sqrt() * (x - ab.sqrt() * mean) / (ab * deviation**2 + 1 - ab)
-
+    predict = gaussian(diffusion, mean, deviation)
     generator = torch.Generator().manual_seed(3)
     shape = (40, 1, 20, 20)
     called: list[int] = []
@@ -240,8 +294,8 @@ def test_output_stays_in_range_and_progress_is_told() -> None:
     assert told == [(k, 7) for k in range(7)]
 
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
-def test_sampling_never_waits_for_the_device(sampler: Literal["ddpm", "ddim"]) -> None:
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmpp_2m"])
+def test_sampling_never_waits_for_the_device(sampler: Literal["ddpm", "ddim", "dpmpp_2m"]) -> None:
     """Tensors on the meta device have no values: reading one would raise."""
     diffusion = Diffusion(knobs.Process(steps=20), device="meta")
     noise = torch.empty(2, 1, 4, 4, device="meta")

@@ -19,9 +19,13 @@ def network(x: Tensor, t: Tensor) -> Tensor:
     return x * 0.9
 
 
-def images(diffusion: Any, n: int, batch: int, world: int = 1, predict: Any = network, **how: Any) -> Tensor:
+def images(
+    diffusion: Any, n: int, batch: int, world: int = 1, predict: Any = network, precision: str = "fp32", **how: Any
+) -> Tensor:
     """All ranks' images, put together."""
-    evaluation = override(baseline("digits"), {"evaluation.batch_size": batch}).evaluation
+    evaluation = override(
+        baseline("digits"), {"evaluation.batch_size": batch, "evaluation.precision": precision}
+    ).evaluation
     whole = torch.full((n, *SHAPE), 77, dtype=torch.uint8)
     seen = torch.zeros(n, dtype=torch.int64)
     for rank in range(world):
@@ -110,7 +114,7 @@ def test_shares_are_those_of_the_busiest_rank(identity: Any, n: int, world: int,
     assert size <= batch
 
 
-def test_autocast_covers_the_network_only() -> None:
+def test_the_precision_covers_the_network_only() -> None:
     class Sampler:
         def sample(self, predict: Any, noise: Tensor, **_: Any) -> Tensor:
             assert not torch.is_autocast_enabled("cpu")
@@ -124,7 +128,7 @@ def test_autocast_covers_the_network_only() -> None:
         assert not torch.is_grad_enabled()
         return product.view(x.shape)
 
-    images(Sampler(), 8, 8, predict=predict, autocast=torch.bfloat16)
+    images(Sampler(), 8, 8, predict=predict, precision="bf16")
     assert torch.is_grad_enabled()
 
 

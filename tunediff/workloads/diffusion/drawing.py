@@ -7,10 +7,11 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from tunediff import cli, progress
 from tunediff.config import ConfigError, override
+from tunediff.workloads.diffusion.knobs import SAMPLERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +30,26 @@ class Sampler(TypedDict):
     """Of DDIM."""
 
 
+def add_options(parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
+    """How images are drawn; the words say what is taken where an option is not given."""
+    add = parser.add_argument
+    add("--sampler", default="ddpm", help=f"{', '.join(SAMPLERS)} (default: %(default)s, all steps of the process)")
+    add("--steps", type=int, help=f"steps of {_followers('steps')} (default: {steps})")
+    add("--skip", help=f"spacing of the DDIM steps: linear or quadratic (default: {skip})")
+    add("--eta", type=float, help=f"noise of DDIM, 0 to 1 (default: {eta})")
+
+
+def _followers(name: str) -> str:
+    return " and ".join(sampler for sampler, (_, follows) in SAMPLERS.items() if name in follows)
+
+
 def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: str) -> None:
-    """Refuse options of DDIM without it, and a `path` that is taken or neither a folder nor of these `suffixes`."""
+    """Refuse options that the sampler does not follow, and a `path` that is taken or neither a folder nor of these
+    `suffixes`."""
+    cli.allow(args.sampler in SAMPLERS, "--sampler", args.sampler, ", ".join(SAMPLERS))
     for name in ("steps", "skip", "eta"):
-        if getattr(args, name) is not None and not args.ddim:
-            raise ConfigError(f"--{name}: belongs to --ddim; without it all steps of the process are taken")
+        if getattr(args, name) is not None and name not in SAMPLERS[args.sampler][1]:
+            raise ConfigError(f"--{name}: belongs to --sampler {_followers(name)}, not to {args.sampler}")
     if path is None:
         return
     ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
@@ -43,25 +59,25 @@ def check(args: argparse.Namespace, option: str, path: Path | None, *suffixes: s
 
 
 def configured(config: Any, wanted: Mapping[str, Any]) -> Any:
-    """With knobs of the evaluation as the options of their names say; None: left. Raises `ConfigError` naming one."""
+    """With knobs of the evaluation as the options of their names say; None: left. Commands draw in float32, wherever
+    the training was. Raises `ConfigError` naming one."""
+    config = override(config, {"evaluation.precision": "fp32"}, check=False)
     for name, value in wanted.items():
         if value is not None:
-            option = "--ddim" if name == "sampler" else "--" + name.replace("_", "-")
-            config = override(config, {f"evaluation.{name}": value}, where=option)
+            config = override(config, {f"evaluation.{name}": value}, where="--" + name.replace("_", "-"))
     return config
 
 
 def sampler(config: Any) -> Sampler:
     """How a configuration draws, in JSON types."""
-    evaluation = config.evaluation
-    if evaluation.sampler == "ddpm":
-        return {"name": "ddpm", "steps": config.process.steps}
-    return {"name": "ddim", "steps": evaluation.steps, "skip": evaluation.skip, "eta": evaluation.eta}
+    evaluation, (_, follows) = config.evaluation, SAMPLERS[config.evaluation.sampler]
+    how = {"name": evaluation.sampler, "steps": evaluation.passes(config.process.steps)}
+    return cast("Sampler", how | {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows})
 
 
 def said(how: Sampler) -> str:
     """`ddim, 50 steps, linear, eta 0`."""
-    ddim = f", {how['skip']}, eta {how['eta']:g}" if how["name"] == "ddim" else ""
+    ddim = f", {how['skip']}, eta {how['eta']:g}" if "eta" in how else ""
     return f"{how['name']}, {how['steps']} step{'s' * (how['steps'] > 1)}{ddim}"
 
 
@@ -91,7 +107,7 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
     print(f"sampling {n:,} images × {how['steps']:,} steps: about {cli.seconds(spent)}", file=sys.stderr, flush=True)
     if spent > SECOND_THOUGHT_S:
         fewer = min(50, how["steps"] // 4 or 1)
-        less = f"--ddim --steps {fewer} takes about {cli.seconds(step_s * fewer)}"
+        less = f"--sampler ddim --steps {fewer} takes about {cli.seconds(step_s * fewer)}"
         print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from tunediff.config.knobs import refuse
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
@@ -15,9 +21,16 @@ from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.sampling import generate, shares
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
+CHECKED = 128
+"""Images that are drawn in float32 besides, where `evaluation.precision` is another."""
+LIMIT = 0.02
+"""`precision_shift` above which all are: about what two seeds of a training differ by."""
+
 
 class Scores(Distances, Losses):
-    """What an evaluation found; the entries of `Losses` are absent if `evaluation.validation_images` is 0."""
+    """What an evaluation found; the entries of `Losses` are absent if `evaluation.validation_images` is 0, and
+    `precision_shift` where `evaluation.precision` is fp32. Where that is above `LIMIT`, the distances are those of
+    images in float32."""
 
 
 class Evaluator:
@@ -28,6 +41,8 @@ class Evaluator:
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
         """Builds or reads extractor and reference, loads the images of the validation loss. Raises `ConfigError`."""
+        no_gpu = evaluation.precision == "tf32" and world.device.type != "cuda"
+        refuse(no_gpu, "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16")
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
         extractor = features.build(evaluation, images, world.device)
@@ -45,12 +60,28 @@ class Evaluator:
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
-        steps = diffusion.steps if self._protocol.sampler == "ddpm" else self._protocol.steps
-        with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
-            drawn = generate(
-                predict, diffusion, self._protocol, self._shape, n, world.device,
-                rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
-            )  # fmt: skip
-            distances = self.judge((batch for _, batch in drawn), n)
+        steps = self._protocol.passes(diffusion.steps)
+
+        def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None = None) -> Distances:
+            with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
+                drawn = generate(
+                    predict, diffusion, protocol, self._shape, n, world.device,
+                    rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
+                )  # fmt: skip
+                return self.judge((batch for _, batch in drawn), n, exact)
+
+        precise = dataclasses.replace(self._protocol, precision="fp32")
+
+        def first() -> Tensor:
+            made = generate(predict, diffusion, precise, self._shape, min(n, CHECKED), world.device)
+            return torch.cat([batch for _, batch in made])
+
+        found = distances(self._protocol, None if self._protocol == precise else first)
+        if (shift := found.get("precision_shift", 0.0)) > LIMIT:
+            if world.main:
+                would = f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than {LIMIT:.0%}"
+                again = "all images are drawn again in float32"
+                print(f"WARNING: evaluation.precision: {would}: {again}", file=sys.stderr, flush=True)
+            found = distances(precise) | {"precision_shift": shift}
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
-        return {**distances, **losses}
+        return {**found, **losses}

@@ -327,18 +327,29 @@ VALIDATION_BINS = 10
 """Of log-SNR, in each of which every validation image is seen once."""
 
 
+SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ddim": ("DDIM", ("steps", "skip", "eta")), "ddpm": ("DDPM", ()), "dpmpp_2m": ("DPM-Solver++(2M)", ("steps",)),
+}  # fmt: skip
+"""What a sampler is called, and the knobs of `evaluation` that it follows."""
+
+
 @section
 class Evaluation(images.Evaluation):
     """How the averaged weights are judged."""
 
-    sampler: Literal["ddim", "ddpm"] = "ddim"
-    """`ddim` (arXiv 2010.02502) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
+    sampler: Literal["ddim", "ddpm", "dpmpp_2m"] = "ddim"
+    """`ddim` (arXiv 2010.02502) and `dpmpp_2m` (DPM-Solver++(2M), arXiv 2211.01095, deterministic, its timesteps evenly
+    spaced in log-SNR) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
     steps: Annotated[Int, Ge(1), Le(10000)] = 50
-    """Steps of the DDIM sub-sequence; at most `process.steps`."""
+    """Steps of `ddim` and `dpmpp_2m`, each a pass through the network; at most `process.steps`."""
     skip: Literal["linear", "quadratic"] = "linear"
     """Spacing of the DDIM sub-sequence."""
     eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast. Features, distances and
+    the validation loss stay float32. Every evaluation also draws its first 128 images in float32, and records as
+    `precision_shift` by what share the distance would be another if all were; beyond 2 % they all are."""
     validation_images: Annotated[Int, Ge(0), Le(100000), Ruler()] = 256
     """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
     timesteps and noise: what no sampler and no weighting changes. 0: none."""
@@ -347,6 +358,10 @@ class Evaluation(images.Evaluation):
         super().check(config)
         if self.steps > config.process.steps:
             raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
+
+    def passes(self, chain: int) -> int:
+        """Of each image through the network; `chain`: `process.steps`."""
+        return self.steps if "steps" in SAMPLERS[self.sampler][1] else chain
 
 
 @section
@@ -369,6 +384,9 @@ QUANTITIES = {
     "frechet": Quantity("Fréchet distance", "", "depends on the number of images: compare within a search only"),
     "kid": Quantity("KID", "", "kernel distance between up to 2,000 images of each side"),
     "validation_loss": Quantity("validation loss", "", "ε-error on fixed images, timesteps and noise"),
+    "precision_shift": Quantity(
+        "shift by precision", "%", "of the distance, by evaluation.precision; above 2 %: drawn again in float32", 100.0
+    ),
     "step_sampler_s": Quantity(
         "noise and sampler", "ms", "of a step: timesteps, noise, noisy images, the sampler's own work", 1000.0
     ),
@@ -410,10 +428,11 @@ def ruler(config: Any) -> str:
             network = f", in the features of {weights.trained(protocol).said}"
     except ConfigError:  # the file lies on another machine
         dim = 0
-    noisy = f" with η = {protocol.eta:g}" if protocol.eta else ""
-    steps = f"{noisy}, {protocol.steps} steps" if protocol.sampler == "ddim" else ""
+    called, follows = SAMPLERS[protocol.sampler]
+    noisy = f" with η = {protocol.eta:g}" if protocol.eta and "eta" in follows else ""
+    steps = f", {protocol.steps} steps" if "steps" in follows else ""
     few = f" (few for {dim:,} features: biased high)" * (protocol.images <= dim)
-    drawn = f"{protocol.images:,} generated images{few}, {protocol.sampler.upper()}{steps}, averaged weights"
+    drawn = f"{protocol.images:,} generated images{few}, {called}{noisy}{steps}, averaged weights"
     against = f"against {data.name} at {data.image_size}×{data.image_size}{network}"
     return f"{drawn}, the same noise in all trials, {against}"
 
@@ -421,8 +440,7 @@ def ruler(config: Any) -> str:
 def evaluation_work(knobs: Knobs) -> dict[str, float]:
     """Images times steps of the sampler and the validation images in each of their bins go through the network."""
     protocol = knobs.evaluation
-    steps = knobs.process.steps if protocol.sampler == "ddpm" else protocol.steps
-    passes = protocol.images * steps + protocol.validation_images * VALIDATION_BINS
+    passes = protocol.images * protocol.passes(knobs.process.steps) + protocol.validation_images * VALIDATION_BINS
     return {"network": float(passes), "features": float(protocol.images), "distance": 1.0}
 
 

@@ -1,8 +1,9 @@
-"""The noising process and its reversal: schedules, targets, DDPM and DDIM sampling.
+"""The noising process and its reversal: schedules, targets, sampling by DDPM, DDIM and DPM-Solver++.
 
 Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in [−1, 1].
 Sources: DDPM (Ho et al. 2020, arXiv 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol &
-Dhariwal 2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512).
+Dhariwal 2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512), DPM-Solver++ (Lu et al. 2022,
+arXiv 2211.01095).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Diffusion:
         return noise * x_t + signal * output
 
     # ------------------------------------------------------------------------------------------------------- sampling
-    def ddim_timesteps(self, steps: int, skip: Literal["linear", "quadratic"]) -> list[int]:
+    def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
         """Exactly `steps` distinct timesteps, increasing; sampling visits them from the last to the first.
 
         - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that one returns more
@@ -111,6 +112,8 @@ class Diffusion:
         - `quadratic`: round((√(0.8·T)·i/(S−1))²), dense at low noise, from 0 to 0.8·T. For larger S its first
           values coincide, which wastes network evaluations: each is raised to at least one above its predecessor, and
           lowered where fewer than the remaining steps would fit below T.
+        - `log_snr`: nearest to an even spacing in log-SNR within ±12, from 0 to where the noise ends; made distinct
+          likewise.
         - A single step is T−1, where the pure noise it starts from belongs.
 
         Raises `ValueError` unless 1 ≤ `steps` ≤ T.
@@ -121,11 +124,15 @@ class Diffusion:
             return [self.steps - 1]
         if skip == "linear":
             return [i * self.steps // steps for i in range(steps)]
+        if skip == "quadratic":
+            wanted = [round(0.8 * self.steps * (i / (steps - 1)) ** 2) for i in range(steps)]
+        else:
+            even = torch.linspace(float(self.log_snr[0]), float(self.log_snr[-1]), steps, dtype=torch.float64)
+            wanted = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
         chosen: list[int] = []
-        for i in range(steps):
-            wanted = round(0.8 * self.steps * (i / (steps - 1)) ** 2)
+        for i, t in enumerate(wanted):
             lowest = chosen[-1] + 1 if chosen else 0
-            chosen.append(min(max(wanted, lowest), self.steps - steps + i))
+            chosen.append(min(max(t, lowest), self.steps - steps + i))
         return chosen
 
     def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
@@ -163,13 +170,31 @@ class Diffusion:
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
 
+    def dpmpp_step(
+        self, x0: Tensor, x_t: Tensor, t: int, t_next: int, before: tuple[Tensor, int] | None = None
+    ) -> Tensor:
+        """x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W] as `x_t`.
+
+        `x0`: the clean image predicted at t; `before`: the one predicted at the timestep visited before, and that
+        timestep. x = σ_next/σ_t·x_t + α_next·(1 − e^−h)·D, with h the step in λ = log(α/σ), r = (the step before)/h and
+        D = x0 + (x0 − x0_before)/2r: second order. Without `before` D = x0: first order, DDIM with η = 0. A step to
+        the clean image (−1) has h = ∞, over which nothing is extrapolated: it ends at `x0`.
+        """
+        if t_next < 0:
+            return x0
+        ab, ab_next, h = self._signal_share(t), self._signal_share(t_next), self._step_in_lambda(t, t_next)
+        if before is not None:
+            x0_before, t_before = before
+            x0 = x0 + h / (2 * self._step_in_lambda(t_before, t)) * (x0 - x0_before)
+        return math.sqrt((1 - ab_next) / (1 - ab)) * x_t - math.sqrt(ab_next) * math.expm1(-h) * x0
+
     @torch.no_grad()
     def sample(
         self,
         predict: Predict,
         noise: Tensor,
         *,
-        sampler: Literal["ddpm", "ddim"],
+        sampler: Literal["ddpm", "ddim", "dpmpp_2m"],
         steps: int,
         skip: Literal["linear", "quadratic"] = "linear",
         eta: float = 0.0,
@@ -178,17 +203,24 @@ class Diffusion:
     ) -> Tensor:
         """Images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
-        `ddpm` takes all T ancestral steps; `steps`, `skip` and `eta` are for `ddim`. `step_noise(k)` returns the
-        standard normal noise of step k = 0, 1, … and is called only for steps that add noise: never in DDIM with `eta`
-        = 0. Nothing here makes the host wait for the device.
+        `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR; `skip` and `eta` are
+        for `ddim`. `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps
+        that add noise: never in DPM-Solver++, nor in DDIM with `eta` = 0. Nothing here makes the host wait for the
+        device.
         """
-        visited = list(range(self.steps)) if sampler == "ddpm" else self.ddim_timesteps(steps, skip)
+        if sampler == "ddpm":
+            visited = list(range(self.steps))
+        else:
+            visited = self.timesteps(steps, "log_snr" if sampler == "dpmpp_2m" else skip)
         visited.reverse()
-        x = noise.float()
+        x, before = noise.float(), None
         for k, (t, t_next) in enumerate(zip(visited, [*visited[1:], -1], strict=True)):
             output = predict(x, torch.full((len(x),), t, device=x.device))
             if sampler == "ddpm":
                 x = self.ancestral_step(output, x, t, step_noise(k) if t > 0 else None)
+            elif sampler == "dpmpp_2m":
+                x0 = self._clamped_x0(output, x, t)
+                x, before = self.dpmpp_step(x0, x, t, t_next, before), (x0, t)
             else:
                 noisy = self.ddim_sigma(t, t_next, eta) > 0
                 x = self.ddim_step(output, x, t, t_next, eta, step_noise(k) if noisy else None)
@@ -198,6 +230,10 @@ class Diffusion:
 
     def _signal_share(self, t: int) -> float:
         return float(self.alphas_cumprod[t]) if t >= 0 else 1.0
+
+    def _step_in_lambda(self, t: int, t_next: int) -> float:
+        """From t to `t_next` ≥ 0, in λ = log(α/σ) = ½ log SNR."""
+        return 0.5 * math.log(float(self.snr_table[t_next] / self.snr_table[t]))
 
     def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
         where = torch.full((1,), t, device=x_t.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tunediff.data.loader import mix
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.features import one_ruler
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
 
@@ -23,7 +24,7 @@ class Noise:
     BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
 
     def __init__(self, seed: int, shape: Sequence[int], device: torch.device | str) -> None:
-        self._seed, self._shape, self._device = seed, tuple(shape), device
+        self._seed, self._shape, self._device = seed, tuple(shape), torch.device(device)
 
     def initial(self, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: x_T of images start…stop−1."""
@@ -31,14 +32,17 @@ class Noise:
 
     def step(self, k: int | str, start: int, stop: int) -> Tensor:
         """float32 [stop − start, C, H, W]: what sampling step k adds to these images."""
-        # On the CPU: a GPU's generator gives other numbers on other devices.
+        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked memory, so that the host
+        # goes on to the next step, and draws its noise, while the GPU computes.
         first = start // self.BLOCK
         blocks = []
         for block in range(first, -(-stop // self.BLOCK)):
             generator = torch.Generator().manual_seed(mix("noise", self._seed, k, block))
             blocks.append(torch.randn(self.BLOCK, *self._shape, generator=generator))
         offset = first * self.BLOCK
-        return torch.cat(blocks)[start - offset : stop - offset].to(self._device)
+        whole = torch.cat(blocks)[start - offset : stop - offset]
+        cuda = self._device.type == "cuda"
+        return (whole.pin_memory() if cuda else whole).to(self._device, non_blocking=cuda)
 
 
 def generate(
@@ -51,22 +55,22 @@ def generate(
     *,
     rank: int = 0,
     world: int = 1,
-    autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Images 0…n−1, this rank's share of them: (number of the first, uint8 [b, C, H, W]) per batch.
 
     The ranks take batches in turn, all of one size (see `shares`): a compiled network is not compiled again for a
-    smaller last batch. `autocast` is the number format of `predict`; the sampler itself computes in float32. Ends early
-    when `should_stop()` holds. Raises `NonFiniteError`.
+    smaller last batch. `evaluation.precision` is the number format of `predict`, "fp32" leaving it as it is; the
+    sampler itself computes in float32. Ends early when `should_stop()` holds. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
-        with contextlib.nullcontext() if autocast is None else torch.autocast(device.type, autocast):
+        as_is = evaluation.precision == "fp32"
+        with contextlib.nullcontext() if as_is else one_ruler(device, evaluation.precision):
             return predict(x, t).float()
 
     how = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}

@@ -131,7 +131,7 @@ def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[i
     unet, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:
-        with torch.no_grad(), one_ruler(device):
+        with torch.no_grad(), one_ruler(device, knobs.evaluation.precision):
             x, t = torch.zeros(count, knobs.data.channels, side, side), torch.zeros(count, dtype=torch.int64)
             return unet(x.to(device), t.to(device))
 
