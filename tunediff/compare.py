@@ -132,8 +132,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
         _refuse_pointless(asked, sides, most, device)
         checked: set[str] = set()
         for config in sides:
-            if (check_files := cfg.of(config).offers("check_files")) is not None:
-                check_files(config.knobs, evaluates=True)
+            cli.check_here(config, True, args.address)
             if args.address is None:
                 resources.divided([resources.local()], *_needs([config]), strategies=[config.parallel.strategy])
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:

@@ -65,8 +65,7 @@ def _check(config: Systems, args: argparse.Namespace) -> None:
     cli.allow(args.steps is None or args.steps >= 3, "--steps", args.steps, "a whole number of at least 3")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"torchrun: profile runs in one process; start it as {args.command}")
-    if (check_files := cfg.of(config).offers("check_files")) is not None:
-        check_files(config.knobs, evaluates=False)
+    cli.check_here(config, evaluates=False)
 
 
 def _folder(out: Path | None, storage: Path, stem: str) -> Path:

@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.check_machine(args)
     folder, wanted, content = _resumed(args) if args.resume is not None else _new(args)
     # ---- data and weights that a trial would miss are missed now
-    if (check_files := wanted.workload.offers("check_files")) is not None:
-        check_files(wanted.baseline.knobs, wanted.evaluates)
+    cli.check_here(wanted.baseline, wanted.evaluates, args.address)
     if args.address is None:
         resources.share(wanted, resources.local())
         if wanted.cost == "energy_wh":

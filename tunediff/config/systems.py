@@ -110,7 +110,7 @@ class Memory:
 class Compile:
     """torch.compile."""
 
-    mode: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    mode: Literal["none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "none"
     """`none` runs eagerly; the others are torch.compile's modes."""
     dynamic: Bool = False
     """Compile once for every batch size instead of once for each; only with a mode other than `none`."""

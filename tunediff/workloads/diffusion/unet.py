@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import math
 from collections.abc import Callable
 
@@ -43,7 +44,7 @@ class UNet(nn.Module):
         embedding_width = 4 * model.channels
 
         def block(width_in: int, width_out: int, attention: bool, level: int) -> Block:
-            made = Block(width_in, width_out, embedding_width, model.dropout, model.norm_groups, attention)
+            made = Block(width_in, width_out, embedding_width, model, attention)
             made.recomputed = level in model.checkpoint_levels
             return made
 
@@ -71,7 +72,7 @@ class UNet(nn.Module):
             if level > 0:
                 self.up.append(Upsample(width))
 
-        self.norm = nn.GroupNorm(model.norm_groups, width, _EPS)
+        self.norm = NormSiLU(model, width)
         self.output = nn.Conv2d(width, image_channels, 3, padding=1)
 
         self._initialise()
@@ -90,7 +91,7 @@ class UNet(nn.Module):
             if isinstance(layer, Block):
                 h = torch.cat((h, skips.pop()), dim=1)
             h = self._run(layer, h, embedding)
-        output: Tensor = self.output(F.silu(self.norm(h)))
+        output: Tensor = self.output(self.norm(h))
         return output.to(x.dtype)
 
     def chain(self) -> list[nn.Module]:
@@ -115,7 +116,7 @@ class UNet(nn.Module):
             return self._run(layer, h, embedding), embedding, *skips
 
         def end(h: Tensor, embedding: Tensor) -> Tensor:
-            output: Tensor = self.output(F.silu(self.norm(h)))
+            output: Tensor = self.output(self.norm(h))
             return output.to(self.output.weight.dtype)
 
         links = [Link(begin, self.time, self.input)]
@@ -185,28 +186,45 @@ class TimeEmbedding(nn.Module):
         return embedding
 
 
+class NormSiLU(nn.GroupNorm):
+    """GroupNorm, then SiLU: by one kernel where `model.norm` asks for it and it can run, else by torch's two."""
+
+    def __init__(self, model: Model, width: int) -> None:
+        super().__init__(model.norm_groups, width, _EPS)
+        self.devices: tuple[str, ...] = ()
+        if model.norm == "triton" and importlib.util.find_spec("triton") is not None:
+            from tunediff.workloads.diffusion import norm
+
+            self.devices = norm.DEVICES
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → the same."""
+        if x.device.type not in self.devices:
+            return F.silu(super().forward(x))
+        y: Tensor = torch.ops.tunediff.group_norm_silu(x, self.weight, self.bias, self.num_groups, self.eps)[0]
+        return y
+
+
 class Block(nn.Module):
     """Residual block that adds the time embedding between its convolutions, then self-attention where asked for."""
 
     recomputed: bool = False
     """Whether the backward pass computes its activations again instead of keeping them."""
 
-    def __init__(
-        self, width_in: int, width_out: int, embedding_width: int, dropout: float, groups: int, attention: bool
-    ) -> None:
+    def __init__(self, width_in: int, width_out: int, embedding_width: int, model: Model, attention: bool) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, width_in, _EPS)
+        self.norm1 = NormSiLU(model, width_in)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
         self.time = nn.Linear(embedding_width, width_out)
-        self.norm2 = nn.GroupNorm(groups, width_out, _EPS)
-        self.dropout = nn.Dropout(dropout)
+        self.norm2 = NormSiLU(model, width_out)
+        self.dropout = nn.Dropout(model.dropout)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
         self.shortcut = nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
-        self.attention = Attention(width_out, groups) if attention else nn.Identity()
+        self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x))) + self.time(embedding)[:, :, None, None]
-        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        h = self.conv1(self.norm1(x)) + self.time(embedding)[:, :, None, None]
+        h = self.conv2(self.dropout(self.norm2(h)))
         attended: Tensor = self.attention(self.shortcut(x) + h)
         return attended
 
