@@ -20,7 +20,7 @@ def pytest_collection_finish():
 def _looked_once():
     from tunediff.training import hardware
 
-    return functools.cache(hardware._fastest_product)
+    return functools.cache(hardware.fastest_product)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _timed_in_no_time(monkeypatch):
     from tunediff.training import hardware, judging
 
     monkeypatch.setattr(judging, "LONG_ENOUGH_S", 1e-4)
-    monkeypatch.setattr(hardware, "_fastest_product", _looked_once())
+    monkeypatch.setattr(hardware, "fastest_product", _looked_once())
 
 
 def pytest_collection_modifyitems(config, items):

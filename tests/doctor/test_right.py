@@ -81,7 +81,8 @@ def test_every_form_is_tried(site):
     assert len(dict(right.forms("bf16", site))) == 12
     assert len(dict(right.forms("fp16", site))) == 3
     assert len(dict(right.forms("fp16", Site(site.storage, "cuda")))) == 12
-    assert len(list(right.modes(Site(site.storage, "cuda")))) == 6
+    ways = list(right.modes(Site(site.storage, "cuda")))
+    assert len({small(**changes).compile for changes in ways}) == 5, "each may be searched"
     assert {"uniform", "wiener", "beta_policy", "speed"} <= set(right.samplers())
 
 

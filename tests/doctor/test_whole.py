@@ -9,7 +9,7 @@ import yaml
 
 from tests.helpers import point
 from tunediff import machine, record, search
-from tunediff.doctor import whole
+from tunediff.doctor import apart, whole
 from tunediff.doctor.finding import Site
 from tunediff.record import End, TrialRecord
 
@@ -76,7 +76,7 @@ def test_a_search_that_fails_is_told_with_its_last_words(site, tmp_path, monkeyp
     whole.searched.cache_clear()
     monkeypatch.setattr(whole, "WITHIN_S", 1.0)
     script = "import time; time.sleep(60)"
-    assert "exit code None" in whole.search(site).found
+    assert "not done after 1 s" in whole.search(site).found
 
 
 def test_the_worker_is_killed_once_its_trial_was_measured(tmp_path):
@@ -92,20 +92,89 @@ def test_the_worker_is_killed_once_its_trial_was_measured(tmp_path):
     assert not whole.kill(tmp_path)  # it is gone: nobody else is killed
 
 
-def test_energy_and_strategies(site, monkeypatch):
+def test_energy_is_told_or_why_not(site, monkeypatch):
     found = six()
     monkeypatch.setattr(whole, "searched", lambda: (0, found, True, ""))
     assert whole.search(site).state == "ok"
     assert whole.energy(site).found == "0.02 Wh for the baseline"
-    assert whole.several(site).state == "skipped"
-    monkeypatch.setattr(machine, "gpus", lambda: ["0", "1"])
-    found |= {"t0006": trial("t0006"), "t0007": trial("t0007"), "t0008": trial("t0008")}
-    assert whole.several(site).found == "ddp 100 images/s, fsdp 100 images/s, pipeline 100 images/s; one GPU 100"
-    found["t0007"] = trial("t0007", "error")
-    assert whole.several(site).found == "fsdp: why"
-    assert whole.several(site).state == "missing"
     found["t0000"] = trial("t0000")
-    assert whole.energy(site).state == "missing"
+    assert "pip install tunediff[energy]" in whole.energy(site).found
+    found["t0000"] = trial("t0000", "error")
+    assert whole.energy(site).found == "the baseline has no point"
+
+
+def asked(monkeypatch, answers):
+    """Stands in for processes of their own; what was asked, with how many ranks."""
+    heard = []
+
+    def ask(module, *words, ranks=1, **how):
+        heard.append((*words, ranks))
+        found = answers.get(words[-1], {"apart": 1e-6, "loss_apart": 0.0, "images_per_s": 150.0})
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(apart, "ask", ask)
+    return heard
+
+
+ONE = {"apart": 0.0, "loss_apart": 0.0, "images_per_s": 100.0}
+
+
+def test_two_ranks_are_asked_where_there_are_two(site, monkeypatch):
+    heard = asked(monkeypatch, {"single": ONE})
+    gpus = Site(site.storage, "cuda")
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    assert [whole.two_ranks(site).found, whole.killed_rank(site).found] == ["1 CPU core"] * 2
+    monkeypatch.setattr(machine, "gpus", lambda: ["0"])
+    assert [whole.two_ranks(gpus).found, whole.killed_rank(gpus).found] == ["1 GPU"] * 2
+    assert not heard
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    plain = [("together", "single", 1), *(("together", name, 2) for name in ("ddp", "fsdp", "pipeline"))]
+    assert whole.two_ranks(site).state == "ok"
+    assert heard == plain
+    heard.clear()
+    monkeypatch.setattr(machine, "gpus", lambda: list("01234"))
+    assert "ddp on 4 GPUs 1.50 times as fast" in whole.two_ranks(gpus).found
+    assert heard == [*plain, ("together", "dp", 1), ("together", "ddp", 4)]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "state", "words"),
+    [
+        (ONE | {"apart": 0.01}, "wrong", "too far: fsdp"),
+        (ONE | {"loss_apart": 0.01}, "wrong", "too far: fsdp"),
+        (ONE | {"apart": float("nan")}, "wrong", "too far: fsdp"),
+        (ONE | {"loss_apart": float("nan")}, "wrong", "too far: fsdp"),
+        (RuntimeError("NCCL error"), "missing", "fsdp: NCCL error"),
+        (TimeoutError("no answer within 180 s"), "missing", "fsdp: no answer"),
+        (ONE, "ok", "ddp 1.50 times as fast, 1.0e-06 and 0.0e+00 apart; fsdp 1.00 times"),
+    ],
+)
+def test_ranks_that_learn_something_else_or_fail_are_named(site, monkeypatch, fsdp, state, words):
+    asked(monkeypatch, {"single": ONE, "fsdp": fsdp})
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    found = whole.two_ranks(site)
+    assert (found.state, found.stops) == (state, False)
+    assert words in found.found
+    assert json.dumps(found.numbers)
+    asked(monkeypatch, {"single": ONE | {"images_per_s": 150.0}, "fsdp": ONE})
+    assert whole.two_ranks(site).state == "weak"
+
+
+def test_the_words_of_a_lost_rank_are_known():
+    said = "RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:1234"
+    assert whole.noticed(0.2, said).state == "ok"
+    assert whole.noticed(0.2, "RuntimeError: something broke").state == "wrong"
+    assert whole.noticed(60.0, "").state == "weak"
+
+
+@pytest.mark.slow
+def test_here_two_ranks_are_one_and_one_that_is_killed_is_missed(tmp_path):
+    """Really two processes each."""
+    for check in (whole.two_ranks, whole.killed_rank):
+        found = check(Site(tmp_path, "cpu"))
+        assert found.state in ("ok", "weak"), found
 
 
 @pytest.mark.slow

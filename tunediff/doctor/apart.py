@@ -17,10 +17,11 @@ from typing import Any
 ANSWER = "answer: "
 
 
-def ask(module: str, *words: str, ranks: int = 1, within_s: float) -> dict[str, Any]:
+def ask(module: str, *words: str, ranks: int = 1, within_s: float, survivors: int | None = None) -> dict[str, Any]:
     """What `answer` printed in `python -m tunediff.doctor.MODULE WORDS…`, of rank 0 where several processes train.
 
-    Raises RuntimeError with the last thing one of them said, and TimeoutError.
+    How the others end counts for the first `survivors` of them alone. Raises RuntimeError with the last thing one of
+    them said, and TimeoutError.
     """
     command, env = [sys.executable, "-m", f"tunediff.doctor.{module}", *words], dict(os.environ)
     if ranks > 1:
@@ -37,7 +38,7 @@ def ask(module: str, *words: str, ranks: int = 1, within_s: float) -> dict[str, 
                 with open(path, "wb") as file:  # a session of its own: all that it starts can be ended with it
                     how: dict[str, Any] = {"stdout": file, "stderr": file, "start_new_session": True, "env": own}
                     processes.append(subprocess.Popen(command, **how))
-            code = _wait(processes, time.monotonic() + within_s)
+            code = _wait(processes[:survivors], time.monotonic() + within_s)
         finally:
             for process in processes:
                 _end(process)

@@ -5,53 +5,70 @@ On a GPU the full U-Net for CIFAR-10 on made-up images, on a CPU a small one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems
+from tunediff.config import Systems
+from tunediff.config.systems import Precision
 from tunediff.distributed import World, alone
+from tunediff.doctor import software
 from tunediff.doctor.finding import Answer, Site, check
-from tunediff.doctor.trainings import short, small
-from tunediff.profiling import measure
+from tunediff.doctor.trainings import EnoughError, short, small
+from tunediff.profiling import measure, trace
+from tunediff.profiling.result import Speed
 from tunediff.training import hardware, judging, memory
+from tunediff.training.precision import Amp, set_backends
+from tunediff.workloads.diffusion import unet
 
 STEADY = 0.15
 """Two looks at one peak that are further apart than this share of the larger: others were there, or it got hot."""
 GOAL = 0.5
 """Share of the peak that the best way of training the full U-Net should reach on a GPU."""
+LADDER_S = {"cuda": 360.0, "cpu": 60.0}
+"""After so long no other rung is begun: torch.compile's last mode takes minutes for each batch size."""
+IMAGES = {"cuda": 1280, "cpu": 128}
+"""That a quarter of a measurement trains on, in 3 to 10 steps."""
 LONG_S = 60.0
 """An evaluation that takes longer than this is longer than many a training."""
-RUNGS: tuple[dict[str, Any], ...] = (
-    {}, {"precision.matmul": "high"}, {"precision.amp": "bf16"}, {"memory.channels_last": True},
-    {"compile.mode": "default"}, {"compile.mode": "max-autotune"},
-)  # fmt: skip
+IDLE = 0.05
+"""A GPU that is idle for more of a step than this could be faster by other means than its units."""
+RUNGS: dict[str, dict[str, Any]] = {
+    "float32": {"precision.conv_tf32": False}, "TF32": {"precision.matmul": "high", "precision.conv_tf32": True},
+    "bf16": {"precision.amp": "bf16"}, "channels_last": {"memory.channels_last": True},
+    "compiled": {"compile.mode": "default"}, "max-autotune": {"compile.mode": "max-autotune"},
+}  # fmt: skip
 """Each on top of those before it; the first is IEEE float32, eager."""
-CPU_RUNGS = (0, 2, 3)
-"""Those that a CPU climbs in a minute."""
+CPU_RUNGS = ("float32", "bf16", "channels_last")
+"""Those that a CPU climbs in a minute, bf16 only where it has units for that."""
+FORMATS = {"float32": Precision(conv_tf32=False), "TF32": Precision(matmul="high"), "bf16": Precision(amp="bf16")}
+Rungs = dict[str, dict[str, float]]
 
 part = functools.partial(check, part="B")
 
 
 @part("matrix peak")
 def peak(site: Site) -> Answer:
-    """Matrix products in each number format, twice."""
+    """Matrix products of random numbers in each number format, all of them twice."""
     device, found = alone().device, dict[str, list[float]]()
-    formats: dict[str, tuple[torch.dtype | None, str]] = {
-        "float32": (None, "highest"),
-        "bf16": (torch.bfloat16, "highest"),
-    }
-    formats |= {"TF32": (None, "high")} if site.device == "cuda" else {}
     before = torch.get_float32_matmul_precision()
     try:
-        for name, (dtype, matmul) in formats.items():
-            torch.set_float32_matmul_precision(matmul)
-            found[name] = [hardware.peak_flops_per_s(device, dtype, matmul) / 1e12 for _ in range(2)]
+        for _, (name, one) in ((turn, each) for turn in range(2) for each in formats(site)):
+            torch.set_float32_matmul_precision(one.matmul)
+            dtype = torch.bfloat16 if one.amp == "bf16" else torch.float32
+            found.setdefault(name, []).append(hardware.fastest_product(device, dtype) / 1e12)
     finally:
         torch.set_float32_matmul_precision(before)
+        memory.reset(device)
     said = ", ".join(f"{name} {cli.number(max(two))}" for name, two in found.items()) + " TFLOP/s"
     numbers = {f"{name}_tflops": two for name, two in found.items()}
     if rough := [name for name, two in found.items() if 1 - min(two) / max(two) > STEADY]:
@@ -60,89 +77,183 @@ def peak(site: Site) -> Answer:
     return Answer("ok", said, "what a training's share of the peak is a share of", numbers)
 
 
-def network(site: Site) -> Systems:
+def formats(site: Site) -> list[tuple[str, Precision]]:
+    """That are computed in there."""
+    return [(name, one) for name, one in FORMATS.items() if name != "TF32" or site.device == "cuda"]
+
+
+def network(device: str) -> Systems:
     """What is trained."""
-    if site.device != "cuda":
-        return small(evaluation__points=4, optimizer__implementation="fused")
-    full = {"optimizer.implementation": "fused", "evaluation.points": 4, "loader.resident": True}
-    config: Systems = cfg.override(cfg.baseline("cifar10"), full)
+    if device != "cuda":
+        return small(optimizer__implementation="fused")
+    config: Systems = cfg.override(cfg.baseline("cifar10"), {"loader.resident": True})
     return config
 
 
-def climb(base: Systems, batch: int, rungs: tuple[int, ...], world: World) -> dict[str, dict[str, float]]:
-    """Images/s and share of the peak on each rung, by what it adds; `oom` where memory ran out."""
-    config, found = cfg.override(base, {"loader.batch_size": batch}), dict[str, dict[str, float]]()
+def speed(config: Systems, world: World) -> Speed:
+    """Of 30 steps, fewer where batches are large, after a third as many to warm up. Raises what a training does."""
+    each = min(10, max(3, IMAGES[world.device.type] // config.loader.batch_size))
+    points = short(cfg.override(config, {"evaluation.points": 4}), world, 4 * each)[0].points
+    return measure.summary(points, config.loader.batch_size, 3 * each)
+
+
+def climb(base: Systems, batches: tuple[int, ...], rungs: tuple[str, ...], world: World) -> dict[int, Rungs]:
+    """Images/s and share of the peak of its number format by batch size and rung; `oom` where memory ran out, and
+    nothing where time did."""
+    found, until = {batch: Rungs() for batch in batches}, time.monotonic() + LADDER_S[world.device.type]
     for rung in rungs:
-        name = cli.knobs(RUNGS[rung]) if RUNGS[rung] else "float32"
-        try:
-            config = cfg.override(config, RUNGS[rung])
-            points, each = short(config, world, 40)[0].points, 30
-            speed = measure.summary(points, batch, each)
-            found[name] = {"images_per_s": speed["samples_per_s"], "peak_share": speed.get("peak_share") or 0.0}
-        except ConfigError:
-            continue
-        except Exception as error:
-            if not memory.is_oom(error):
-                raise
-            found[name] = {"oom": 1.0}
-        finally:
-            memory.reset(world.device)
+        base = cfg.override(base, RUNGS[rung])
+        for batch in batches:
+            if time.monotonic() > until:
+                return found
+            try:
+                one = speed(cfg.override(base, {"loader.batch_size": batch}), world)
+                found[batch][rung] = {"images_per_s": one["samples_per_s"], "peak_share": one.get("peak_share") or 0.0}
+            except Exception as error:
+                if not memory.is_oom(error):
+                    raise
+                found[batch][rung] = {"oom": 1.0}
+            finally:
+                memory.reset(world.device)
     return found
 
 
 @part("ladder")
 def ladder(site: Site) -> Answer:
     """Number format, memory format and compilation, one on top of the other, at several batch sizes."""
-    gpu, world = site.device == "cuda", alone()
-    batches, rungs = ((128, 256, 512, 1024), tuple(range(len(RUNGS)))) if gpu else ((32, 128), CPU_RUNGS)
-    return climbed({batch: climb(network(site), batch, rungs, world) for batch in batches}, gpu)
+    gpu = site.device == "cuda"
+    batches, all_rungs = ((128, 256, 512, 1024), tuple(RUNGS)) if gpu else ((8, 32), CPU_RUNGS)
+    rungs = tuple(one for one in all_rungs if one not in ("TF32", "bf16") or one.lower() in software.gains())
+    return climbed(climb(network(site.device), batches, rungs, alone()), rungs, gpu)
 
 
-def climbed(found: dict[int, dict[str, dict[str, float]]], gpu: bool) -> Answer:
-    """Of `climb` at each batch size: the best, and how much faster than float32 that is."""
-    said, best, gain = [], 0.0, 0.0
-    for batch, rungs in found.items():
-        ran = {name: one for name, one in rungs.items() if "oom" not in one}
-        if not ran or "float32" not in ran:
-            said.append(f"batch {batch}: out of memory")
-            continue
-        fastest = max(ran, key=lambda name: ran[name]["images_per_s"])
-        times = ran[fastest]["images_per_s"] / ran["float32"]["images_per_s"]
-        gain, best = max(gain, times), max(best, ran[fastest]["peak_share"])
-        rate, share = ran[fastest]["images_per_s"], ran[fastest]["peak_share"]
-        said.append(
-            f"batch {batch}: {rate:,.0f} images/s up to {fastest}, {times:.2g} × float32, {share:.0%} of the peak"
-        )
-    numbers = {str(batch): rungs for batch, rungs in found.items()}
-    if not gain:
-        return Answer("missing", "; ".join(said), "not even the smallest batch fits: a smaller network", numbers)
+def climbed(found: dict[int, Rungs], rungs: tuple[str, ...], gpu: bool) -> Answer:
+    """Of `climb`: every rung, and how much faster than float32 the best is."""
+    said, best, gains = ["images/s, with the share of the number format's peak"], 0.0, list[float]()
+    for batch, each in found.items():
+        ran = {rung: one for rung, one in each.items() if "oom" not in one}
+        words = [
+            f"{rung} {ran[rung]['images_per_s']:,.0f} ({ran[rung]['peak_share']:.0%})" if rung in ran
+            else f"{rung} {'out of memory' if rung in each else 'not measured, for want of time'}"
+            for rung in rungs
+        ]  # fmt: skip
+        said.append(f"batch {batch}: {', '.join(words)}")
+        best = max([best, *(one["peak_share"] for one in ran.values())])
+        if "float32" in ran:
+            gains += [one["images_per_s"] / ran["float32"]["images_per_s"] for one in ran.values()]
+    text, numbers = "; ".join(said), {str(batch): each for batch, each in found.items()}
+    if not gains:
+        return Answer("missing", text, "not even the smallest batch fits in float32: a smaller network", numbers)
+    means = f"up to {max(gains):.2g} times as fast as float32: what a search over systems can gain in speed alone"
     if gpu and best < GOAL:
-        return Answer(
-            "weak", "; ".join(said), f"below {GOAL:.0%} of the peak: python -m tunediff.profile says why", numbers
-        )
-    if gain < 1.1:
-        return Answer(
-            "weak", "; ".join(said), "nothing beats plain float32 here: leave these knobs out of a search", numbers
-        )
-    return Answer("ok", "; ".join(said), "what a search over systems can gain in speed alone", numbers)
+        return Answer("weak", text, f"below {GOAL:.0%} of the peak: python -m tunediff.profile says why", numbers)
+    if max(gains) < 1.1:
+        return Answer("weak", text, "nothing beats plain float32 here: leave these knobs out of a search", numbers)
+    return Answer("ok", text, means, numbers)
 
 
+# ---------------------------------------------------------------------------------------------------------- idle time
+@part("idle time")
+def idling(site: Site) -> Answer:
+    """Of a few eager steps in bf16: what the GPU waits for between two kernels."""
+    if site.device != "cuda":
+        return Answer("skipped", "not measured: no GPU", "a CPU is its own host: python -m tunediff.profile says more")
+    config = cfg.override(network(site.device), RUNGS["bf16"] | RUNGS["channels_last"])
+    return waited(traced(config, alone()))
+
+
+def traced(config: Systems, world: World, steps: int = 6) -> trace.Idle | None:
+    """Of steps that follow each other without the clock being read, which waits for the device."""
+    left = steps + 2
+
+    def after_step() -> None:
+        nonlocal left
+        left -= 1
+        profiler.step()
+        if not left:
+            raise EnoughError
+
+    with tempfile.TemporaryDirectory(prefix="tunediff-doctor-") as folder:
+        path = Path(folder) / "trace.json"
+        with profile(
+            # Launches and kernels alone: to note every operation too would slow down the host, which is asked about.
+            activities=[ProfilerActivity.CUDA if world.device.type == "cuda" else ProfilerActivity.CPU],
+            schedule=schedule(wait=1, warmup=1, active=steps, repeat=1),
+            on_trace_ready=lambda ready: ready.export_chrome_trace(str(path)),
+        ) as profiler, contextlib.suppress(EnoughError):  # fmt: skip
+            short(config, world, 100_000, after_step=after_step)
+        memory.reset(world.device)
+        return trace.idle(json.loads(path.read_text())["traceEvents"])
+
+
+def waited(found: trace.Idle | None) -> Answer:
+    """In words."""
+    if found is None:
+        return Answer("missing", "torch's profiler has seen no kernel", "python -m tunediff.profile says less here")
+    shares = {name: seconds / sum(found) for name, seconds in found._asdict().items()}
+    idle = 1 - shares["busy_s"]
+    said = (
+        f"idle for {idle:.1%} of an eager step in bf16: {shares['host_s']:.1%} waiting for the host, "
+        f"{shares['kernel_s']:.1%} for another kernel, {shares['other_s']:.1%} other"
+    )
+    numbers = found._asdict()
+    if idle <= IDLE:
+        return Answer("ok", said, "its units are what a training waits for", numbers)
+    if shares["host_s"] > idle / 2:
+        return Answer("weak", said, "larger batches, compile.mode or fused kernels keep it busy: search them", numbers)
+    return Answer("weak", said, "python -m tunediff.profile has the trace", numbers)
+
+
+# --------------------------------------------------------------------------------------------------------- evaluation
 @part("evaluation")
 def evaluation(site: Site) -> Answer:
-    """What judging costs: the sampler's steps, the features, the distance."""
-    config = cfg.override(network(site), {"evaluation.extractor": "random"})
-    return judged(judging.pass_s(config, alone()) or {}, config)
+    """What judging costs: the sampler's steps, the features, the distance; and the images in other number formats."""
+    config, world = cfg.override(network(site.device), {"evaluation.extractor": "random"}), alone()
+    try:
+        return judged(judging.pass_s(config, world) or {}, drawn_s(config, world, formats(site)), config)
+    finally:
+        memory.reset(world.device)
 
 
-def judged(each: judging.PassS, config: Systems) -> Answer:
+def drawn_s(config: Systems, world: World, each: list[tuple[str, Precision]]) -> dict[str, float]:
+    """Seconds that the network takes for 1,000 images in each number format."""
+    device, of, found = world.device, config.knobs, dict[str, float]()
+    net = unet.network(of).to(device).eval()
+    try:
+        for name, one in each:
+            amp = Amp(one, device)
+
+            def run(count: int, amp: Amp = amp) -> object:
+                x = torch.zeros(count, of.data.channels, of.data.image_size, of.data.image_size, device=device)
+                with torch.no_grad(), amp.autocast():
+                    return net(x, torch.zeros(count, dtype=torch.int64, device=device))
+
+            found[name] = 1000 * of.evaluation.steps * judging.rate_s(run, of.evaluation.batch_size, world)
+    finally:
+        set_backends(Precision(), device.type)
+    return found
+
+
+def judged(each: judging.PassS, drawn: dict[str, float], config: Systems) -> Answer:
     """Of the seconds that one image takes through each part."""
-    images, steps = config.evaluation.images, config.evaluation.steps  # type: ignore[attr-defined]
-    parts = {"network": each["network"] * steps * images, "features": each["features"] * images}
-    whole = sum(parts.values())
-    said = f"{images:,} images, {steps} steps: {cli.seconds(whole)}, of it the network {parts['network'] / whole:.0%}"
+    work = cfg.of(config).offers("evaluation_work")(config.knobs)
+    parts = {name: each[name] * count for name, count in work.items()}
+    whole, protocol = sum(parts.values()), config.knobs.evaluation
+    said = f"{protocol.images:,} images, {protocol.steps} steps: {cli.number(whole)} s, of it the network " \
+           f"{parts['network'] / whole:.0%}; 1,000 images drawn in " \
+           + ", ".join(f"{name} {cli.number(seconds)} s" for name, seconds in drawn.items())  # fmt: skip
+    numbers = {f"{name}_s": seconds for name, seconds in parts.items()}
+    numbers |= {f"drawn_1000_{name}_s": seconds for name, seconds in drawn.items()}
     if whole > LONG_S:
-        return Answer("weak", said, "longer than short trainings: fewer images, steps or points", parts)
-    return Answer("ok", said, "at every point of a training, while its clock stands still", parts)
+        return Answer("weak", said, "longer than short trainings: fewer images, steps or points", numbers)
+    return Answer("ok", said, "at every point of a training, while its clock stands still", numbers)
 
 
-CHECKS = (peak, ladder, evaluation)
+@part("peers")
+def peers(site: Site) -> Answer:
+    """Other programs are no part of this one's package."""
+    return Answer("skipped", "in a checkout: python benchmarks/peers.py --config cifar10",
+                  "diffusers and denoising-diffusion-pytorch take turns with this one there")  # fmt: skip
+
+
+CHECKS = (peak, ladder, idling, evaluation, peers)

@@ -70,7 +70,7 @@ def gpus(site: Site) -> Answer:
     planned, seen = machine.gpus(), torch.cuda.device_count() if torch.cuda.is_available() else 0
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     numbers = {"planned": len(planned), "seen": seen}
-    if len(planned) != seen:
+    if len(planned) != seen and not (seen and planned and planned[0].startswith("MIG-")):  # CUDA shows one of its parts
         how = "a torch build for this driver" if torch.version.cuda else "a torch build with CUDA (this one has none)"
         what = f"{cli.some(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
         return Answer("missing", what, f"trials would not run where they are planned: {how}, or --gpus {seen}", numbers)

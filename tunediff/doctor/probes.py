@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import copy
 import http.client
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff.config.systems import Compile
+from tunediff import machine
+from tunediff.config.systems import Compile, Precision
 from tunediff.distributed import alone, from_environment
 from tunediff.doctor.apart import answer
 from tunediff.training import compilation
+from tunediff.training.precision import set_backends
 
 MIB = 25.0
 """Of gradients that are averaged at once, as `parallel.bucket_mib` has it."""
 CLOSE = 1e-3
 """Relative, and a tenth of it absolute: within which a compiled float32 network agrees with itself run eagerly."""
+BUSY: dict[str, dict[str, Any]] = {
+    "cuda": {"loader.batch_size": 256, "precision.amp": "bf16"}, "cpu": {"loader.batch_size": 32},
+}  # fmt: skip
+"""How several ranks are timed: of the same batch, each takes its part."""
+WAITS_S = 60.0
+"""How long a rank may wait for one that is gone."""
 
 
 def group() -> None:
@@ -62,6 +75,7 @@ def one_rank() -> None:
 def compiled() -> None:
     """Forward and backward pass of a small network, compiled and eagerly."""
     device = alone().device
+    set_backends(Precision(conv_tf32=False), device.type)  # TF32 is as far from itself in another kernel as `CLOSE`
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()).to(device)
     plain, x = copy.deepcopy(net), torch.randn(2, 3, 8, 8, device=device)
@@ -133,7 +147,56 @@ def cluster() -> None:
     answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=said)
 
 
-PROBES = {one.__name__: one for one in (group, one_rank, compiled, graphs, fp8, cluster)}
+# ------------------------------------------------------------------------------------------------------- several ranks
+def together(strategy: str) -> None:
+    """Ten steps of all ranks beside those of a CPU alone, and how fast they train the network of part B."""
+    from tunediff import config as cfg
+    from tunediff.doctor import fast, trainings
+
+    with from_environment() as world:
+        mine = {"parallel.workers": 2 if strategy == "dp" else world.size, "parallel.strategy": strategy}
+        ten = trainings.trained(cfg.override(trainings.small(), mine), world)
+        reference = trainings.trained(trainings.small(), trainings.CPU)
+        torch.set_num_threads(max(1, machine.cores() // world.size))
+        kind = world.device.type
+        speed = fast.speed(cfg.override(fast.network(kind), BUSY[kind] | mine), world)
+        if world.main:
+            far, loss = trainings.apart(ten.says, reference.says), abs(ten.loss / reference.loss - 1)
+            answer(apart=far, loss_apart=loss, images_per_s=speed["samples_per_s"])
+
+
+def killed() -> None:
+    """Rank 1 of two kills itself after three steps: how long the other waits for it, and what it raises then; nothing
+    is said where it still waits after `WAITS_S`."""
+    from tunediff.doctor import trainings
+
+    steps: list[float] = []
+    torch.set_num_threads(1)  # two for each rank would wait for each other's cores
+
+    def told(said: str) -> None:
+        answer(waited_s=time.monotonic() - steps[-1], said=said)
+        os._exit(0)  # there is nobody left to say goodbye to
+
+    with from_environment() as world:
+
+        def after_step() -> None:
+            steps.append(time.monotonic())
+            if len(steps) == 3 and world.main:
+                threading.Timer(WAITS_S, told, ("",)).start()
+            elif len(steps) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            trainings.short(trainings.small(parallel__workers=2), world, 100_000, after_step=after_step)
+        except Exception as error:
+            if len(steps) < 3:
+                raise
+            told(f"{type(error).__name__}: {error}")
+
+
+PROBES: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (group, one_rank, compiled, graphs, fp8, cluster, together, killed)
+}
 
 if __name__ == "__main__":
-    PROBES[sys.argv[1]]()
+    PROBES[sys.argv[1]](*sys.argv[2:])

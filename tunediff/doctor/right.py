@@ -20,7 +20,7 @@ import torch
 from tunediff.distributed import World, alone
 from tunediff.doctor import apart
 from tunediff.doctor.finding import Answer, Check, Site, check
-from tunediff.doctor.trainings import CPU, Trained, Watch, diffusion, small, trained
+from tunediff.doctor.trainings import CPU, EnoughError, Trained, Watch, diffusion, small, trained
 from tunediff.doctor.trainings import apart as distance
 from tunediff.record import NotFiniteError
 from tunediff.training import memory
@@ -32,7 +32,7 @@ BOUNDS = {"float32": 1e-3, "TF32": 5e-3, "bf16": 0.015, "fp16": 5e-3}
 """Largest distance that rounding explains. On a CPU below 1e-5 (float32, other kernels), 0.003 (bf16) and 0.0006 (fp16,
 whose mantissa has as many bits as TF32's) were seen; AdamW's beta2 of 0.9 in place of 0.999 makes 0.02 and more."""
 FORMATS: dict[str, dict[str, Any]] = {
-    "float32": {"precision__conv_tf32": False}, "TF32": {"precision__matmul": "high"},
+    "float32": {}, "TF32": {"precision__matmul": "high", "precision__conv_tf32": True},
     "bf16": {"precision__amp": "bf16"}, "fp16": {"precision__amp": "fp16"},
 }  # fmt: skip
 FORMS = ("for_loop", "foreach", "fused")
@@ -90,12 +90,8 @@ NUMBERS = tuple(part(f"{name}, ten steps")(functools.partial(_numbers, name)) fo
 
 
 # ------------------------------------------------------------------------------------------------------------ samplers
-class _EnoughError(Exception):
-    """The training has got as far as it should."""
-
-
 def _stop() -> None:
-    raise _EnoughError
+    raise EnoughError
 
 
 def samplers() -> list[str]:
@@ -108,7 +104,7 @@ def resumed(sampler: str, world: World) -> float:
     config = small(timesteps__name=sampler, evaluation__points=2)
     with tempfile.TemporaryDirectory(prefix="tunediff-doctor-") as folder:
         whole = diffusion(config, world, 6)
-        with contextlib.suppress(_EnoughError):
+        with contextlib.suppress(EnoughError):
             diffusion(config, world, 6, Path(folder), Watch(at_point=_stop))
         again = diffusion(config, world, 6, Path(folder))
     return distance(again, whole)
@@ -160,9 +156,10 @@ def waiting(site: Site) -> Answer:
 
 # ------------------------------------------------------------------------------------------------------------ compiler
 def modes(site: Site) -> Iterator[dict[str, Any]]:
-    """Every mode and scope of torch.compile; on a CPU, where others are the same and take minutes, `default`."""
+    """Every mode and scope of torch.compile that may be searched; on a CPU, where others are the same and take minutes,
+    `default`."""
     for mode in ("default", "reduce-overhead", "max-autotune") if site.device == "cuda" else ("default",):
-        for scope in ("model", "blocks"):
+        for scope in ("model",) if mode == "reduce-overhead" else ("model", "blocks"):
             yield {"compile__mode": mode, "compile__scope": scope}
 
 
@@ -222,10 +219,11 @@ def out_of_memory(site: Site) -> Answer:
 
 
 def peaks(world: World) -> tuple[float, float]:
-    """Peak MiB of a small training, before and after half a GiB was there and is gone."""
+    """Peak MiB of a small training, before and after half a GiB was there and is gone; on a GPU beside what libraries
+    keep, such as the workspaces of cuBLAS."""
     found = []
     for _ in range(2):
-        found.append(trained(small(), world).outcome.peak["peak_memory_mib"])
+        found.append(trained(small(), world).outcome.peak["peak_memory_mib"] - held_mib(world.device))
         torch.ones(2**27, device=world.device)
     return found[0], found[1]
 

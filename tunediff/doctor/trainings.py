@@ -30,7 +30,9 @@ SMALL = {
     "model.channels": 16, "model.norm_groups": 4, "model.multipliers": [1, 2], "model.dropout": 0.0,
     "loader.batch_size": 8, "loader.workers": 0, "data.max_images": 256, "evaluation.points": 1,
     "optimizer.warmup": 0.0, "optimizer.lr": 1e-3, "optimizer.implementation": "for_loop", "process.steps": 100,
+    "precision.conv_tf32": False,
 }  # fmt: skip
+"""In IEEE float32, which stock PyTorch does not compute a GPU's convolutions in."""
 CPU = World(0, 1, torch.device("cpu"))
 
 
@@ -64,6 +66,10 @@ class Trained:
     outcome: Outcome
     graphs: list[int]
     """How many torch.compile had made after each step."""
+
+
+class EnoughError(Exception):
+    """The training has got as far as it should."""
 
 
 class Watch(Observer):
@@ -112,12 +118,19 @@ def trained(config: Systems, world: World, steps: int = STEPS, kind: type[Trial]
     return Trained(outcome.points[-1].loss, says(config, outcome.model.state_dict()), outcome, counts)
 
 
-def short(config: Systems, world: World, steps: int, kind: type[Trial] = Trial) -> tuple[Outcome, list[int]]:
-    """`learn` for so many steps; with it `Trained.graphs`. Raises what it raises."""
+def short(
+    config: Systems, world: World, steps: int, kind: type[Trial] = Trial, after_step: Callable[[], object] | None = None
+) -> tuple[Outcome, list[int]]:
+    """`learn` for so many steps; with it `Trained.graphs`. Raises what it raises, and `after_step` does."""
     counts: list[int] = []
+
+    def stepped() -> None:
+        counts.append(compilation.graphs())
+        if after_step is not None:
+            after_step()
+
     with compilation.cold_cache(config.compile):
-        trial = kind(config, Budget(steps=steps), world, Watch(lambda: counts.append(compilation.graphs())),
-                     evaluates=False)  # fmt: skip
+        trial = kind(config, Budget(steps=steps), world, Watch(stepped), evaluates=False)
         try:
             learn(trial)
         finally:

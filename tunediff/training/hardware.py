@@ -34,15 +34,16 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     try:
         for one in {None, dtype}:
             key = (device, one, matmul)
-            _peaks[key] = max(_peaks.get(key, 0.0), _fastest_product(device, one or torch.float32))
+            _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, one or torch.float32))
             best = max(best, _peaks[key])
     finally:
         torch.set_float32_matmul_precision(before)
     return best
 
 
-def _fastest_product(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a @ b, over some sizes; of random numbers, since constant ones need less power, and a GPU is faster."""
+def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a @ b at the present matmul precision, over some sizes; of random numbers, since constant ones need
+    less power, and a GPU is faster."""
     generator = torch.Generator(device).manual_seed(0)  # its own: what a training draws stays as it is
     best, taken = 0.0, [0.0]
     for size in (1024, 2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024):
