@@ -34,6 +34,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -311,16 +312,14 @@ PEERS: dict[str, tuple[Callable[[Systems, World, Job], Steps] | None, Callable[[
 def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any, Any]:
     """(UNet2DModel with our architecture and weights, DDIM scheduler, DDPM scheduler)."""
     from diffusers import DDIMScheduler, DDPMScheduler, UNet2DModel
-    from safetensors.torch import load
 
-    ours = unet.network(config.knobs)
-    files = handoff.pipeline_files(config, ours.state_dict())
-    network = UNet2DModel.from_config(json.loads(files["unet/config.json"]))
-    network.load_state_dict(load(files[f"unet/{handoff.WEIGHTS}"]))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "ours"
+        handoff.write_pipeline(folder, config, unet.network(config.knobs).state_dict())
+        network = UNet2DModel.from_pretrained(folder / "unet")
+        ddpm = DDPMScheduler.from_pretrained(folder / "scheduler")
     if job.tuned:
         network.to(memory_format=torch.channels_last)
-    chain = json.loads(files["scheduler/scheduler_config.json"])
-    ddpm = DDPMScheduler.from_config(chain)
     return network.to(world.device), DDIMScheduler.from_config(ddpm.config), ddpm
 
 

@@ -1,0 +1,20 @@
+"""The peers are given what ours has: the comparison would mean nothing otherwise."""
+
+import torch
+
+from benchmarks import peers
+from tests.helpers import CPU, tiny
+from tunediff import config as cfg
+from tunediff.workloads.diffusion import unet
+
+
+def test_diffusers_gets_our_network():
+    config = tiny()
+    torch.manual_seed(1)
+    ours = unet.network(config.knobs).eval()
+    torch.manual_seed(1)
+    job = peers.Job("diffusers", False, dict(cfg.flat(config)), False, 1, 1)
+    theirs, _, ddpm = peers._diffusers_parts(config, CPU, job)
+    x, t = torch.randn(3, 1, 8, 8), torch.tensor([0, 7, 3])
+    torch.testing.assert_close(theirs.eval()(x, t).sample, ours(x, t), rtol=1e-4, atol=1e-5)
+    assert len(ddpm) == config.process.steps
