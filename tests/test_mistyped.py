@@ -199,4 +199,4 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
 
 def test_one_of_a_thing_is_not_called_many():
     assert [cli.some(count, "seed") for count in (0, 1, 2, 1000)] == ["0 seeds", "1 seed", "2 seeds", "1,000 seeds"]
-    assert drawing.said({"name": "ddpm", "steps": 1, "skip": None, "eta": None}) == "ddpm, 1 step"
+    assert drawing.said({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"

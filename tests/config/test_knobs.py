@@ -32,7 +32,7 @@ memory.keep_freed compile.mode compile.dynamic compile.scope
 parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
 parallel.microbatches parallel.schedule
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
-evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.validation_images
+evaluation.skip evaluation.eta evaluation.batch_size evaluation.seed evaluation.precision evaluation.validation_images
 seed
 """.split()
 

@@ -185,6 +185,7 @@ def test_the_roof_is_that_of_a_product():
 
 def test_the_roof_is_of_random_numbers_that_leave_the_generators_as_they_were(monkeypatch):
     """Constant matrices flip fewer bits, draw less power, and let a GPU run faster than any training can."""
+    monkeypatch.setattr(hardware, "fastest_product", hardware.fastest_product.__wrapped__)  # not one remembered
     spreads, before = [], torch.get_rng_state()
     product = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: spreads.append(float(a.std())) or product(a, b))
