@@ -159,6 +159,7 @@ def _created(
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    cli.check_writable("--storage", folder)
     measured: judging.Measured = {}
     if not (own or quiet or args.address):
         from tunediff.training import judging  # imports torch
