@@ -5,7 +5,7 @@ import pytest
 
 from tests.space.files import changed, listed, parse
 from tunediff import space
-from tunediff.workloads.diffusion.knobs import LogitNormal, LossSecondMoment, Speed
+from tunediff.workloads.diffusion.methods import LogitNormal, LossSecondMoment, Speed
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

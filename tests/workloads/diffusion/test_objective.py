@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import knobs, timesteps, weighting
+from tunediff.workloads.diffusion import knobs, methods, timesteps, weighting
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive
@@ -36,7 +36,7 @@ def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any, prediction
 
 
 def test_the_scale_follows_a_sampler_that_adapts() -> None:
-    objective, sampler = build(knobs.LossSecondMoment(history=1, importance_correction=0.0), knobs.P2())
+    objective, sampler = build(methods.LossSecondMoment(history=1, importance_correction=0.0), methods.P2())
     t = torch.arange(1000)
     for _ in range(adaptive.REFRESH_EVERY):
         sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
@@ -48,8 +48,8 @@ def test_the_scale_follows_a_sampler_that_adapts() -> None:
 
 def test_p_and_w_are_the_same_thing_in_the_effective_weight() -> None:
     """SpeeD's probabilities alone, and uniform draws; min-SNR in every unit."""
-    speed = build(knobs.Speed(), knobs.Constant())[0].effective_weight()
+    speed = build(methods.Speed(), methods.Constant())[0].effective_weight()
     assert (speed[0] / speed[-1]).item() == pytest.approx(5.0)
-    found = [build(knobs.Uniform(), knobs.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
+    found = [build(methods.Uniform(), methods.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])

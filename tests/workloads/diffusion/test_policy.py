@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers import ranks
 from tunediff.distributed import World, alone
-from tunediff.workloads.diffusion import knobs, timesteps
+from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.policy import BetaPolicy
 
@@ -20,7 +20,7 @@ STEPS = 100
 
 def policy(steps: int = STEPS, world: World | None = None, **values: Any) -> BetaPolicy:
     torch.manual_seed(0)
-    member = knobs.BetaPolicy(**({"interval": 1, "scan": 20, "queue": 5} | values))
+    member = methods.BetaPolicy(**({"interval": 1, "scan": 20, "queue": 5} | values))
     sampler = timesteps.build(member, Diffusion(knobs.Process(steps=steps)), 1, world or alone("cpu"))
     assert isinstance(sampler, BetaPolicy)
     return sampler

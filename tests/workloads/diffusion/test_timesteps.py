@@ -15,7 +15,7 @@ from tests.helpers import ranks
 from tunediff import config as cfg
 from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
-from tunediff.workloads.diffusion import knobs, timesteps
+from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion import weighting as weightings
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
@@ -55,9 +55,9 @@ def learn(sampler: TimestepSampler, t: Tensor, losses: Tensor) -> None:
     sampler.update(t, losses, torch.ones(len(t)))
 
 
-def learned(member: knobs.LossSecondMoment | None = None) -> TimestepSampler:
+def learned(member: methods.LossSecondMoment | None = None) -> TimestepSampler:
     """T = 4, after the losses 0.1·(t+1)·(1+0.05·i), i = 0 … 9."""
-    sampler = build(member or knobs.LossSecondMoment(), 4)
+    sampler = build(member or methods.LossSecondMoment(), 4)
     for i in range(10):
         t = torch.arange(4)
         learn(sampler, t, 0.1 * (t + 1) * (1 + 0.05 * i))
@@ -115,14 +115,14 @@ def test_draws(member: Any, schedule: str) -> None:
     "sampler",
     [build(member, 7) for member in EVERY]
     + [
-        build(knobs.Speed(dual=True), 40),
-        build(knobs.Speed(stratified=True), 40),
-        build(knobs.LogitNormal(mean=1.0, std=0.5, uniform_share=0.1, stratified=True), 40),
-        build(knobs.LogSnrLaplace(log_snr=-2.0, scale=1.0), 40, "cosine"),
-        trained(knobs.InfoNoise()),
-        trained(knobs.InfoNoise(stratified=True, importance_correction=1.0, uniform_share=0.2)),
+        build(methods.Speed(dual=True), 40),
+        build(methods.Speed(stratified=True), 40),
+        build(methods.LogitNormal(mean=1.0, std=0.5, uniform_share=0.1, stratified=True), 40),
+        build(methods.LogSnrLaplace(log_snr=-2.0, scale=1.0), 40, "cosine"),
+        trained(methods.InfoNoise()),
+        trained(methods.InfoNoise(stratified=True, importance_correction=1.0, uniform_share=0.2)),
         learned(),
-        learned(knobs.LossSecondMoment(uniform_share=0.5)),
+        learned(methods.LossSecondMoment(uniform_share=0.5)),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -196,7 +196,7 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
 
 @pytest.mark.parametrize(
     ("member", "steps"),
-    [(knobs.LossSecondMoment(history=2), 4), (knobs.InfoNoise(), 30)],
+    [(methods.LossSecondMoment(history=2), 4), (methods.InfoNoise(), 30)],
     ids=["loss_second_moment", "info_noise"],
 )
 @pytest.mark.parametrize("every", [1, 3])
@@ -230,35 +230,35 @@ def test_it_continues_exactly_from_its_state(
 def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """p(t) stands still between two refreshes, and what came in between is not lost."""
     batches = [(torch.randint(30, (64,), generator=generator(i)), torch.rand(64)) for i in range(2 * PACE)]
-    at_once = build(knobs.LossSecondMoment(history=2), 30)
+    at_once = build(methods.LossSecondMoment(history=2), 30)
     for batch in batches:
         learn(at_once, *batch)
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
-    for member in (knobs.LossSecondMoment(history=2), knobs.InfoNoise()):
+    for member in (methods.LossSecondMoment(history=2), methods.InfoNoise()):
         sampler, seen = build(member, 30), []
         for batch in batches:
             learn(sampler, *batch)
             seen.append(sampler.probabilities())
         changes = [i + 1 for i in range(1, len(seen)) if not torch.equal(seen[i], seen[i - 1])]
         assert changes == [PACE, 2 * PACE]
-        if isinstance(member, knobs.LossSecondMoment):
+        if isinstance(member, methods.LossSecondMoment):
             assert torch.equal(seen[-1], at_once.probabilities())
 
 
 def test_state_of_another_configuration_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(4, 10\).*\(4, 5\)"):
-        build(knobs.LossSecondMoment(history=5), 4).load_state_dict(learned().state_dict())
+        build(methods.LossSecondMoment(history=5), 4).load_state_dict(learned().state_dict())
     with pytest.raises(ValueError, match="history, counts"):
-        build(knobs.Uniform(), 4).load_state_dict(learned().state_dict())
+        build(methods.Uniform(), 4).load_state_dict(learned().state_dict())
     with pytest.raises(ValueError, match="bins"):
-        build(knobs.InfoNoise(bins=5)).load_state_dict(build(knobs.InfoNoise()).state_dict())
+        build(methods.InfoNoise(bins=5)).load_state_dict(build(methods.InfoNoise()).state_dict())
     with pytest.raises(ValueError, match="scan"):
-        build(knobs.BetaPolicy(scan=5)).load_state_dict(build(knobs.BetaPolicy()).state_dict())
+        build(methods.BetaPolicy(scan=5)).load_state_dict(build(methods.BetaPolicy()).state_dict())
 
 
 def test_what_is_pending_goes_to_as_many_workers_as_there_are() -> None:
     pending = torch.arange(2.0 * 5 * 3 * 8).double().view(2, 5, 3, 8) % 7
-    sampler = build(knobs.InfoNoise())
+    sampler = build(methods.InfoNoise())
     sampler.load_state_dict(sampler.state_dict() | {"pending": pending})
     assert torch.equal(sampler.state_dict()["pending"][0], torch.cat((pending[0], pending[1]), dim=-1))
     for _ in range(3):
@@ -296,21 +296,21 @@ def test_a_knob_that_several_samplers_share_allows_the_same_everywhere() -> None
 
 # --------------------------------------------------------------------------------------------------------- stratified
 def test_a_stratified_batch_is_evenly_spread() -> None:
-    t = draw(build(knobs.Stratified()), 8)[0].sort().values
+    t = draw(build(methods.Stratified()), 8)[0].sort().values
     assert t.diff().tolist() == [125] * 7
-    few = draw(build(knobs.Stratified(), 10), 64)[0]
+    few = draw(build(methods.Stratified(), 10), 64)[0]
     assert set(torch.bincount(few, minlength=10).tolist()) <= {6, 7}
 
 
 def test_each_place_of_a_stratified_batch_is_uniform() -> None:
-    sampler, source, x0 = build(knobs.Stratified(), 5), generator(), images(3)
+    sampler, source, x0 = build(methods.Stratified(), 5), generator(), images(3)
     first = torch.stack([sampler.sample(x0, source)[0][0] for _ in range(4000)])
     assert bool((torch.bincount(first, minlength=5) / 4000 - 0.2).abs().max() < 0.03)
 
 
 def test_stratified_draws_of_other_probabilities_vary_less() -> None:
     def spread(stratified: bool) -> float:
-        sampler, source, x0 = build(knobs.LogitNormal(stratified=stratified)), generator(), images(64)
+        sampler, source, x0 = build(methods.LogitNormal(stratified=stratified)), generator(), images(64)
         return torch.stack([sampler.sample(x0, source)[0].double().mean() for _ in range(200)]).std().item()
 
     assert spread(True) < 0.2 * spread(False)
@@ -318,26 +318,26 @@ def test_stratified_draws_of_other_probabilities_vary_less() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- fixed
 def test_speed() -> None:
-    p = build(knobs.Speed()).probabilities()
+    p = build(methods.Speed()).probabilities()
     expect(p[[0, 699, 700, 999]], [0.00131579, 0.00131579, 0.000263158, 0.000263158], atol=5e-9)
     assert p[700:].sum().item() == pytest.approx(0.0789, abs=5e-5)
 
 
 def test_speed_with_mirrored_half_batches() -> None:
     """Shares of the public code's draws: [0, 100), [100, 300), [300, 700), [700, 1000); it drew them at random."""
-    p = build(knobs.Speed(dual=True)).probabilities()
+    p = build(methods.Speed(dual=True)).probabilities()
     shares = torch.stack([p[a:b].sum() for a, b in ((0, 100), (100, 300), (300, 700), (700, 1000))])
     expect(shares, [0.1739, 0.2891, 0.4969, 0.0401], atol=1e-3)
-    assert build(knobs.Speed(dual=True), schedule="cosine").probabilities()[700:].sum().item() == pytest.approx(
+    assert build(methods.Speed(dual=True), schedule="cosine").probabilities()[700:].sum().item() == pytest.approx(
         0.208, abs=4e-3
     )
 
 
 def test_logit_normal_directions() -> None:
-    p = build(knobs.LogitNormal()).probabilities()
+    p = build(methods.LogitNormal()).probabilities()
     torch.testing.assert_close(p, p.flip(0))
     assert p.argmax().item() in (499, 500)
-    noisier = build(knobs.LogitNormal(mean=1.0)).probabilities()
+    noisier = build(methods.LogitNormal(mean=1.0)).probabilities()
     assert noisier[500:].sum() > 0.8
     # P(t < 500) = Φ(−m/s)
     assert noisier[:500].sum().item() == pytest.approx(0.158655, abs=1e-5)
@@ -348,16 +348,16 @@ def test_laplace_puts_half_of_the_draws_above_its_median(schedule: str) -> None:
     diffusion = Diffusion(knobs.Process(schedule=schedule))  # type: ignore[arg-type]
     log_snr = diffusion.snr_table.log()
     for centre in (-1.0, 0.0, 2.0):
-        p = build(knobs.LogSnrLaplace(log_snr=centre), schedule=schedule).probabilities()
+        p = build(methods.LogSnrLaplace(log_snr=centre), schedule=schedule).probabilities()
         assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.01)
         # e^(−1/b) of the mass lies further away than 1
         assert p[(log_snr - centre).abs() > 1].sum().item() == pytest.approx(torch.tensor(-2.0).exp().item(), abs=0.01)
 
 
 def test_log_snr_of_the_cosine_schedule_is_uniform_on_that_schedule() -> None:
-    p = build(knobs.LogSnrCosine(), schedule="cosine").probabilities()
+    p = build(methods.LogSnrCosine(), schedule="cosine").probabilities()
     torch.testing.assert_close(p[50:950], torch.full((900,), 1e-3, dtype=torch.float64), rtol=0.1, atol=0)
-    shifted = build(knobs.LogSnrCosine(log_snr=-2.0), schedule="cosine").probabilities()
+    shifted = build(methods.LogSnrCosine(log_snr=-2.0), schedule="cosine").probabilities()
     assert shifted[500:].sum() > 0.7
 
 
@@ -370,7 +370,7 @@ def test_loss_second_moment() -> None:
 
 
 def test_weighted_losses_are_remembered() -> None:
-    sampler, t = build(knobs.LossSecondMoment(history=1, uniform_share=0.1), 2), torch.arange(2)
+    sampler, t = build(methods.LossSecondMoment(history=1, uniform_share=0.1), 2), torch.arange(2)
     sampler.update(t, torch.ones(2), torch.tensor([1.0, 3.0]))
     expect(sampler.probabilities(), [0.275, 0.725], atol=1e-12)
 
@@ -383,12 +383,12 @@ def test_several_losses_of_one_timestep_in_one_batch() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 0.5])
 def test_importance_correction(power: float) -> None:
-    found = factors(learned(knobs.LossSecondMoment(importance_correction=power)))
+    found = factors(learned(methods.LossSecondMoment(importance_correction=power)))
     expect(found, [f**power for f in (2.49626, 1.24969, 0.833472, 0.625234)], atol=5e-6)
 
 
 def test_uniform_until_the_history_is_full() -> None:
-    sampler = build(knobs.LossSecondMoment(history=2), 3)
+    sampler = build(methods.LossSecondMoment(history=2), 3)
     learn(sampler, torch.tensor([0, 0, 1, 1, 2, 0]), torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0, 1.0]))
     expect(sampler.probabilities(), [1 / 3] * 3, atol=1e-12)
     learn(sampler, torch.tensor([2]), torch.tensor([3.0]))
@@ -398,7 +398,7 @@ def test_uniform_until_the_history_is_full() -> None:
 def test_loss_second_moment_equals_a_plain_history() -> None:
     """Batches so large that some timesteps occur more often than the history is long."""
     steps, history = 6, 3
-    sampler = build(knobs.LossSecondMoment(history=history, uniform_share=0.1), steps)
+    sampler = build(methods.LossSecondMoment(history=history, uniform_share=0.1), steps)
     plain: list[deque[float]] = [deque(maxlen=history) for _ in range(steps)]
     source = generator()
     for _ in range(20):
@@ -422,7 +422,7 @@ def test_a_loss_that_is_not_finite_does_not_poison_the_sampler(bad: float) -> No
 
 
 def test_losses_that_are_all_zero() -> None:
-    sampler = build(knobs.LossSecondMoment(history=1), 2)
+    sampler = build(methods.LossSecondMoment(history=1), 2)
     learn(sampler, torch.tensor([0, 1]), torch.zeros(2))
     expect(sampler.probabilities(), [0.5, 0.5], atol=0)
 
@@ -431,14 +431,14 @@ def test_losses_that_are_all_zero() -> None:
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("steps", [2, 20, 1000])
 def test_every_timestep_keeps_its_uniform_share(schedule: str, steps: int) -> None:
-    sampler = trained(knobs.InfoNoise(uniform_share=0.2), steps, schedule)
+    sampler = trained(methods.InfoNoise(uniform_share=0.2), steps, schedule)
     assert sampler.probabilities().min().item() >= 0.2 / steps - 1e-12
     assert sampler.probabilities().sum().item() == pytest.approx(1)
 
 
 def test_what_a_bin_said_long_ago_is_forgotten() -> None:
     """Once less than one image of it counts, it is taken for what the others are."""
-    sampler = build(knobs.InfoNoise(bins=2, gate=0.0, half_life=0.1), 2)
+    sampler = build(methods.InfoNoise(bins=2, gate=0.0, half_life=0.1), 2)
     sampler.update(torch.arange(2), torch.tensor([0.04, 0.16]), torch.ones(2))
     assert sampler.probabilities()[0] != sampler.probabilities()[1]
     sampler.update(torch.zeros(20, dtype=torch.int64), torch.full((20,), 0.04), torch.ones(20))
@@ -451,7 +451,7 @@ def of_gaussian_data(
     """After one error at each t, that of the best network for normal data of variance s, in units of the prediction."""
     diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
     sampler = timesteps.build(member, diffusion, 3, alone("cpu"))
-    objective = Objective(sampler, weightings.build(weighting or knobs.Constant(), diffusion), diffusion)
+    objective = Objective(sampler, weightings.build(weighting or methods.Constant(), diffusion), diffusion)
     snr = diffusion.snr_table
     objective.learn(torch.arange(1000), s * snr / (1 + s * snr) / diffusion.to_epsilon)
     return objective, diffusion
@@ -480,10 +480,10 @@ def test_info_noise_follows_the_entropy_rate_of_gaussian_data(
     """κ = 0: p over λ does, in every unit. κ = 1: p times the weight on the error of x0 does, under any weighting."""
     edges = (-4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
     expected = pytest.approx(entropy_rate_beyond(s, gate, edges, schedule), abs=0.03)
-    divided = knobs.InfoNoise(gate=gate, compensation=1.0)
-    plain, diffusion = of_gaussian_data(knobs.InfoNoise(gate=gate), s, schedule, prediction)
+    divided = methods.InfoNoise(gate=gate, compensation=1.0)
+    plain, diffusion = of_gaussian_data(methods.InfoNoise(gate=gate), s, schedule, prediction)
     assert beyond(plain.sampler.probabilities(), diffusion.log_snr, edges) == expected
-    for weighting in (knobs.Constant(), knobs.MinSnr()):
+    for weighting in (methods.Constant(), methods.MinSnr()):
         objective, _ = of_gaussian_data(divided, s, schedule, prediction, weighting)
         on_x0 = objective.effective_weight() * diffusion.snr_table  # MSE_ε = SNR·MSE_x0
         assert beyond(on_x0, diffusion.log_snr, edges) == expected
@@ -491,7 +491,7 @@ def test_info_noise_follows_the_entropy_rate_of_gaussian_data(
 
 def test_a_network_that_is_worse_than_no_network_at_high_noise_does_not_fool_info_noise() -> None:
     """An ε-error of 0.1 is an x0-error of 2,000 at t = 999; counted so, hardly anything else would be drawn."""
-    sampler = build(knobs.InfoNoise(compensation=1.0))
+    sampler = build(methods.InfoNoise(compensation=1.0))
     learn(sampler, torch.arange(1000), torch.full((1000,), 0.1))
     p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).log_snr
     assert p[log_snr < -8].sum().item() == pytest.approx(2.1 / 10, abs=0.05)  # its share of what is above the gate
@@ -499,7 +499,7 @@ def test_a_network_that_is_worse_than_no_network_at_high_noise_does_not_fool_inf
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_error_that_is_not_finite_is_not_remembered(bad: float) -> None:
-    sampler = trained(knobs.InfoNoise())
+    sampler = trained(methods.InfoNoise())
     before = sampler.probabilities()
     assert before.max() > 0.011
     learn(sampler, torch.arange(100), torch.full((100,), bad))
@@ -509,14 +509,14 @@ def test_an_error_that_is_not_finite_is_not_remembered(bad: float) -> None:
 @pytest.mark.parametrize("steps", [15, 20, 24, 30])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_short_chains(schedule: str, steps: int) -> None:
-    for member in (knobs.Speed(dual=True), knobs.LogSnrLaplace(log_snr=10.0, scale=0.001), knobs.LogSnrCosine()):
+    for member in (methods.Speed(dual=True), methods.LogSnrLaplace(log_snr=10.0, scale=0.001), methods.LogSnrCosine()):
         p = build(member, steps, schedule).probabilities()
         assert p.isfinite().all()
         assert p.sum().item() == pytest.approx(1)
 
 
 def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
-    sampler = trained(knobs.InfoNoise(uniform_share=0.2, importance_correction=1.0))
+    sampler = trained(methods.InfoNoise(uniform_share=0.2, importance_correction=1.0))
     assert sampler.probabilities().max() > 0.011
     torch.testing.assert_close(sampler.mass(), torch.full((100,), 0.01, dtype=torch.float64))
     t, factor = draw(sampler, 1000)
@@ -530,7 +530,7 @@ def gaussian(variances: Tensor, count: int = wiener.LEARNED_FROM, seed: int = 0)
     return torch.from_numpy(idctn(drawn.numpy(), axes=(1, 2, 3), norm="ortho")) + 0.3
 
 
-def shown(member: knobs.Wiener, x0: Tensor, schedule: Any = "linear", batch: int = 128) -> TimestepSampler:
+def shown(member: methods.Wiener, x0: Tensor, schedule: Any = "linear", batch: int = 128) -> TimestepSampler:
     """After it has seen these images."""
     diffusion = Diffusion(knobs.Process(schedule=schedule))
     sampler = timesteps.build(member, diffusion, x0.shape[1], alone("cpu"))
@@ -543,7 +543,7 @@ def shown(member: knobs.Wiener, x0: Tensor, schedule: Any = "linear", batch: int
 @pytest.mark.parametrize("s", [1.0, 0.2])
 def test_wiener_draws_a_normal_log_snr_around_that_of_gaussian_data(s: float, schedule: Any) -> None:
     """With data of one variance s, errors of image and noise are s/(1 + s·SNR) and SNR times that: λ* = −log s."""
-    sampler = shown(knobs.Wiener(width=0.5), gaussian(torch.full((3, 8, 8), s)), schedule)
+    sampler = shown(methods.Wiener(width=0.5), gaussian(torch.full((3, 8, 8), s)), schedule)
     p, log_snr, centre = sampler.probabilities(), Diffusion(knobs.Process(schedule=schedule)).log_snr, -math.log(s)
     assert p[log_snr > centre].sum().item() == pytest.approx(0.5, abs=0.06)
     for deviations, beyond in ((1, 0.3173), (2, 0.0455)):
@@ -564,7 +564,7 @@ def test_wiener_weighs_all_components() -> None:
     s, snr = variances.flatten().double(), log_snr.exp()[:, None]
     of_image, of_noise = (s / (1 + s * snr)).sum(1), (s * snr / (1 + s * snr)).sum(1)
     expected = log_snr[(of_image * of_noise).argmax()].item()
-    p = shown(knobs.Wiener(uniform_share=0.25), gaussian(variances)).probabilities()
+    p = shown(methods.Wiener(uniform_share=0.25), gaussian(variances)).probabilities()
     assert p.min().item() == pytest.approx(0.25 / 1000, rel=1e-3)
     own = (p - 0.25 / 1000) / 0.75
     mean = (own * log_snr).sum().item()
@@ -574,17 +574,17 @@ def test_wiener_weighs_all_components() -> None:
 
 def test_wiener_counts_the_components_of_large_images_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
     x0 = gaussian(natural(24))
-    found = shown(knobs.Wiener(), x0).probabilities()
+    found = shown(methods.Wiener(), x0).probabilities()
     monkeypatch.setattr(wiener, "LEVELS", 100_000)
-    assert (found - shown(knobs.Wiener(), x0, batch=2048).probabilities()).abs().sum().item() / 2 < 0.001
+    assert (found - shown(methods.Wiener(), x0, batch=2048).probabilities()).abs().sum().item() / 2 < 0.001
 
 
 def test_wiener_learns_from_the_first_images_and_goes_on_from_its_state() -> None:
     x0 = gaussian(natural(4), wiener.LEARNED_FROM + 512)
-    sampler, whole = build(knobs.Wiener()), shown(knobs.Wiener(), x0)
+    sampler, whole = build(methods.Wiener()), shown(methods.Wiener(), x0)
     assert torch.equal(sampler.probabilities(), torch.full((1000,), 1e-3, dtype=torch.float64))
     for i, part in enumerate(x0.split(128)):
-        state, sampler = copy.deepcopy(sampler.state_dict()), build(knobs.Wiener())
+        state, sampler = copy.deepcopy(sampler.state_dict()), build(methods.Wiener())
         sampler.load_state_dict(state)
         sampler.sample(part, generator())
         assert sampler.state_dict()["images"] == min(128 * (i + 1), wiener.LEARNED_FROM)
@@ -602,8 +602,8 @@ def test_the_cosine_transform_is_that_of_scipy(shape: tuple[int, ...]) -> None:
 
 # -------------------------------------------------------------------------------------------------------- distributed
 DISTRIBUTED: list[Any] = [
-    knobs.LossSecondMoment(history=3),
-    knobs.InfoNoise(bins=4),
+    methods.LossSecondMoment(history=3),
+    methods.InfoNoise(bins=4),
 ]
 
 
@@ -614,7 +614,7 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
 def of_a_rank(world: World) -> list[Tensor]:
     found, first = [], 6 * world.rank
     rounding = 1 + 1e-13 * world.rank * torch.rand(1000, dtype=torch.float64)  # of another GPU, or in another order
-    sampler: Any = build(knobs.Wiener(), world=world)
+    sampler: Any = build(methods.Wiener(), world=world)
     sampler._width *= rounding
     sampler.sample(images(12)[first : first + 6], generator(), 12, first)
     found.append(sampler.probabilities())
@@ -638,7 +638,7 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
     """Refreshed at the usual pace, and continued from a state in between."""
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
     from_images, *others = zip(*ranks(of_a_rank, tmp_path), strict=True)
-    both = build(knobs.Wiener())
+    both = build(methods.Wiener())
     both.sample(images(12), generator())
     for probabilities in from_images:
         assert torch.equal(probabilities, from_images[0])

@@ -3,23 +3,23 @@ from typing import Literal, get_args
 import pytest
 import torch
 
-from tunediff.workloads.diffusion import knobs, weighting
+from tunediff.workloads.diffusion import knobs, methods, weighting
 from tunediff.workloads.diffusion.process import Diffusion
 
 Schedule = Literal["linear", "cosine"]
 Prediction = Literal["epsilon", "x0", "v"]
 
-STATIC: list[knobs.Weighting] = [
-    knobs.MinSnr(),
-    knobs.P2(exponent=0.7),
-    knobs.Debiased(cap=3.0),
-    knobs.ChangeAware(),
+STATIC: list[methods.Weighting] = [
+    methods.MinSnr(),
+    methods.P2(exponent=0.7),
+    methods.Debiased(cap=3.0),
+    methods.ChangeAware(),
 ]
 AT = [0, 1, 250, 300, 500, 999]
 
 
 def table(
-    member: knobs.Weighting, schedule: Schedule = "linear", prediction: Prediction = "epsilon", steps: int = 1000
+    member: methods.Weighting, schedule: Schedule = "linear", prediction: Prediction = "epsilon", steps: int = 1000
 ) -> torch.Tensor:
     return weighting.build(member, Diffusion(knobs.Process(schedule, steps, prediction))).table()
 
@@ -30,36 +30,36 @@ def expect(table: torch.Tensor, values: list[float], atol: float, rtol: float = 
 
 # ------------------------------------------------------------------------------- values computed by others' public code
 def test_min_snr_of_the_noise() -> None:
-    expect(table(knobs.MinSnr())[AT], [0.0005, 0.0011, 1, 1, 1, 1], atol=5e-7)
-    expect(table(knobs.MinSnr(), "cosine")[AT[:4]], [0.000206, 0.000437, 0.910948, 1], atol=5e-7)
+    expect(table(methods.MinSnr())[AT], [0.0005, 0.0011, 1, 1, 1, 1], atol=5e-7)
+    expect(table(methods.MinSnr(), "cosine")[AT[:4]], [0.000206, 0.000437, 0.910948, 1], atol=5e-7)
 
 
 def test_min_snr_of_v() -> None:
     expected = [0.0005, 0.0011, 0.521423, 0.394011, 0.077797, 4e-5]
-    expect(table(knobs.MinSnr(), prediction="v")[AT], expected, atol=5e-7)
+    expect(table(methods.MinSnr(), prediction="v")[AT], expected, atol=5e-7)
 
 
 def test_p2() -> None:
-    expect(table(knobs.P2())[AT], [1e-4, 2.19908e-4, 0.478577, 0.605989, 0.922203, 0.99996], atol=5e-7)
-    expect(table(knobs.P2(), "cosine")[[250, 500]], [0.154112, 0.507715], atol=5e-7)
+    expect(table(methods.P2())[AT], [1e-4, 2.19908e-4, 0.478577, 0.605989, 0.922203, 0.99996], atol=5e-7)
+    expect(table(methods.P2(), "cosine")[[250, 500]], [0.154112, 0.507715], atol=5e-7)
 
 
 def test_debiased() -> None:
     expected = [0.0100005, 0.0148309, 0.958034, 1.240161, 3.442967, 157.407]
-    expect(table(knobs.Debiased(cap=1000.0))[AT], expected, atol=0, rtol=1e-5)
-    expect(table(knobs.Debiased(cap=1000.0), "cosine")[[500, 999]], [1.015551, 1000], atol=5e-7)
+    expect(table(methods.Debiased(cap=1000.0))[AT], expected, atol=0, rtol=1e-5)
+    expect(table(methods.Debiased(cap=1000.0), "cosine")[[500, 999]], [1.015551, 1000], atol=5e-7)
 
 
 def test_change_aware() -> None:
     expected = [0.4088, 0.5962, 0.4580, 1, 1]
-    expect(table(knobs.ChangeAware())[[0, 250, 500, 700, 999]], expected, atol=5e-5)
-    assert table(knobs.ChangeAware())[699] < 0.5, "the jump is at τ·T"
+    expect(table(methods.ChangeAware())[[0, 250, 500, 700, 999]], expected, atol=5e-5)
+    assert table(methods.ChangeAware())[699] < 0.5, "the jump is at τ·T"
 
 
 # -------------------------------------------------------------------------------------------------- what the knobs mean
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("member", STATIC, ids=lambda m: m.name)
-def test_the_same_objective_in_every_unit(member: knobs.Weighting, schedule: Schedule) -> None:
+def test_the_same_objective_in_every_unit(member: methods.Weighting, schedule: Schedule) -> None:
     """MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ."""
     diffusion = Diffusion(knobs.Process(schedule=schedule))
     epsilon = table(member, schedule)
@@ -69,49 +69,49 @@ def test_the_same_objective_in_every_unit(member: knobs.Weighting, schedule: Sch
 
 @pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
 def test_constant_is_one_in_the_units_of_the_prediction(prediction: Prediction) -> None:
-    assert torch.equal(table(knobs.Constant(), prediction=prediction, steps=30), torch.ones(30, dtype=torch.float64))
+    assert torch.equal(table(methods.Constant(), prediction=prediction, steps=30), torch.ones(30, dtype=torch.float64))
 
 
 def test_min_snr_gamma_caps_the_weight_of_x0() -> None:
-    assert float(table(knobs.MinSnr(gamma=2.0), prediction="x0").max()) == pytest.approx(2)
+    assert float(table(methods.MinSnr(gamma=2.0), prediction="x0").max()) == pytest.approx(2)
 
 
 def test_p2_without_exponent_is_constant_and_the_offset_bounds_it() -> None:
-    expect(table(knobs.P2(exponent=0.0)), [1.0] * 1000, atol=0)
-    assert float(table(knobs.P2(offset=0.5), "cosine").max()) == pytest.approx(2)
+    expect(table(methods.P2(exponent=0.0)), [1.0] * 1000, atol=0)
+    assert float(table(methods.P2(offset=0.5), "cosine").max()) == pytest.approx(2)
 
 
 def test_debiased_is_capped_where_the_noise_is_high() -> None:
-    found = table(knobs.Debiased(cap=3.0), "cosine")
+    found = table(methods.Debiased(cap=3.0), "cosine")
     assert float(found.max()) == float(found[-1]) == 3
     assert float(found[500]) == pytest.approx(1.015551, abs=5e-7)
 
 
 def test_change_aware_without_contrast_is_flat_below_tau() -> None:
-    expect(table(knobs.ChangeAware(contrast=0.5, tau=0.4), steps=10), [0.5] * 4 + [1.0] * 6, atol=1e-12)
+    expect(table(methods.ChangeAware(contrast=0.5, tau=0.4), steps=10), [0.5] * 4 + [1.0] * 6, atol=1e-12)
 
 
-@pytest.mark.parametrize("member", [*STATIC, knobs.Uncertainty(channels=4)], ids=lambda m: m.name)
-def test_the_shortest_chain_has_finite_weights(member: knobs.Weighting) -> None:
+@pytest.mark.parametrize("member", [*STATIC, methods.Uncertainty(channels=4)], ids=lambda m: m.name)
+def test_the_shortest_chain_has_finite_weights(member: methods.Weighting) -> None:
     assert table(member, "cosine", steps=2).isfinite().all()
 
 
 def test_weights_are_looked_up() -> None:
-    found = weighting.build(knobs.MinSnr(), Diffusion(knobs.Process(prediction="v")))
+    found = weighting.build(methods.MinSnr(), Diffusion(knobs.Process(prediction="v")))
     weights = found.weights(torch.tensor([999, 250, 250]))
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights, torch.tensor([4.035830e-5, 0.521423, 0.521423]), atol=5e-7, rtol=0)
 
 
 def test_the_table_is_a_copy() -> None:
-    found = weighting.build(knobs.P2(), Diffusion(knobs.Process(steps=10)))
+    found = weighting.build(methods.P2(), Diffusion(knobs.Process(steps=10)))
     found.table().zero_()
     assert float(found.table().min()) > 0
 
 
 # -------------------------------------------------------------------------------------------------------------- learned
 def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> weighting.Weighting:
-    member = knobs.Uncertainty(channels=channels, bound=bound)
+    member = methods.Uncertainty(channels=channels, bound=bound)
     return weighting.build(member, Diffusion(knobs.Process(steps=steps)))
 
 
@@ -197,7 +197,7 @@ def test_uncertainty_continues_from_its_state() -> None:
 
 
 def test_a_static_weighting_refuses_the_state_of_a_learned_one() -> None:
-    found = weighting.build(knobs.P2(), Diffusion(knobs.Process(steps=10)))
+    found = weighting.build(methods.P2(), Diffusion(knobs.Process(steps=10)))
     assert (found.parameters(), found.state_dict()) == ([], {})
     assert found.own_loss(torch.arange(10), torch.ones(10)) is None
     found.load_state_dict({})
@@ -206,5 +206,5 @@ def test_a_static_weighting_refuses_the_state_of_a_learned_one() -> None:
 
 
 def test_every_member_of_the_configuration_has_a_class() -> None:
-    union = get_args(knobs.Weighting)[0]
+    union = get_args(methods.Weighting)[0]
     assert set(weighting.KINDS) == set(get_args(union))

@@ -1,4 +1,4 @@
-"""How much each timestep's loss counts. To add one: a dataclass in `knobs`, in its union, and a class here.
+"""How much each timestep's loss counts. To add one: a dataclass in `methods`, in its union, and a class here.
 
 Weights multiply the mean squared error of what the network predicts. The same objective has another weight in each
 unit, since MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ. Each static weighting is defined on the ε-error and converted by
@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
 
 KINDS: dict[type, type[Weighting]] = {}
-"""The weighting of each member of `knobs.Weighting`."""
+"""The weighting of each member of `methods.Weighting`."""
 
 
 class Weighting(ABC):
@@ -84,46 +84,46 @@ class _Table(Weighting):
         return self._table.clone()
 
 
-class Constant(_Table, of=knobs.Constant):
+class Constant(_Table, of=methods.Constant):
     """w = 1 in the units of the prediction: DDPM's L_simple (eq. 14) for ε."""
 
-    def _compute(self, member: knobs.Constant, diffusion: Diffusion) -> Tensor:
+    def _compute(self, member: methods.Constant, diffusion: Diffusion) -> Tensor:
         return torch.ones(diffusion.steps, dtype=torch.float64)
 
 
-class MinSnr(_Table, of=knobs.MinSnr):
+class MinSnr(_Table, of=methods.MinSnr):
     """min(SNR, γ)/SNR on the ε-error (Hang et al. 2023, arXiv 2303.09556); min(SNR, γ)/(SNR+1) for v."""
 
-    def _compute(self, member: knobs.MinSnr, diffusion: Diffusion) -> Tensor:
+    def _compute(self, member: methods.MinSnr, diffusion: Diffusion) -> Tensor:
         return (diffusion.snr_table.clamp(max=member.gamma) / diffusion.snr_table) * diffusion.to_epsilon
 
 
-class P2(_Table, of=knobs.P2):
+class P2(_Table, of=methods.P2):
     """1/(k + SNR)^γ on the ε-error (Choi et al. 2022, arXiv 2204.00227)."""
 
-    def _compute(self, member: knobs.P2, diffusion: Diffusion) -> Tensor:
+    def _compute(self, member: methods.P2, diffusion: Diffusion) -> Tensor:
         return ((member.offset + diffusion.snr_table) ** -member.exponent) * diffusion.to_epsilon
 
 
-class Debiased(_Table, of=knobs.Debiased):
+class Debiased(_Table, of=methods.Debiased):
     """min(1/√SNR, cap) on the ε-error (Yu et al. 2023, arXiv 2310.08442).
 
     For v this is √SNR/(SNR+1) where the cap does not bind. Widespread code (kohya's sd-scripts) uses 1/(SNR+1) for v
     instead: on the ε-error that is 1/SNR, another objective. Here a weighting does not change with the prediction.
     """
 
-    def _compute(self, member: knobs.Debiased, diffusion: Diffusion) -> Tensor:
+    def _compute(self, member: methods.Debiased, diffusion: Diffusion) -> Tensor:
         return (diffusion.snr_table.rsqrt().clamp(max=member.cap)) * diffusion.to_epsilon
 
 
-class ChangeAware(_Table, of=knobs.ChangeAware):
+class ChangeAware(_Table, of=methods.ChangeAware):
     """SpeeD's weighting on the ε-error (Wang et al. 2024, arXiv 2405.17403).
 
     With g the slope of 1−ᾱ over t, scaled to [0, 1] over the whole chain: (1−λ) + (2λ−1)·g for t < τ·T, and 1 from
     there on, as the authors' code has it.
     """
 
-    def _compute(self, member: knobs.ChangeAware, diffusion: Diffusion) -> Tensor:
+    def _compute(self, member: methods.ChangeAware, diffusion: Diffusion) -> Tensor:
         (slope,) = torch.gradient(1 - diffusion.alphas_cumprod)
         low, high = slope.min(), slope.max()
         # A chain of two steps has a single slope; it counts as the lowest.
@@ -134,7 +134,7 @@ class ChangeAware(_Table, of=knobs.ChangeAware):
 
 
 # ------------------------------------------------------------------------------------------------------------- learned
-class Uncertainty(Weighting, of=knobs.Uncertainty):
+class Uncertainty(Weighting, of=methods.Uncertainty):
     """w = e^−u(t), with u learned as the logarithm of the mean error (Karras et al. 2023, EDM2, arXiv 2312.02696,
     eq. 21).
 
@@ -147,7 +147,7 @@ class Uncertainty(Weighting, of=knobs.Uncertainty):
     learned = True
     SEED = 0
 
-    def __init__(self, member: knobs.Uncertainty, diffusion: Diffusion) -> None:
+    def __init__(self, member: methods.Uncertainty, diffusion: Diffusion) -> None:
         self._bound = member.bound
         generator = torch.Generator().manual_seed(self.SEED)
         frequencies = 2 * math.pi * torch.randn(member.channels, generator=generator, dtype=torch.float64)
@@ -187,6 +187,6 @@ class Uncertainty(Weighting, of=knobs.Uncertainty):
         return self._bound * (u / self._bound).tanh()
 
 
-def build(member: knobs.Weighting, diffusion: Diffusion) -> Weighting:
+def build(member: methods.Weighting, diffusion: Diffusion) -> Weighting:
     """The weighting that the configuration asks for, for this process and prediction."""
     return KINDS[type(member)](member, diffusion)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tunediff.distributed import World
-from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
@@ -78,7 +78,7 @@ class _Adaptive(TableSampler):
         self._set(self._wanted())
 
 
-class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
+class LossSecondMoment(_Adaptive, of=methods.LossSecondMoment):
     """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
 
     p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
@@ -87,7 +87,7 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
 
     KEPT: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
 
-    def __init__(self, member: knobs.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(self, member: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         # Row t holds its last H losses, as a ring; one spare element takes what is not to be remembered.
         self._memory = torch.zeros(self.steps * member.history + 1, dtype=torch.float64, device=self.device)
@@ -112,7 +112,7 @@ class LossSecondMoment(_Adaptive, of=knobs.LossSecondMoment):
         return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
-class InfoNoise(_Adaptive, of=knobs.InfoNoise):
+class InfoNoise(_Adaptive, of=methods.InfoNoise):
     """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at log-SNR λ = −2·ln σ
     (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and values as public code quotes them).
 
@@ -133,7 +133,7 @@ class InfoNoise(_Adaptive, of=knobs.InfoNoise):
     GATE_POWER = 3
     KEPT: ClassVar = {"sums": "running means (2, bins)"}
 
-    def __init__(self, member: knobs.InfoNoise, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(self, member: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         place, _ = equal_bins(-diffusion.log_snr, member.bins)
         # Bins without a timestep are left out: every one that is left can be visited.

@@ -17,7 +17,7 @@ without dropout and without gradients."""
 
 
 KINDS: dict[type, type[TimestepSampler]] = {}
-"""The sampler of each member of `knobs.Timesteps`: `class Speed(TableSampler, of=knobs.Speed)`."""
+"""The sampler of each member of `methods.Timesteps`: `class Speed(TableSampler, of=methods.Speed)`."""
 
 
 class TimestepSampler:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler, mixed, stratified
 
 
-class Uniform(TimestepSampler, of=knobs.Uniform):
+class Uniform(TimestepSampler, of=methods.Uniform):
     """Every t alike, each image for itself (DDPM, algorithm 1)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ class Uniform(TimestepSampler, of=knobs.Uniform):
         return t, torch.ones(batch, device=self.device)
 
 
-class Stratified(Uniform, of=knobs.Stratified):
+class Stratified(Uniform, of=methods.Stratified):
     """t_i = ⌊T·frac(u + i/B)⌋ with one u for the batch: the same p(t), less variance (VDM, arXiv 2107.00630)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -26,7 +26,7 @@ class Stratified(Uniform, of=knobs.Stratified):
         return t.clamp_(max=self.steps - 1), torch.ones(batch, device=self.device)  # the product may round up to T
 
 
-class Speed(TableSampler, of=knobs.Speed):
+class Speed(TableSampler, of=methods.Speed):
     """p = k/(T + τ(k−1)) for t < τ and 1/(T + τ(k−1)) from τ on (SpeeD, arXiv 2405.17403, §3.3; its public code).
 
     With `dual`, the second half of a batch mirrors the first at m, the first timestep (plus one) where √(1−ᾱ) grows by
@@ -60,7 +60,7 @@ class Speed(TableSampler, of=knobs.Speed):
         return t, self._factor[t]
 
 
-class LogitNormal(TableSampler, of=knobs.LogitNormal):
+class LogitNormal(TableSampler, of=methods.LogitNormal):
     """t = ⌊T·σ(m + s·n)⌋ with standard normal n (Stable Diffusion 3, arXiv 2403.03206, §3.1).
 
     Each t has the exact probability of its cell [t/T, (t+1)/T). m > 0 draws noisier timesteps; code that indexes a
@@ -86,14 +86,14 @@ class _LogSnr(TableSampler):
         raise NotImplementedError
 
 
-class LogSnrLaplace(_LogSnr, of=knobs.LogSnrLaplace):
+class LogSnrLaplace(_LogSnr, of=methods.LogSnrLaplace):
     """exp(−|λ−μ|/b)/2b, the Laplace noise schedule (Hang et al. 2024, arXiv 2407.03297, table 1)."""
 
     def _log_density(self, distance: Tensor) -> Tensor:
         return -distance.abs() / float(self.member.scale)
 
 
-class LogSnrCosine(_LogSnr, of=knobs.LogSnrCosine):
+class LogSnrCosine(_LogSnr, of=methods.LogSnrCosine):
     """sech((λ−μ)/2)/2π, how the cosine schedule spreads λ, shifted by μ (simple diffusion, arXiv 2301.11093, §2.1)."""
 
     def _log_density(self, distance: Tensor) -> Tensor:

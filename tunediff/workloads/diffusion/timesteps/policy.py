@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tunediff.distributed import World
-from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSampler
 
 
-class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
+class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient (arXiv 2411.09998,
     algorithms 1 and 2).
 
@@ -36,7 +36,7 @@ class BetaPolicy(TimestepSampler, of=knobs.BetaPolicy):
 
     adaptive = True
 
-    def __init__(self, member: knobs.BetaPolicy, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(self, member: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         self._policy = _Policy(channels).to(self.device)
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=member.policy_lr)

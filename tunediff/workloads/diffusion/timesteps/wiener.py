@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tunediff.distributed import World
-from tunediff.workloads.diffusion import knobs
+from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
@@ -20,7 +20,7 @@ LEVELS = 512
 """Of variance, in its logarithm, at which components are counted: however large the images, it costs the same."""
 
 
-class Wiener(TableSampler, of=knobs.Wiener):
+class Wiener(TableSampler, of=methods.Wiener):
     """λ = log SNR from a normal distribution of deviation `width` around the level λ* where noise and image are least
     certain together; our own.
 
@@ -39,7 +39,7 @@ class Wiener(TableSampler, of=knobs.Wiener):
 
     adaptive = True
 
-    def __init__(self, member: knobs.Wiener, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(self, member: methods.Wiener, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         self._snr = diffusion.snr_table.to(self.device)
         self._width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
