@@ -11,9 +11,10 @@ Peers, where they are installed (`uv pip install diffusers denoising-diffusion-p
 Ours is the real `tunediff.training.trial.run`, timed by its own clock, with all it does in a step, drawing its batches
 from resident bytes; the peers get theirs ready-made as floats. The pixels are random: no speed depends on them.
 
-"tuned" is the same contender with channels_last and torch.compile, on a GPU also bfloat16 autocast and cuDNN's
-benchmark; ours then takes its fused AdamW as well. On a GPU tuned contenders always run, on a CPU with --tuned, since
-compilation takes minutes there.
+A peer runs as it comes, and where the configuration sets `memory.channels_last` or `precision.amp` once more with the
+same switches. "tuned" is the same contender with channels_last and torch.compile, on a GPU also bfloat16 autocast and
+cuDNN's benchmark; ours then takes its fused AdamW as well. On a GPU tuned contenders always run, on a CPU with --tuned,
+since compilation takes minutes there.
 
 Every contender is a process of its own, so that memory, allocator and global settings are its own; they take turns,
 one at a time, in every round. Round 0 warms up and is not counted. A ratio compares two contenders in the same round.
@@ -79,6 +80,9 @@ class Job:
 
     name: str
     tuned: bool
+    """Compiled, and with all of `TUNED`."""
+    switches: bool
+    """Whether a peer takes memory format and AMP from the configuration; else it is as it comes."""
     config: dict[str, Any]
     """Every knob by dotted name."""
     sampling: bool
@@ -90,7 +94,17 @@ class Job:
     @property
     def label(self) -> str:
         """The name in the table."""
-        return self.name + (", tuned" if self.tuned else "")
+        return self.name + (", tuned" if self.tuned else ", same switches" if self.switches else "")
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether a peer is to be in NHWC."""
+        return self.switches and bool(self.config["memory.channels_last"])
+
+    @property
+    def bf16(self) -> bool:
+        """Whether a peer is to run under autocast."""
+        return self.switches and self.config["precision.amp"] == "bf16"
 
 
 class Turns:
@@ -318,7 +332,7 @@ def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any,
         handoff.write_pipeline(folder, config, unet.network(config.knobs).state_dict())
         network = UNet2DModel.from_pretrained(folder / "unet")
         ddpm = DDPMScheduler.from_pretrained(folder / "scheduler")
-    if job.tuned:
+    if job.channels_last:
         network.to(memory_format=torch.channels_last)
     return network.to(world.device), DDIMScheduler.from_config(ddpm.config), ddpm
 
@@ -336,7 +350,7 @@ def _lucidrains_diffusion(config: Systems, world: World, job: Job) -> Any:
         widths = range(8, 2 * model.channels + 1, 4)
         width = min(widths, key=lambda width: abs(_count(build(width)) - wanted))
     network = build(width)
-    if job.tuned:
+    if job.channels_last:
         network.to(memory_format=torch.channels_last)
     objective = {"epsilon": "pred_noise", "x0": "pred_x0", "v": "pred_v"}[config.process.prediction]
     return GaussianDiffusion(
@@ -347,7 +361,7 @@ def _lucidrains_diffusion(config: Systems, world: World, job: Job) -> Any:
 
 
 def _autocast(world: World, job: Job) -> torch.autocast:
-    return torch.autocast(world.device.type, torch.bfloat16, enabled=job.tuned and world.device.type == "cuda")
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=job.bf16)
 
 
 def _count(network: nn.Module) -> int:
@@ -454,10 +468,14 @@ def main() -> int:
     for tuned in (False, True) if args.tuned or device.type == "cuda" else (False,):
         knobs = TUNED | ({"precision.amp": "bf16"} if device.type == "cuda" else {}) if tuned else {}
         knobs = cfg.flat(cfg.override(config, knobs))
-        jobs.append(Job("ours", tuned, knobs, args.sampling, args.steps, args.rounds))
+        rest = knobs, args.sampling, args.steps, args.rounds
+        jobs.append(Job("ours", tuned, tuned, *rest))
+        switched = knobs["memory.channels_last"] or knobs["precision.amp"] == "bf16"
         for package in PACKAGES:
             if _installed(package):
-                jobs.append(Job(package, tuned, knobs, args.sampling, args.steps, args.rounds))
+                jobs += [
+                    Job(package, tuned, same, *rest) for same in ([True] if tuned else [False, True][: 1 + switched])
+                ]
             elif not tuned:
                 print(f"{package} is left out; to install it: uv pip install {package}", file=sys.stderr)
     found = run(jobs)

@@ -1,5 +1,6 @@
 """What a process may use of its machine: quotas of cgroups, affinity, visible devices, and a part by option."""
 
+import json
 import math
 import os
 import shutil
@@ -21,6 +22,48 @@ MIG = (
     "  MIG 3g.20gb     Device  1: (UUID: MIG-2)\n"
     "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-ab22)\n"
 )
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        ("flags\t\t: fpu sse2 avx2 fma", {"bf16", "fp16"}),
+        ("flags\t\t: sse2 avx2 avx512f avx512_bf16 amx_bf16", {"fp16"}),
+        ("flags\t\t: sse2 avx2 avx512_bf16 avx512_fp16", set()),
+        ("Features\t: fp asimd fphp asimdhp", {"bf16"}),
+        ("Features\t: fp asimd asimdhp bf16", set()),
+        ("isa\t\t: rv64imafdc", set()),
+        (None, set()),
+    ],
+)
+def test_formats_that_a_cpu_has_no_units_for(tmp_path, flags, missing):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
+    assert machine.emulated(tmp_path / "cpuinfo") == missing
+
+
+@pytest.mark.parametrize(
+    ("content", "gpus", "said"),
+    [
+        ({"fixed": {"precision.amp": "bf16"}}, [], ["bf16"]),
+        ({"search": {"precision.amp": ["none", "bf16", "fp16"]}}, [], ["bf16", "fp16"]),
+        ({"ladder": {"amp": {"precision.amp": "fp16"}}}, [], ["fp16"]),
+        ({"search": {"precision.amp": ["none", "bf16"]}}, ["GPU-1"], []),
+        ({"search": {"loader.batch_size": [64, 128]}}, [], []),
+    ],
+    ids=str,
+)
+def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys, content, gpus, said):
+    monkeypatch.chdir(tmp_path)
+    trials = {} if "ladder" in content else {"trials": 2}
+    file = {"workload": "digits", "budget": {"per_trial": "3s", **trials}, **content}
+    file |= {"search": {"optimizer.lr": [1e-3, 2e-3]}} if "fixed" in content else {}
+    (tmp_path / "mine.yaml").write_text(json.dumps(file))
+    monkeypatch.setattr(machine, "emulated", lambda: {"bf16", "fp16"})
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    assert search.main(["mine.yaml", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert [name for name in ("bf16", "fp16") if f"precision.amp={name}: this CPU has no units" in told] == said
 
 
 @pytest.mark.parametrize(

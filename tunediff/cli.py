@@ -13,7 +13,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -124,6 +124,14 @@ def check_here(config: Systems, evaluates: bool, address: str | None = None) -> 
             raise ConfigError(f"{name}: {value!r} is not allowed here: it needs an NVIDIA GPU, and there is none")
     if (check_files := workload.offers("check_files")) is not None:
         check_files(config.knobs, evaluates)
+
+
+def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
+    """Say on stderr which of these values of `precision.amp` the CPU that trains here has no units for."""
+    if address is None and not machine.gpus():
+        for name in sorted(machine.emulated().intersection(formats)):
+            why = "this CPU has no units for it and will be slower than in float32, without AVX-512 many times"
+            print(f"WARNING: precision.amp={name}: {why}", file=sys.stderr)
 
 
 def check_machine(args: argparse.Namespace) -> None:

@@ -131,6 +131,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
         device = resources.local().device if args.address is None else None
         _refuse_pointless(asked, sides, most, device)
         checked: set[str] = set()
+        cli.warn_emulated((config.precision.amp for config in sides), args.address)
         for config in sides:
             cli.check_here(config, True, args.address)
             if args.address is None:

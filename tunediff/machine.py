@@ -76,6 +76,20 @@ def _limit(group: Path) -> float:
     return share if share > 0 else math.inf
 
 
+HALVES = {"bf16": ("avx512_bf16", "amx_bf16", "bf16"), "fp16": ("avx512_fp16", "amx_fp16", "asimdhp")}
+"""Values of `precision.amp`, and the units that CPUs (x86, ARM) have for them, as Linux calls them."""
+
+
+def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Values of `precision.amp` that this CPU has no units for, and computes slower than float32: with AVX-512 at nine
+    tenths of its speed, with AVX2 alone convolutions at a tenth to a sixtieth. None where nobody tells."""
+    with contextlib.suppress(OSError):
+        words = set(cpuinfo.read_text().split())
+        if words & {"avx2", "sse2", "fp"}:
+            return {name for name, units in HALVES.items() if not words.intersection(units)}
+    return set()
+
+
 # ---------------------------------------------------------------------------------------------------------------- GPUs
 def gpus() -> list[str]:
     """The CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them; an index or a UUID each.

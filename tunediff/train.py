@@ -81,6 +81,7 @@ def _budget(args: argparse.Namespace, config: Systems) -> Budget:
 def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
     """Refuse what would fail later, and a folder that holds another training."""
     cli.check_here(config, evaluates=True)
+    cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"

@@ -284,10 +284,8 @@ def format_gains(world: World) -> dict[str, float]:
         formats["fp16"] = (torch.float16, "highest")
         if torch.cuda.get_device_properties(world.device).major >= 8:
             formats |= {"bf16": (torch.bfloat16, "highest"), "tf32": (None, "high")}
-    else:
-        with contextlib.suppress(OSError):
-            if any(unit in Path("/proc/cpuinfo").read_text() for unit in ("avx512_bf16", "amx_bf16")):
-                formats["bf16"] = (torch.bfloat16, "highest")
+    elif "bf16" not in machine.emulated():
+        formats["bf16"] = (torch.bfloat16, "highest")
     rates = {name: hardware.peak_flops_per_s(world.device, *one) for name, one in formats.items()}
     plain = rates.pop("float32")
     return {name: rate / plain for name, rate in rates.items()}

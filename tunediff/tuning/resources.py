@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
 from tunediff.machine import cores, gpus
 from tunediff.space import SearchSpace
@@ -137,19 +137,20 @@ def world_sizes(space: SearchSpace) -> list[int]:
     return sorted(sizes)
 
 
-def strategies(space: SearchSpace) -> set[str]:
-    """Every `parallel.strategy` that a trial of this space may have."""
-    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "parallel.strategy")
-    return {space.baseline.parallel.strategy, *itertools.chain(*drawn)}
+def values_of(space: SearchSpace, name: str) -> set[Any]:
+    """Every value of a knob with choices that a trial of this space may have."""
+    drawn = [dimension.choices or () for dimension in space.dimensions if dimension.name == name]
+    named = [one[name] for one in space.candidates if name in one]  # of a ladder nothing is drawn
+    return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
 
 
 def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> Share:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
-    drawn = (dimension.choices or () for dimension in space.dimensions if dimension.name == "compile.mode")
     protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
-    values = itertools.chain(gpu_only(space.baseline), judged, *drawn)
-    return divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies(space))
+    values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
+    strategies = values_of(space, "parallel.strategy")
+    return divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies)
 
 
 _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
