@@ -4,9 +4,11 @@ import contextlib
 import itertools
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.helpers import CPU as ALONE
@@ -17,7 +19,7 @@ from tunediff.config.systems import Compile
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
-from tunediff.training import strategies
+from tunediff.training import hardware, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
@@ -209,6 +211,34 @@ def test_channels_last(channels_last):
             )
     model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
     assert any(found) == channels_last
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.2, True), (0.9, False)])
+def test_channels_last_as_measured(monkeypatch, gain, chosen):
+    told = {}
+    monkeypatch.setattr(hardware, "channels_last_gain", lambda model, device, dtype: gain)
+    monkeypatch.setattr(Observer, "about", lambda self, facts: told.update(facts))
+    model = Trial(tiny(memory__channels_last="auto"), Budget(samples=1), ALONE, Observer()).prepare(network())
+    weight = model.get_parameter("middle.0.conv1.weight")
+    assert (weight.is_contiguous(memory_format=torch.channels_last), told) == (chosen, {"channels_last": chosen})
+
+
+def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypatch):
+    seen, conv2d = [], F.conv2d
+
+    def slower_in_rows(x, weight, *others, **named):
+        seen.append((tuple(weight.shape), named["groups"]))
+        if weight.is_contiguous():
+            time.sleep(0.02)
+        return conv2d(x, weight, *others, **named)
+
+    monkeypatch.setattr(F, "conv2d", slower_in_rows)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(nn.Conv2d(4, 8, 3, groups=2) for _ in range(3)))
+    before = torch.get_rng_state()
+    assert hardware.channels_last_gain(model, CPU, None) > 2
+    assert set(seen) == {((8, 2, 3, 3), 2)}
+    assert torch.equal(before, torch.get_rng_state()), "what is drawn afterwards is as without the measurement"
+    assert hardware.channels_last_gain(nn.Linear(2, 2), CPU, None) == 0
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,9 @@ class Precision:
 class Memory:
     """How memory is laid out, kept and saved."""
 
-    channels_last: Bool = False
-    """Weights and activations of convolutions in NHWC order; faster on tensor cores, and on many CPUs."""
+    channels_last: Literal[False, True, "auto"] = False
+    """Weights and activations of convolutions in NHWC order: faster on tensor cores, and on many CPUs; learns the same
+    but for rounding. `auto`: where the model's most frequent convolution is faster so, measured before the training."""
     checkpoint: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """Activation checkpointing: the share of the model's repeating blocks, from the first on, that keep no activations
     but compute them again in the backward pass. Less memory, more time, the same result."""
@@ -195,7 +196,7 @@ class Parallel:
             raise Refusal(
                 "parallel.bucket_mib", "compiled as a whole, the network is cut into as many graphs; at least 1"
             )
-        if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last:
+        if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last is True:
             raise Refusal("memory.channels_last", "parallel.strategy = fsdp divides weights in their usual order only")
         if self.together and config.compile.active:
             raise Refusal("compile.mode", f"{_COPIES}, and each copy would be compiled again; use none, or ddp")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 DISTURBED = 0.15
 """Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
@@ -60,6 +64,30 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
             taken.append(time.perf_counter() - begin)
         best = max(best, 2.0 * size**3 / min(taken))
     return best
+
+
+def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
+    """How many times as fast the model's most frequent convolution is in NHWC as in NCHW, forward and backward, on
+    eight feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each
+    counts: tens of milliseconds."""
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    alike = Counter((one.weight.shape, one.stride, one.groups) for one in convolutions)
+    if not alike:
+        return 0.0
+    (shape, stride, groups), _ = alike.most_common(1)[0]
+    taken: dict[torch.memory_format, list[float]] = {torch.contiguous_format: [], torch.channels_last: []}
+    for _, (order, seconds) in itertools.product(range(8), taken.items()):
+        x, weight = torch.ones(8, shape[1] * groups, 16, 16, device=device), torch.ones(shape, device=device)
+        x, weight = (one.to(memory_format=order).requires_grad_() for one in (x, weight))
+        begin = time.perf_counter()
+        with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
+        y.float().mean().backward()  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    plain, last = (min(seconds[1:]) for seconds in taken.values())  # the first loads libraries
+    return plain / last
 
 
 # ------------------------------------------------------------------------------------------------------------- energy

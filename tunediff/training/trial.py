@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tunediff.config import of
 from tunediff.data import loader
 from tunediff.distributed import World
-from tunediff.training import memory, state
+from tunediff.training import hardware, memory, state
 from tunediff.training.feed import Endless
 from tunediff.training.loop import Facts, Loop, Outcome
 from tunediff.training.observer import Shown
@@ -100,7 +100,7 @@ class Trial(Loop):
             raise self._mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
         self._seeded = torch.initial_seed() == self.config.seed
         model.to(self.device)
-        if self.config.memory.channels_last:
+        if self._channels_last(model):
             model.to(memory_format=torch.channels_last)
         if (share := self.config.memory.checkpoint) > 0:
             memory.checkpoint(model, blocks, share)
@@ -109,6 +109,17 @@ class Trial(Loop):
         self._model = self._compilation.apply(self._strategy.wrap(model, blocks), model, blocks)
         self._result, self._flops = model, flops_per_sample
         return self._model
+
+    def _channels_last(self, model: nn.Module) -> bool:
+        """Whether it is trained in NHWC: on all ranks as rank 0 has measured."""
+        wanted, parallel = self.config.memory.channels_last, self.config.parallel
+        if wanted != "auto":
+            return wanted
+        divided = parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order only
+        gain = 0.0 if divided else hardware.channels_last_gain(model, self.device, self._amp.dtype)
+        faster = self.world.agree(gain) > 1
+        self.about(channels_last=faster)
+        return faster
 
     def keep(self, **kept: state.Stateful) -> None:
         """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""

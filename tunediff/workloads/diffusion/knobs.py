@@ -57,7 +57,7 @@ class Model:
             raise Refusal("model.attention", why)
         if beyond := [level for level in self.checkpoint_levels if level > halvings]:
             raise Refusal("model.checkpoint_levels", f"there is no level {beyond[0]}; levels here: 0 … {halvings}")
-        if self.norm == "triton" and not config.memory.channels_last:
+        if self.norm == "triton" and config.memory.channels_last is not True:
             raise Refusal("model.norm", "its kernel reads NHWC; set memory.channels_last: true")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:

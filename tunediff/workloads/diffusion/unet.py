@@ -223,9 +223,10 @@ class Block(nn.Module):
         self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        h = self.conv1(self.norm1(x)) + self.time(embedding)[:, :, None, None]
-        h = self.conv2(self.dropout(self.norm2(h)))
-        attended: Tensor = self.attention(self.shortcut(x) + h)
+        # In place: nobody else has what a convolution gives, and its backward pass does not need it.
+        h = self.conv1(self.norm1(x)).add_(self.time(embedding)[:, :, None, None])
+        h = self.conv2(self.dropout(self.norm2(h))).add_(self.shortcut(x))
+        attended: Tensor = self.attention(h)
         return attended
 
 
