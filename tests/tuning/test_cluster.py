@@ -215,8 +215,8 @@ def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search)
 
 @pytest.mark.parametrize("fault", ["cut for a minute", "slow"])
 def test_a_bad_network(apart, search, fault):
-    """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not believed;
-    slow, it only takes longer."""
+    """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not believed, or
+    Ray waits for it, if it is back in time; slow, it only takes longer."""
     if fault == "slow":
         apart.slow()
     one = search("cut", **GRID)
@@ -234,7 +234,7 @@ def test_a_bad_network(apart, search, fault):
         apart.cable("up")
     assert process.wait(900) == 0, one.log
     assert [one.trial(name).status for name in names] == ["ok"] * 6, one.log
-    assert bool(one.events(victim, "lost")) == (fault != "slow"), one.log
+    assert fault != "slow" or not one.events(victim, "lost"), one.log
     for name in names:
         assert [event["index"] for event in one.events(name, "point")] == [1, 2], one.log
 
