@@ -56,7 +56,7 @@ from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
 from tunediff.record import Point
-from tunediff.training import memory, trial
+from tunediff.training import hardware, memory, trial
 from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
@@ -99,7 +99,7 @@ class Job:
     @property
     def channels_last(self) -> bool:
         """Whether a peer is to be in NHWC."""
-        return self.switches and bool(self.config["memory.channels_last"])
+        return self.switches and self.config["memory.channels_last"] is not False
 
     @property
     def bf16(self) -> bool:
@@ -266,6 +266,8 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     memory.keep_freed(config.memory.keep_freed, world.device)
     network = unet.network(config.knobs).to(world.device).eval()
     network.requires_grad_(False)
+    if hardware.faster_in_nhwc(network, config.memory.channels_last):
+        network.to(memory_format=torch.channels_last)
     amp, predict = Amp(config.precision, world.device), Compilation(config.compile).apply(network, network, unet.Block)
     diffusion = Diffusion(config.process, world.device)
     precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]

@@ -89,6 +89,13 @@ def test_a_training_finished_or_not(trained, tmp_path):
     assert same(found, averaged)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_network_has_the_order_of_memory_that_its_configuration_names(tmp_path, wanted):
+    found = models.find(str(run_folder(tmp_path / "run", tiny(memory__channels_last=wanted)))).network("cpu")
+    weight = found.get_parameter("middle.0.conv1.weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last) == wanted
+
+
 def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
     folder = search_folder(tmp_path / "night")
     weights = [network(tiny(model__blocks=n + 1), n).state_dict() for n in range(3)]

@@ -38,10 +38,12 @@ class Saved:
     folder: Path  # where results about it are written unless told otherwise
 
     def network(self, device: torch.device | str) -> Any:
-        """The network with the weights that were evaluated, in evaluation mode, without gradients.
-
-        Raises `ConfigError` when the file is damaged or holds the weights of another network.
+        """The network with the weights that were evaluated, in evaluation mode, without gradients, in the order of
+        memory that its configuration names. Raises `ConfigError` when the file is damaged or holds other weights.
         """
+        import torch
+
+        from tunediff.training import hardware
         from tunediff.training.weights import check_fit
 
         if (build := cfg.of(self.config).offers("network")) is None:
@@ -49,7 +51,9 @@ class Saved:
         network, weights = build(self.config.knobs), self.state()
         check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
-        return network.to(device).eval().requires_grad_(False)
+        if hardware.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
+            network.to(memory_format=torch.channels_last)
+        return network.eval().requires_grad_(False)
 
     def state(self) -> Any:
         """The weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""

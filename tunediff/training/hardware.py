@@ -66,6 +66,13 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
+def faster_in_nhwc(model: nn.Module, wanted: bool | str, dtype: torch.dtype | None = None) -> bool:
+    """What `memory.channels_last` says of a model on its device; `auto` is measured here and now."""
+    if wanted != "auto":
+        return bool(wanted)
+    return channels_last_gain(model, next(model.parameters()).device, dtype) > 1
+
+
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
     """How many times as fast the model's most frequent convolution is in NHWC as in NCHW, forward and backward, on
     eight feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each

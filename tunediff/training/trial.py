@@ -112,12 +112,12 @@ class Trial(Loop):
 
     def _channels_last(self, model: nn.Module) -> bool:
         """Whether it is trained in NHWC: on all ranks as rank 0 has measured."""
-        wanted, parallel = self.config.memory.channels_last, self.config.parallel
+        wanted = self.config.memory.channels_last
         if wanted != "auto":
             return wanted
-        divided = parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order only
-        gain = 0.0 if divided else hardware.channels_last_gain(model, self.device, self._amp.dtype)
-        faster = self.world.agree(gain) > 1
+        divided = self.config.parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order
+        faster = not divided and hardware.faster_in_nhwc(model, wanted, self._amp.dtype)
+        faster = bool(self.world.agree(faster))
         self.about(channels_last=faster)
         return faster
 
