@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -85,10 +85,29 @@ def _kind(value: Any, static: bool) -> Hashable:
     return shape, value.dtype, value.requires_grad
 
 
+_others = 0
+
+
 def graphs() -> int:
-    """Graphs that torch.compile has compiled in this process."""
+    """Graphs that torch.compile has compiled in this process, but for those of functions that are `apart`."""
+    return _all_graphs() - _others
+
+
+def _all_graphs() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def apart(compiled: Callable[..., None]) -> Callable[..., None]:
+    """The same function; its graphs are not the network's."""
+
+    def call(*inputs: Any) -> None:
+        global _others
+        before = _all_graphs()
+        compiled(*inputs)
+        _others += _all_graphs() - before
+
+    return call
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.training import knobs
+from tunediff.training.joint import Joint
 
 
 class Ema:
@@ -19,7 +20,9 @@ class Ema:
     the network that went into `trial.prepare`, after that; `update` takes what came out as well.
     """
 
-    def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
+    def __init__(self, ema: knobs.Ema, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """`optimizer`: of the network; a `Joint` one takes its step at `update`."""
+        self._joint = optimizer if isinstance(optimizer, Joint) else None
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
 
@@ -38,8 +41,9 @@ class Ema:
 
         `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
         """
-        theirs = [parameter.float() for parameter in _here(model)]
-        torch._foreach_lerp_(_here(self.model), theirs, 1 - self.decay(progress, delta))
+        averaged, share = _here(self.model), 1 - self.decay(progress, delta)
+        if self._joint is None or not self._joint.finish(averaged, share):
+            torch._foreach_lerp_(averaged, [parameter.float() for parameter in _here(model)], share)
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
 

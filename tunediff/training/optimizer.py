@@ -10,22 +10,26 @@ import torch
 from torch import nn
 
 from tunediff.training import knobs
+from tunediff.training.joint import Joint
 
 
 def build(
     section: knobs.Optimizer, batch_size: int, parameters: Iterable[nn.Parameter], undecayed: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """AdamW as configured (Loshchilov & Hutter 2019); with no weight decay it is Adam."""
+    """AdamW as configured (Loshchilov & Hutter 2019); with no weight decay it is Adam. `parameters`: of the network."""
     groups: list[dict[str, Any]] = [{"params": list(parameters)}]
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
+    rate, compiled = peak_learning_rate(section, batch_size), section.implementation == "compiled"
+    if compiled and groups[0]["params"][0].is_cuda:
+        return Joint(groups, rate, section.beta2, section.weight_decay, section.clip_norm)
     return torch.optim.AdamW(
         groups,
-        lr=peak_learning_rate(section, batch_size),
+        lr=rate,
         betas=(0.9, section.beta2),
         weight_decay=section.weight_decay,
         foreach=section.implementation == "foreach",
-        fused=section.implementation == "fused",
+        fused=section.implementation == "fused" or compiled,
     )
 
 

@@ -37,9 +37,9 @@ def train(trial: Trial) -> None:
     model = trial.prepare(unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data))
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
     weights = weighting.build(knobs.weighting, process)
-    objective, ema = Objective(sampler, weights, process), Ema(knobs.ema, unet)
-    batch_size = trial.config.loader.batch_size
+    objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
     optimizer = adam.build(knobs.optimizer, batch_size, unet.parameters(), weights.parameters())
+    ema = Ema(knobs.ema, unet, optimizer)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.exports(ema.model)
@@ -87,11 +87,11 @@ def train(trial: Trial) -> None:
         with trial.phase("sampler"):
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
+        with trial.phase("ema"):
+            ema.update(unet, trial.progress, trial.stride)
         with trial.phase("sampler"):
             sampler.after_step(errors_at)
             objective.refresh()
-        with trial.phase("ema"):
-            ema.update(unet, trial.progress, trial.stride)
 
 
 def squared_errors(output: Tensor, target: Tensor) -> Tensor:
