@@ -54,6 +54,7 @@ def test_what_three_do_one_after_the_other(compiler):
         nn.utils.clip_grad_norm_(apart, 1.0)
         plain.step()
         torch._foreach_lerp_(averages[0], [one.detach() for one in apart], 1 / (step + 1))
+        joint.waits = True
         assert not joint.finish(averages[1], 0.5), "nothing is due"
         joint.step()
         joint.zero_grad()
@@ -63,6 +64,17 @@ def test_what_three_do_one_after_the_other(compiler):
     assert together[0].is_contiguous(memory_format=torch.channels_last)
     for one, other in zip([*apart, beside, *averages[0]], [*together, with_it, *averages[1]], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_without_an_average_it_does_not_wait():
+    weights_ = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    plain = torch.optim.AdamW(weights_[:1], 0.1, (0.9, 0.99), weight_decay=0.0)
+    joint = Joint([{"params": weights_[1:]}], 0.1, 0.99, 0.0, clip_norm=100.0, compiler=as_it_is)
+    for optimizer, weight in zip((plain, joint), weights_, strict=True):
+        weight.grad = torch.tensor([1.0, -2.0, 3.0])
+        optimizer.step()
+    torch.testing.assert_close(*weights_)
+    assert weights_[1].grad is None
 
 
 def test_it_is_compiled_once_and_its_graphs_are_not_the_networks():

@@ -55,7 +55,8 @@ def reference() -> Trained:
 def forms(name: str, site: Site) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every form of the optimizer, of memory and of data in this number format; a CPU's fp16, being slow, in three."""
     few = site.device == "cpu" and name == "fp16"
-    for optimizer, last, resident in itertools.product(FORMS, (False,) if few else (False, True), (few, True)):
+    optimizers = (*FORMS, "compiled") if site.device == "cuda" else FORMS
+    for optimizer, last, resident in itertools.product(optimizers, (False,) if few else (False, True), (few, True)):
         if few and not resident:
             continue
         words = [optimizer, *["channels_last"] * last, *["resident"] * resident]

@@ -23,6 +23,8 @@ class Ema:
     def __init__(self, ema: knobs.Ema, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """`optimizer`: of the network; a `Joint` one takes its step at `update`."""
         self._joint = optimizer if isinstance(optimizer, Joint) else None
+        if self._joint is not None:
+            self._joint.waits = True
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
 

@@ -14,10 +14,10 @@ BETA1, EPS = 0.9, 1e-8
 
 
 class Joint(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) whose step waits for the average that follows it.
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) whose step waits for the average that follows it, if one does.
 
-    `step` notes that one is due, and `finish` takes it: the norm of the gradients, then clipping, step and average in
-    one pass over gradients, moments, weights and averages, where one after the other reads and writes some of them
+    Then `step` notes that one is due, and `finish` takes it: the norm of the gradients, then clipping, step and average
+    in one pass over gradients, moments, weights and averages, where one after the other reads and writes some of them
     again. The first group holds the network, whose gradients alone are clipped.
     """
 
@@ -29,11 +29,15 @@ class Joint(torch.optim.Optimizer):
         for weight in (weight for group in self.param_groups for weight in group["params"]):
             self.state[weight] = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
         self._beta2, self._clip_norm, self._due = beta2, clip_norm, False
+        self.waits = False
+        """Whether an average of the weights follows each step."""
         self._update = compilation.apart(compiler(_update, dynamic=False))
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Gradients are complete, and finite where the loss is scaled."""
         self._due = True
+        if not self.waits:
+            self.finish([], 0.0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing while a step waits for them."""
@@ -60,7 +64,7 @@ class Joint(torch.optim.Optimizer):
                 numbers.to(weights[0].device, non_blocking=True), self._beta2, None if number else self._clip_norm,
             )  # fmt: skip
         self._due = False
-        self.zero_grad()
+        super().zero_grad()
         return True
 
 
