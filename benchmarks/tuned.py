@@ -183,8 +183,9 @@ def show(table: Path) -> str:
                 f"{knob} {value:.3g}" if isinstance(value, float) else f"{knob} {value}"
                 for knob, value in json.loads(best).items()
             )
+            spread = f" ± {here.std():.2g}" if len(here) > 1 else ""
             cells.append([
-                f"`{name}`", f"{times}×", f"{here.mean():.3g} ± {here.std():.2g} ({len(here)})", ratio,
+                f"`{name}`", f"{times}×", f"{here.mean():.3g}{spread} ({len(here)})", ratio,
                 "" if place == 0 else faster(part, name), knobs if times == 1 else "",
             ])  # fmt: skip
     each = int((trials["method"] == "uniform").sum())
