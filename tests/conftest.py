@@ -1,8 +1,8 @@
 """Shared by all tests."""
 
-import functools
 import gc
 import os
+import sys
 
 import pytest
 
@@ -16,21 +16,19 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@functools.cache
-def _looked_once():
-    from tunediff.training import hardware
-
-    return functools.cache(hardware.fastest_product)
+def pytest_sessionfinish():
+    if helpers := sys.modules.get("tests.helpers"):
+        helpers.end_pair()
 
 
 @pytest.fixture(autouse=True)
 def _timed_in_no_time(monkeypatch):
-    """How fast a network judges is measured before every search and in every dry run, how fast the machine multiplies
-    before every training; few tests care."""
+    """How fast a network judges is measured before every search and in every dry run; few tests care."""
+    from tests.helpers import measured_once
     from tunediff.training import hardware, judging
 
     monkeypatch.setattr(judging, "LONG_ENOUGH_S", 1e-4)
-    monkeypatch.setattr(hardware, "fastest_product", _looked_once())
+    monkeypatch.setattr(hardware, *measured_once())
 
 
 def pytest_collection_modifyitems(config, items):

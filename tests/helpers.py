@@ -1,8 +1,12 @@
 """What tests that train share: two tiny trainings, an observer that remembers, several processes as one training."""
 
 import dataclasses
+import functools
 import gc
+import multiprocessing
+import os
 import socket
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from unittest import mock
 
 import torch
@@ -12,7 +16,7 @@ from tunediff.clock import Budget, Clock
 from tunediff.config import workload
 from tunediff.distributed import World
 from tunediff.record import Point
-from tunediff.training import trial
+from tunediff.training import hardware, trial
 from tunediff.training.observer import Observer
 
 CPU = World(0, 1, torch.device("cpu"))
@@ -138,17 +142,56 @@ def timed(seconds, hands, **how):
 
 
 # ------------------------------------------------------------------------------------------------------------- ranks
-def ranks(work, folder, *args):
-    """What `work(world, *args)` returns in each of two processes that train together; a function of a module."""
+_PAIR: list[ProcessPoolExecutor] = []
+
+
+def pair(work, *args):
+    """Call `work(rank, port, *args)`, a function of a module, in two processes at once: in this folder, with this
+    environment, one thread each. They stay for the next call, since a start costs seconds of imports."""
+    if not _PAIR:
+        spawn = multiprocessing.get_context("spawn")
+        _PAIR.extend(ProcessPoolExecutor(1, spawn) for _ in range(2))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, folder, work, args), nprocs=2)
+    here = os.getcwd(), dict(os.environ)
+    calls = [one.submit(_there, *here, work, rank, port, *args) for rank, one in enumerate(_PAIR)]
+    done, _ = wait(calls, return_when=FIRST_EXCEPTION)
+    failed = [call for call in done if call.exception()]
+    if failed:
+        end_pair()  # the other may wait for it for ever
+        failed[0].result()
+
+
+def end_pair():
+    for one in _PAIR:
+        for process in one._processes.values():
+            process.kill()
+    _PAIR.clear()
+
+
+def _there(folder, environment, work, *args):
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # as in conftest
+    os.chdir(folder)
+    with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(hardware, *measured_once()):
+        work(*args)
+
+
+@functools.cache
+def measured_once():
+    """How fast a machine multiplies is measured before every training; here before the first alone."""
+    return "fastest_product", functools.cache(hardware.fastest_product)
+
+
+def ranks(work, folder, *args):
+    """What `work(world, *args)` returns in each of two processes that train together; a function of a module."""
+    pair(_rank, folder, work, args)
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
 def _rank(rank, port, folder, work, args):
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.save(work(World(rank, 2, torch.device("cpu")), *args), folder / f"rank-{rank}.pt")
     gc.collect()  # wrapped models are freed before their process group

@@ -249,7 +249,7 @@ def test_a_name_that_is_taken(capsys):
 
 def test_a_folder_that_cannot_be_written(capsys):
     Path("occupied").write_text("")
-    assert compare.main(["digits", "seed=99", "--storage", "occupied"]) == 2
+    assert compare.main(["digits", "seed=99", "--storage", "occupied", "--no-check"]) == 2
     assert capsys.readouterr().err.startswith("error: --storage: ")
 
 

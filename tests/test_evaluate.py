@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.helpers import tiny
+from tests.helpers import pair, tiny
 from tunediff import config as cfg
 from tunediff import environment, evaluate, progress
 from tunediff.data import images as data
@@ -208,10 +207,7 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
     words = ["--images", "261", "--batch-size", "40", "--sampler", "ddim", "--steps", "3", "--seeds", "2"]
     _, one = measured(capsys, *words, "--out", "one.npz")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, tmp_path, [*words, "--out", "two.npz"]), nprocs=2)
+    pair(_rank, [*words, "--out", "two.npz"])
     spoken = [(tmp_path / f"out{rank}").read_text() for rank in range(2)]
     assert spoken[0].endswith("json: two.json\n")
     assert spoken[1] == "", "one rank speaks"
@@ -223,12 +219,10 @@ def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
         assert np.abs(first["arr_0"].astype(int) - second["arr_0"]).max() <= 1
 
 
-def _rank(rank, port, folder, words):
+def _rank(rank, port, words):
     """One of two processes as torchrun starts them."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
-    os.chdir(folder)
-    torch.set_num_threads(1)
     with open(f"out{rank}", "w") as out, contextlib.redirect_stdout(out):
         assert evaluate.main(["small.yaml", *words]) == 0
 

@@ -1,9 +1,9 @@
 """The sample command: which images, in what files, and what it refuses."""
 
+import contextlib
 import dataclasses
 import os
 import re
-import socket
 import sys
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.helpers import CPU, tiny
+from tests.helpers import CPU, pair, tiny
 from tests.test_models import network, run_folder
 from tunediff import config as cfg
 from tunediff import progress, sample
@@ -80,29 +80,22 @@ def test_images_do_not_depend_on_the_batch_size_or_the_kind_of_file(run, capsys,
     assert_same(images, np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
 
 
-def test_ranks_share_the_images(run, capfd, tmp_path):
-    ports = [_free_port(), _free_port()]
-    torch.multiprocessing.spawn(_rank, (ports, tmp_path), nprocs=2)
-    assert capfd.readouterr().out.count("images: 10") == 2, "one rank speaks, once per command"
+def test_ranks_share_the_images(run, tmp_path):
+    pair(_rank, "two.npz")
+    pair(_rank, "two")
+    spoken = [(tmp_path / f"out{rank}").read_text().count("images: 10") for rank in range(2)]
+    assert spoken == [2, 0], "one rank speaks, once per command"
     assert_same(expected(10), np.load("two.npz")["arr_0"])
     files = [tmp_path / "two" / f"{number:04d}.png" for number in range(10)]
     assert_same(expected(10), np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
 
 
-def _rank(rank, ports, folder):
+def _rank(rank, port, out):
     """One of two processes as torchrun starts them."""
-    os.chdir(folder)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one GPU is no place for two ranks
-    torch.set_num_threads(1)
-    for port, out in zip(ports, ("two.npz", "two"), strict=True):
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with open(f"out{rank}", "a") as said, contextlib.redirect_stdout(said):
         assert sample.main(["small", "--images", "10", "--batch-size", "2", "--out", out]) == 0
-
-
-def _free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_ddim(run, capsys):

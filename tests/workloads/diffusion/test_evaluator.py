@@ -163,7 +163,7 @@ def test_deadline(digits: Images, config: Any, identity: Any) -> None:
         judge(config, digits)(network, identity, should_stop=lambda: next(answers))
 
 
-def _judged(world: World) -> tuple[Any, Any, list[str]]:
+def _judged(world: World) -> tuple[Any, Any, list[str], Any]:
     conf = override(baseline("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
     real = images.load(conf.data)
     evaluator = judge(conf, real, world)
@@ -179,15 +179,20 @@ def _judged(world: World) -> tuple[Any, Any, list[str]]:
             measure(diverges_on_rank_1, Identity())
         except NonFiniteError as error:
             failures.append(str(error))
-    return scores, evaluator.judge.last_images.numpy(), failures
+    shifted = judge(in_bf16(conf, 260), real, world)(Rough(0.002), OneStep())
+    return scores, evaluator.judge.last_images.numpy(), failures, shifted
 
 
 def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tmp_path: Path) -> None:
     alone = judge(config, digits)
     expected: Scores = alone(network, identity)
+    lower: Any = judge(in_bf16(config, 260), digits)(Rough(0.002), OneStep())
+    assert 0 < lower["precision_shift"] < LIMIT
     results = ranks(_judged, tmp_path)
-    for scores, first, failures in results:
+    for scores, first, failures, shifted in results:
         assert scores == results[0][0], "every rank has the very same numbers"
+        assert shifted == results[0][3]
+        assert shifted["precision_shift"] == pytest.approx(lower["precision_shift"], rel=1e-2)
         assert scores["frechet"] == pytest.approx(expected["frechet"], rel=1e-4)
         assert scores["kid"] == pytest.approx(expected["kid"], rel=1e-3)
         assert (first == alone.judge.last_images.numpy()).all()

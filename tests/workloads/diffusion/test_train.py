@@ -19,6 +19,7 @@ from tests.helpers import (
     weights,
 )  # fmt: skip
 from tunediff import config as cfg
+from tunediff.evaluation import features
 from tunediff.record import NotFiniteError
 from tunediff.training import state
 from tunediff.training.judging import judged
@@ -106,6 +107,7 @@ def test_look_ahead_leaves_the_training_as_it_is():
 
 def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    monkeypatch.setattr(features, "_STEPS", 30)  # a classifier that need not be good
     config = tiny(evaluation__images=40, evaluation__validation_images=8, evaluation__points=1)
     told = Told()
     outcome = train(config, samples=16 * 4, observer=told, evaluates=True)
@@ -124,6 +126,7 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
 
 def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    monkeypatch.setattr(features, "_STEPS", 30)
     config = tiny(evaluation__images=40, evaluation__validation_images=0, evaluation__batch_size=10)
     stopped = train(config, folder=tmp_path, evaluates=True, observer=Told(stop=lambda told: told.steps >= 10))
     assert (stopped.finished, stopped.steps, stopped.points) == (False, 10, [])
@@ -139,9 +142,7 @@ def test_divergence_is_noticed():
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_half_precision_trains(amp):
-    losses = [
-        point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), samples=16 * 120).points
-    ]  # fmt: skip
+    losses = [point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), samples=16 * 50).points]
     assert losses[-1] < losses[0] < 1.5
 
 
