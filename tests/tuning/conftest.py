@@ -62,7 +62,7 @@ class Search:
     def events(self, name, kind):
         return [event for event in record.events(self.folder / "trials" / name) if event["event"] == kind]
 
-    def wait_for(self, ready, timeout=120):
+    def wait_for(self, ready, timeout=240):
         """The first true answer of `ready`; fails when the search ends or the time is over."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:

@@ -145,13 +145,13 @@ def another_cluster_was_here(monkeypatch):
 
 @pytest.mark.usefixtures("another_cluster_was_here")
 def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
-    one = search("hang", **(TRIALS | {"budget": {"per_trial": "4s", "deadline": "50s"}}))
+    one = search("hang", **(TRIALS | {"budget": {"per_trial": "4s", "deadline": "90s"}}))
     process = one.start(str(one.file), "--name", "hang")
     one.wait_for(has(one, "t0000", 2))
     one.wait_for(lambda: one.events("t0001", "worker"))
     psutil.Process(pids(one, "t0001")[1]).suspend()
     one.wait_for(lambda: one.trial("t0001").finished)
-    assert (one.trial("t0001").status, "50 s" in one.trial("t0001").reason) == ("timeout", True)
+    assert (one.trial("t0001").status, "90 s" in one.trial("t0001").reason) == ("timeout", True)
 
     # The next trial gets a fresh group; Ctrl-C while it trains.
     one.wait_for(has(one, "t0002", 1))
