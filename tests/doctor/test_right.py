@@ -80,10 +80,23 @@ def test_one_form_that_is_wrong_or_not_finite_is_named(quick, name):
 def test_every_form_is_tried(site):
     assert len(dict(right.forms("bf16", site))) == 12
     assert len(dict(right.forms("fp16", site))) == 3
-    assert len(dict(right.forms("fp16", Site(site.storage, "cuda")))) == 16, "a GPU has a compiled form as well"
+    gpu = dict(right.forms("fp16", Site(site.storage, "cuda")))
+    assert len(gpu) == 24, "a GPU has a compiled form and a norm of its own as well"
+    assert gpu["compiled channels_last triton resident"]["model__norm"] == "triton"
     ways = list(right.modes(Site(site.storage, "cuda")))
     assert len({small(**changes).compile for changes in ways}) == 5, "each may be searched"
     assert {"uniform", "wiener", "beta_policy", "speed"} <= set(right.samplers())
+
+
+def test_the_update_with_the_average_is_one_of_its_own(site, monkeypatch):
+    """The compiled form waits for the average only where there is one."""
+    assert CHECKS["one update"](site).state == "skipped"
+    forms = {"fused": WAY, "compiled": WAY}
+    monkeypatch.setattr(right, "diffusion", lambda config, *_: forms[config.knobs.optimizer.implementation])
+    gpu = Site(site.storage, "cuda")
+    assert CHECKS["one update"](gpu).state == "ok"
+    forms["compiled"] = 1.01 * WAY
+    assert CHECKS["one update"](gpu).state == "wrong"
 
 
 def test_numbers_that_are_none_are_wrong():

@@ -88,6 +88,40 @@ def test_phases_are_ranges_of_the_profiler():
     assert set(COMMON) <= set(counts)
 
 
+class Event:
+    """A device that is behind: what was recorded is complete when it is waited for, and all before it."""
+
+    recorded, done = 0, 0
+
+    def __init__(self, enable_timing):
+        self.number = 0
+
+    def record(self):
+        Event.recorded += 1
+        self.number = Event.recorded
+
+    def synchronize(self):
+        Event.done = max(Event.done, self.number)
+
+    def elapsed_time(self, end):
+        assert end.number <= Event.done, "torch: both events must be completed"
+        return 1000.0 * (end.number - self.number)
+
+
+def test_phases_of_a_device_that_is_behind_are_waited_for(monkeypatch):
+    """Averaging the weights is queued after the clock was read."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: None)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
+    phases = Phases(torch.device("cuda", 0))
+    for _ in range(2):
+        for name in ("forward", "ema"):
+            with phases(name):
+                pass
+        found = phases.read()
+    assert (found["forward"], found["ema"]) == (2.0, 2.0)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_phases_on_a_gpu_are_device_time():

@@ -1,13 +1,15 @@
 """How much of the budget is spent, and when the clock is read."""
 
 import pytest
+import torch
 
 from tests.helpers import CPU
 from tunediff.clock import Budget, Clock
+from tunediff.distributed import World
 from tunediff.training.pace import Pace
 
 
-def paced(budget, now, reads=None):
+def paced(budget, now, reads=None, world=CPU):
     """A pace on a clock moved by hand, `now[0]` seconds; `reads[0]` counts how often the device is waited for."""
 
     def synchronize():
@@ -15,7 +17,7 @@ def paced(budget, now, reads=None):
             reads[0] += 1
 
     clock = Clock(budget, synchronize, lambda: now[0])
-    return clock, Pace(budget, clock, CPU)
+    return clock, Pace(budget, clock, world)
 
 
 def test_it_reads_the_clock_rarely_and_stops_on_a_reading():
@@ -32,6 +34,21 @@ def test_it_reads_the_clock_rarely_and_stops_on_a_reading():
     assert pace.steps == pytest.approx(10_000, abs=5)
     assert 100.0 <= clock.train_s < 100.1
     assert reads[0] < 400
+
+
+@pytest.mark.parametrize(("device", "readings"), [("cpu", 130), ("cuda", 16)])
+def test_few_steps_are_counted_without_waiting_for_a_gpu_at_each(device, readings):
+    """120 steps of 30 ms in 4 points: half a second between two readings, and one at every stop."""
+    now, reads = [0.0], [0]
+    clock, pace = paced(Budget(steps=120), now, reads, World(0, 1, torch.device(device)))
+    with clock.part("train"):
+        for stop in (0.25, 0.5, 0.75, 1.0):
+            pace.aim(stop)
+            while not pace.reached:
+                now[0] += 0.03
+                pace.step(8)
+            assert pace.steps == 120 * stop
+    assert reads[0] == pytest.approx(readings, rel=0.1)
 
 
 def test_between_two_readings_progress_is_extrapolated_but_never_beyond_the_stop():

@@ -185,6 +185,23 @@ def test_progress_and_stride_follow_the_budget():
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
 
 
+def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
+    """The untrained model would be judged, and might even be told as the best of a bad lot."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    hands = Hands()
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 11.0 * trial._warming
+            trial.step(loss_of(net, batch), optimizer)
+
+    with pytest.raises(
+        RuntimeError, match="no step was trained: compiling took 11 s, which the budget is charged with"
+    ):
+        train(toy(compile__mode="default"), seconds=10.0, clock=timed(10.0, hands), body=body)
+
+
 def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
     """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
     monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)

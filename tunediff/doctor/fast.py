@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import Systems
+from tunediff.config.code import described
 from tunediff.config.systems import Precision
 from tunediff.distributed import World, alone
 from tunediff.doctor import software
@@ -45,13 +49,19 @@ IDLE = 0.05
 RUNGS: dict[str, dict[str, Any]] = {
     "float32": {"precision.conv_tf32": False}, "TF32": {"precision.matmul": "high", "precision.conv_tf32": True},
     "bf16": {"precision.amp": "bf16"}, "channels_last": {"memory.channels_last": True},
-    "compiled": {"compile.mode": "default"}, "max-autotune": {"compile.mode": "max-autotune"},
+    "triton": {"model.norm": "triton"}, "compiled": {"compile.mode": "default"},
+    "max-autotune": {"compile.mode": "max-autotune"},
 }  # fmt: skip
 """Each on top of those before it; the first is IEEE float32, eager."""
+COMPILED = ("compiled", "max-autotune")
+"""Take minutes for each batch size: both are measured at one before either is at another."""
 CPU_RUNGS = ("float32", "bf16", "channels_last")
 """Those that a CPU climbs in a minute, bf16 only where it has units for that."""
 FORMATS = {"float32": Precision(conv_tf32=False), "TF32": Precision(matmul="high"), "bf16": Precision(amp="bf16")}
 Rungs = dict[str, dict[str, float]]
+
+WITHOUT = {"oom": "out of memory", "failed": "failed", "": "not measured, for want of time"}
+"""Why a rung has no number."""
 
 part = functools.partial(check, part="B")
 
@@ -98,24 +108,34 @@ def speed(config: Systems, world: World) -> Speed:
 
 
 def climb(base: Systems, batches: tuple[int, ...], rungs: tuple[str, ...], world: World) -> dict[int, Rungs]:
-    """Images/s and share of the peak of its number format by batch size and rung; `oom` where memory ran out, and
-    nothing where time did."""
+    """Images/s and share of the peak of its number format by batch size and rung; `oom` where memory ran out, `failed`
+    where something else broke, and nothing where time ran out."""
     found, until = {batch: Rungs() for batch in batches}, time.monotonic() + LADDER_S[world.device.type]
+    ways: dict[str, Systems] = {}
     for rung in rungs:
-        base = cfg.override(base, RUNGS[rung])
-        for batch in batches:
-            if time.monotonic() > until:
-                return found
-            try:
-                one = speed(cfg.override(base, {"loader.batch_size": batch}), world)
-                found[batch][rung] = {"images_per_s": one["samples_per_s"], "peak_share": one.get("peak_share") or 0.0}
-            except Exception as error:
-                if not memory.is_oom(error):
-                    raise
-                found[batch][rung] = {"oom": 1.0}
-            finally:
-                memory.reset(world.device)
+        base = ways[rung] = cfg.override(base, RUNGS[rung])
+    for rung, batch in in_turn(rungs, batches):
+        if time.monotonic() > until:
+            break
+        try:
+            one = speed(cfg.override(ways[rung], {"loader.batch_size": batch}), world)
+            found[batch][rung] = {"images_per_s": one["samples_per_s"], "peak_share": one.get("peak_share") or 0.0}
+        except Exception as error:
+            found[batch][rung] = {"oom" if memory.is_oom(error) else "failed": 1.0}
+            if not memory.is_oom(error):
+                print(f"ladder: {rung}, batch {batch}: {described(error)}", file=sys.stderr, flush=True)
+        finally:
+            memory.reset(world.device)
     return found
+
+
+def in_turn(rungs: Sequence[str], batches: Sequence[int]) -> list[tuple[str, int]]:
+    """Every rung with every batch size, in the order in which they are worth their time."""
+    eager, late = ([rung for rung in rungs if (rung in COMPILED) is kind] for kind in (False, True))
+    first = batches[1:2] or batches
+    others = [batch for batch in batches if batch not in first]
+    parts = ((eager, batches), (late, first), (late, others))
+    return [pair for some, sizes in parts for pair in itertools.product(some, sizes)]
 
 
 @part("ladder")
@@ -131,10 +151,10 @@ def climbed(found: dict[int, Rungs], rungs: tuple[str, ...], gpu: bool) -> Answe
     """Of `climb`: every rung, and how much faster than float32 the best is."""
     said, best, gains = ["images/s, with the share of the number format's peak"], 0.0, list[float]()
     for batch, each in found.items():
-        ran = {rung: one for rung, one in each.items() if "oom" not in one}
+        ran = {rung: one for rung, one in each.items() if "images_per_s" in one}
         words = [
             f"{rung} {ran[rung]['images_per_s']:,.0f} ({ran[rung]['peak_share']:.0%})" if rung in ran
-            else f"{rung} {'out of memory' if rung in each else 'not measured, for want of time'}"
+            else f"{rung} {WITHOUT[next(iter(each.get(rung, [''])))]}"
             for rung in rungs
         ]  # fmt: skip
         said.append(f"batch {batch}: {', '.join(words)}")
@@ -142,6 +162,8 @@ def climbed(found: dict[int, Rungs], rungs: tuple[str, ...], gpu: bool) -> Answe
         if "float32" in ran:
             gains += [one["images_per_s"] / ran["float32"]["images_per_s"] for one in ran.values()]
     text, numbers = "; ".join(said), {str(batch): each for batch, each in found.items()}
+    if any("failed" in one for each in found.values() for one in each.values()):
+        return Answer("wrong", text, "what failed here fails in a search too: leave it out", numbers)
     if not gains:
         return Answer("missing", text, "not even the smallest batch fits in float32: a smaller network", numbers)
     means = f"up to {max(gains):.2g} times as fast as float32: what a search over systems can gain in speed alone"

@@ -20,7 +20,7 @@ import torch
 from tunediff.distributed import World, alone
 from tunediff.doctor import apart
 from tunediff.doctor.finding import Answer, Check, Site, check
-from tunediff.doctor.trainings import CPU, EnoughError, Trained, Watch, diffusion, small, trained
+from tunediff.doctor.trainings import CPU, STEPS, EnoughError, Trained, Watch, diffusion, small, trained
 from tunediff.doctor.trainings import apart as distance
 from tunediff.record import NotFiniteError
 from tunediff.training import memory
@@ -56,13 +56,16 @@ def forms(name: str, site: Site) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every form of the optimizer, of memory and of data in this number format; a CPU's fp16, being slow, in three."""
     few = site.device == "cpu" and name == "fp16"
     optimizers = (*FORMS, "compiled") if site.device == "cuda" else FORMS
-    for optimizer, last, resident in itertools.product(optimizers, (False,) if few else (False, True), (few, True)):
+    orders = [(False, "torch")] if few else [(False, "torch"), (True, "torch")]
+    if site.device == "cuda":
+        orders += [(True, "triton")]
+    for optimizer, (last, norm), resident in itertools.product(optimizers, orders, (few, True)):
         if few and not resident:
             continue
-        words = [optimizer, *["channels_last"] * last, *["resident"] * resident]
+        words = [optimizer, *["channels_last"] * last, *["triton"] * (norm == "triton"), *["resident"] * resident]
         yield " ".join(words), {
             **FORMATS[name], "optimizer__implementation": optimizer, "memory__channels_last": last,
-            "loader__resident": resident,
+            "loader__resident": resident, "model__norm": norm,
         }  # fmt: skip
 
 
@@ -88,6 +91,15 @@ def bounded(found: dict[str, float], bound: float, what: str, means: str = ALIKE
 
 
 NUMBERS = tuple(part(f"{name}, ten steps")(functools.partial(_numbers, name)) for name in FORMATS)
+
+
+@part("one update")
+def one_update(site: Site) -> Answer:
+    """Clipping, AdamW and the averaged weights as one compiled function, against one after the other."""
+    if site.device != "cuda":
+        return Answer("skipped", "on a CPU the compiled optimizer is the fused one")
+    ways = {form: diffusion(small(optimizer__implementation=form), alone(), STEPS) for form in ("compiled", "fused")}
+    return bounded({"compiled": distance(ways["compiled"], ways["fused"])}, BOUNDS["float32"], f"{STEPS} steps")
 
 
 # ------------------------------------------------------------------------------------------------------------ samplers
@@ -253,4 +265,4 @@ def one_rank(site: Site) -> Answer:
     return Answer("ok", f"{found['backend']}, gradients as without", "the library for several GPUs loads and works")
 
 
-CHECKS: tuple[Check, ...] = (*NUMBERS, resume, waiting, compiled, out_of_memory, peak, one_rank)
+CHECKS: tuple[Check, ...] = (*NUMBERS, one_update, resume, waiting, compiled, out_of_memory, peak, one_rank)

@@ -237,6 +237,9 @@ class Loop:
     # ---------------------------------------------------------------------------------------------------- every point
     def _evaluate(self, index: int, fraction: float) -> None:
         """Measure, judge, save and report; the clock of the budget stands still."""
+        if not self._pace.steps:
+            spent = self._clock.seconds["compile"]
+            raise RuntimeError(f"no step was trained: compiling took {spent:.0f} s, which the budget is charged with")
         point = self._meter.measure(index, fraction)
         about = dict(self._describe())
         point = dataclasses.replace(point, **self._compilation.facts())

@@ -108,6 +108,7 @@ def reset(device: torch.device) -> None:
 def restart_peak(device: torch.device) -> None:
     """Start the peak counters from here."""
     if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters are there from then on
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(
         OSError

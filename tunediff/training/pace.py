@@ -15,6 +15,7 @@ class Pace:
     Each rank asking its own clock would stop at its own step and leave the others waiting in a collective. Rank 0's
     clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
     for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
+    On a GPU 1 % counts of seconds alone: of few steps it would be each of them, and the host could never run ahead.
     """
 
     def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
@@ -82,7 +83,9 @@ class Pace:
     def _steps_ahead(self) -> int:
         if self._per_step <= 0.0:
             return 1
-        ahead = [0.01 / self._per_step, (self._stop - self.progress) / self._per_step]
+        ahead = [(self._stop - self.progress) / self._per_step]
+        if self._budget.seconds is not None or self._world.device.type == "cpu":
+            ahead.append(0.01 / self._per_step)
         if self._s_per_step > 0.0:
             ahead.append(0.5 / self._s_per_step)
         return max(1, math.floor(min(ahead)))

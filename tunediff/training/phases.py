@@ -19,7 +19,7 @@ class Phases:
     one around it.
 
     On a GPU it is the device's own time, from events that are read later, when the device has been waited for anyway:
-    nothing here makes the host wait. Each stretch of a phase is an NVTX range there, and a range of torch's profiler
+    nothing before makes the host wait. Each stretch of a phase is an NVTX range there, and a range of torch's profiler
     while one runs.
     """
 
@@ -65,7 +65,9 @@ class Phases:
             self.switch(before)
 
     def read(self) -> dict[str, float]:
-        """Seconds per phase so far. Only to be called when the device has finished what was queued."""
+        """Seconds per phase so far. To be called when the device has finished all but the end of a step."""
+        if self._open:
+            self._open[-1][2].synchronize()  # averaging the weights was queued after the clock was read
         used = set()
         for name, begin, end in self._open:
             self._seconds[name] = self._seconds.get(name, 0.0) + begin.elapsed_time(end) / 1000

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tunediff.workloads.diffusion import knobs
 from tunediff.workloads.diffusion.unet import NormSiLU
@@ -30,6 +32,19 @@ def test_the_kernels_compute_what_torch_does():
     ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@needs_triton
+def test_one_compilation_serves_every_batch_size():
+    from tunediff.workloads.diffusion import norm
+
+    sizes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=sizes)
+    x, weight = mode.from_tensor(torch.randn(6, 8, 4, 4)), mode.from_tensor(torch.ones(8), static_shapes=True)
+    with mode:
+        y, moments = norm.group_norm_silu(x, weight, weight, 4, 1e-6)
+    assert (y.shape, moments.shape) == (x.shape, (2, x.shape[0], 4))
+    assert sizes.guards == []
 
 
 FORMATS = {"x": "*bf16", "y": "*bf16", "dx": "*bf16", "dy": "*bf16", "weight": "*fp32", "bias": "*fp32",

@@ -270,7 +270,7 @@ def group_norm_silu_backward(
 
 @group_norm_silu.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    moments = x.new_empty(2, len(x), groups, dtype=torch.float32)
+    moments = x.new_empty(2, x.shape[0], groups, dtype=torch.float32)  # len(x) would fix the batch size
     return torch.empty_like(x, memory_format=torch.channels_last), moments
 
 
