@@ -60,7 +60,7 @@ SMALL = (
 SETS = {
     "digits": ("digits", "loader.batch_size=64 evaluation.images=1000", (8192, 32768, 131072)),
     "cifar10-16": ("cifar10", f"{SMALL} data.image_size=16 model.channels=16 loader.batch_size=64", (16384, 65536)),
-    "cifar10-32": ("cifar10", f"{SMALL} model.channels=16 loader.batch_size=64", (16384,)),
+    "cifar10-32": ("cifar10", f"{SMALL} model.channels=16 loader.batch_size=64", (8192, 16384)),
 }
 """Workload, knobs, and the moments: images that an ordinary training has seen."""
 ALL = (
