@@ -66,7 +66,7 @@ def test_errors_are_compared_level_by_level_and_seed_by_seed():
 
 
 def test_what_is_kept_can_be_shown_again(tmp_path):
-    kept = ["ray_results/reference/map-cpu/digits.csv", "ray_results/reference/map-cpu/cifar10-16.csv"]
-    chart.show([chart.Path(path) for path in kept], tmp_path)
-    assert (tmp_path / "map.md").read_text() == chart.Path("ray_results/reference/map-cpu/map.md").read_text()
+    kept = chart.Path("ray_results/reference/map-cpu")
+    chart.show([kept / f"{name}.csv" for name in ("digits", "cifar10-16", "cifar10-32")], tmp_path)
+    assert (tmp_path / "map.md").read_text() == (kept / "map.md").read_text()
     assert (tmp_path / "map.png").stat().st_size > 20_000

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
-from tunediff.training import strategies
+from tunediff.training import compilation, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
@@ -224,6 +224,35 @@ def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
         assert seen == pytest.approx([k / steps for k in range(steps)])
         assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
         assert outcome.points[-1].train_s == pytest.approx(10.0)
+
+
+def test_the_optimizers_own_compilation_is_setup(monkeypatch):
+    """As it is where only the optimizer's function is compiled: it is no price of compiling the network."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    monkeypatch.setattr(compilation, "time", hands := Hands())
+    hands.monotonic = hands
+    made, others = [], compilation._others
+    monkeypatch.setattr(compilation, "_all_graphs", lambda: len(made))
+
+    def update():
+        if not made:
+            made.append("graph")
+            hands.s += 1.5
+        hands.s += 0.25
+
+    own = compilation.apart(update)
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 2.0 if trial._warming else 0.25
+            own()
+            trial.step(loss_of(net, batch), optimizer)
+
+    clock = timed(10.0, hands, compile_charged=True)
+    outcome = train(toy(compile__mode="default"), seconds=10.0, compile_charged=True, clock=clock, body=body)
+    assert (len(made), compilation._others - others) == (1, 1)
+    assert (outcome.seconds["compile"], outcome.seconds["setup"], outcome.steps) == (2.0, 1.75, 16)
 
 
 # ------------------------------------------------------------------------------------------------------------- points

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ def _kind(value: Any, static: bool) -> Hashable:
     return shape, value.dtype, value.requires_grad
 
 
-_others = 0
+_others, _others_s = 0, 0.0
 
 
 def graphs() -> int:
@@ -99,15 +100,21 @@ def _all_graphs() -> int:
 
 
 def apart(compiled: Callable[..., None]) -> Callable[..., None]:
-    """The same function; its graphs are not the network's."""
+    """The same function; its graphs and the seconds of making them are not the network's."""
 
     def call(*inputs: Any) -> None:
-        global _others
-        before = _all_graphs()
+        global _others, _others_s
+        before, began = _all_graphs(), time.monotonic()
         compiled(*inputs)
-        _others += _all_graphs() - before
+        if made := _all_graphs() - before:
+            _others, _others_s = _others + made, _others_s + time.monotonic() - began
 
     return call
+
+
+def apart_s() -> float:
+    """Seconds in which functions that are `apart` were compiled in this process."""
+    return _others_s
 
 
 @contextlib.contextmanager
