@@ -79,7 +79,7 @@ class Point:
     peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
     peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")
     peak_reserved_mib: float | None = _measured(
-        "memory reserved", "MiB", "most memory that torch's allocator held on the device"
+        "memory reserved", "MiB", "most memory that torch's allocator held on the device before the first evaluation"
     )
     step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
     flops_per_sample: float | None = _measured("GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9)

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.helpers import assert_equal, toy, train, weights
-from tests.toy.train import INPUTS, TARGETS, network
+from tests.helpers import Hands, assert_equal, timed, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config.systems import CUDA_GRAPHS, Compile
+from tunediff.training import compilation
 from tunediff.training.compilation import Compilation, cold_cache
 from tunediff.workloads.diffusion import unet
 
@@ -145,9 +146,80 @@ def test_the_whole_is_one_graph(eagerly, dynamic):
 def test_the_full_unet_is_compiled_block_by_block(eagerly):
     """DDPM's own, of few channels: more kinds of blocks than torch would compile."""
     config = cfg.override(cfg.baseline("cifar10"), {"model.channels": 8, "model.norm_groups": 4})
-    net, compilation = unet.network(config.knobs), Compilation(Compile(mode="default", scope="blocks"))
-    compilation.apply(net, net, unet.Block)
-    with compilation.noting():
+    net, whole = unet.network(config.knobs), Compilation(Compile(mode="default", scope="blocks"))
+    whole.apply(net, net, unet.Block)
+    with whole.noting():
         net(torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64))
-    found = compilation.facts()
+    found = whole.facts()
     assert found["compiled_graphs"] == found["expected_graphs"] > 8
+
+
+# ----------------------------------------------------------------------------------------------- the seconds that it takes
+def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
+    """The untrained model would be judged, and might even be told as the best of a bad lot."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    hands = Hands()
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 11.0 * trial._warming
+            trial.step(loss_of(net, batch), optimizer)
+
+    with pytest.raises(
+        RuntimeError, match="no step was trained: compiling took 11 s, which the budget is charged with"
+    ):
+        train(toy(compile__mode="default"), seconds=10.0, clock=timed(10.0, hands), body=body)
+
+
+def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
+    """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    hands, seen = Hands(), []
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 4.0 if trial._warming else 0.5
+            if not trial._warming:
+                seen.append(trial.progress)
+            trial.step(loss_of(net, batch), optimizer)
+
+    for charged, steps in ((True, 12), (False, 20)):
+        hands.s, config = 0.0, toy(compile__mode="default")
+        seen.clear()
+        clock = timed(10.0, hands, compile_charged=charged)
+        outcome = train(config, seconds=10.0, compile_charged=charged, clock=clock, body=body)
+        assert outcome.steps == steps
+        assert seen == pytest.approx([k / steps for k in range(steps)])
+        assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
+        assert outcome.points[-1].train_s == pytest.approx(10.0)
+
+
+def test_the_optimizers_own_compilation_is_setup(monkeypatch):
+    """As it is where only the optimizer's function is compiled: it is no price of compiling the network."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    monkeypatch.setattr(compilation, "time", hands := Hands())
+    hands.monotonic = hands
+    made, others = [], compilation._others
+    monkeypatch.setattr(compilation, "_all_graphs", lambda: len(made))
+
+    def update():
+        if not made:
+            made.append("graph")
+            hands.s += 1.5
+        hands.s += 0.25
+
+    own = compilation.apart(update)
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 2.0 if trial._warming else 0.25
+            own()
+            trial.step(loss_of(net, batch), optimizer)
+
+    clock = timed(10.0, hands, compile_charged=True)
+    outcome = train(toy(compile__mode="default"), seconds=10.0, compile_charged=True, clock=clock, body=body)
+    assert (len(made), compilation._others - others) == (1, 1)
+    assert (outcome.seconds["compile"], outcome.seconds["setup"], outcome.steps) == (2.0, 1.75, 16)

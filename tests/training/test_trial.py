@@ -2,6 +2,7 @@
 that takes milliseconds."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -11,8 +12,7 @@ from torch.utils.data import TensorDataset
 from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
-from tunediff.training import compilation, strategies
-from tunediff.training.compilation import Compilation
+from tunediff.training import memory, strategies
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 
@@ -185,77 +185,21 @@ def test_progress_and_stride_follow_the_budget():
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
 
 
-def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
-    """The untrained model would be judged, and might even be told as the best of a bad lot."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
-    hands = Hands()
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 11.0 * trial._warming
-            trial.step(loss_of(net, batch), optimizer)
-
-    with pytest.raises(
-        RuntimeError, match="no step was trained: compiling took 11 s, which the budget is charged with"
-    ):
-        train(toy(compile__mode="default"), seconds=10.0, clock=timed(10.0, hands), body=body)
-
-
-def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
-    """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
-    hands, seen = Hands(), []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 4.0 if trial._warming else 0.5
-            if not trial._warming:
-                seen.append(trial.progress)
-            trial.step(loss_of(net, batch), optimizer)
-
-    for charged, steps in ((True, 12), (False, 20)):
-        hands.s, config = 0.0, toy(compile__mode="default")
-        seen.clear()
-        clock = timed(10.0, hands, compile_charged=charged)
-        outcome = train(config, seconds=10.0, compile_charged=charged, clock=clock, body=body)
-        assert outcome.steps == steps
-        assert seen == pytest.approx([k / steps for k in range(steps)])
-        assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
-        assert outcome.points[-1].train_s == pytest.approx(10.0)
-
-
-def test_the_optimizers_own_compilation_is_setup(monkeypatch):
-    """As it is where only the optimizer's function is compiled: it is no price of compiling the network."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
-    monkeypatch.setattr(compilation, "time", hands := Hands())
-    hands.monotonic = hands
-    made, others = [], compilation._others
-    monkeypatch.setattr(compilation, "_all_graphs", lambda: len(made))
-
-    def update():
-        if not made:
-            made.append("graph")
-            hands.s += 1.5
-        hands.s += 0.25
-
-    own = compilation.apart(update)
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 2.0 if trial._warming else 0.25
-            own()
-            trial.step(loss_of(net, batch), optimizer)
-
-    clock = timed(10.0, hands, compile_charged=True)
-    outcome = train(toy(compile__mode="default"), seconds=10.0, compile_charged=True, clock=clock, body=body)
-    assert (len(made), compilation._others - others) == (1, 1)
-    assert (outcome.seconds["compile"], outcome.seconds["setup"], outcome.steps) == (2.0, 1.75, 16)
-
-
 # ------------------------------------------------------------------------------------------------------------- points
+def test_what_judging_reserved_is_not_what_training_holds(monkeypatch):
+    names, looks = ("peak_memory_mib", "peak_reserved_mib", "peak_host_memory_mib"), itertools.count(1)
+    monkeypatch.setattr(memory, "peak_mib", lambda device: dict.fromkeys(names, 100.0 * next(looks)))
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        trial.evaluate_with(lambda: error(net))
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+
+    points = train(toy(), samples=IMAGES, evaluates=True, body=body).points
+    assert [(one.peak_memory_mib, one.peak_reserved_mib) for one in points] == [(100.0, 100.0), (200.0, 100.0)]
+
+
 def test_what_is_found_and_described_is_in_every_point():
     told = Told()
 

@@ -75,21 +75,26 @@ def faster_in_nhwc(model: nn.Module, wanted: bool | str, dtype: torch.dtype | No
 
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
     """How many times as fast the model's most frequent convolution is in NHWC as in NCHW, forward and backward, on
-    eight feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each
-    counts: tens of milliseconds."""
+    feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each counts:
+    tens of milliseconds. A GPU has more maps, and several passes between two looks at the clock, since one pass of few
+    takes as long as starting it."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     alike = Counter((one.weight.shape, one.stride, one.groups) for one in convolutions)
     if not alike:
         return 0.0
     (shape, stride, groups), _ = alike.most_common(1)[0]
+    maps, passes = (128, 20) if device.type == "cuda" else (8, 1)
     taken: dict[torch.memory_format, list[float]] = {torch.contiguous_format: [], torch.channels_last: []}
     for _, (order, seconds) in itertools.product(range(8), taken.items()):
-        x, weight = torch.ones(8, shape[1] * groups, 16, 16, device=device), torch.ones(shape, device=device)
+        x, weight = torch.ones(maps, shape[1] * groups, 16, 16, device=device), torch.ones(shape, device=device)
         x, weight = (one.to(memory_format=order).requires_grad_() for one in (x, weight))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         begin = time.perf_counter()
-        with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
-        y.float().mean().backward()  # type: ignore[no-untyped-call]
+        for _ in range(passes):
+            with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
+            y.float().mean().backward()  # type: ignore[no-untyped-call]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)

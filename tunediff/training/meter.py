@@ -150,5 +150,7 @@ class Meter:
     def _memory(self) -> dict[str, Any]:
         """Peak MiB of the rank that needs most."""
         used = memory.peak_mib(self._world.device)
-        self._peak = {name: max(value, self._peak.get(name, 0.0)) for name, value in used.items()}
+        if self._peak:  # what judging reserved stays reserved: the point before it tells what training holds
+            used.pop("peak_reserved_mib", None)
+        self._peak |= {name: max(value, self._peak.get(name, 0.0)) for name, value in used.items()}
         return {name: self._world.largest(value) for name, value in self._peak.items()}
