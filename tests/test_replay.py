@@ -1,17 +1,20 @@
 """Search strategies replayed against tables whose best point is known; no cluster."""
 
 import csv
-import importlib.util
 import itertools
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from benchmarks.replay.__main__ import _main, main
+from benchmarks.replay.report import markdown, ratio, regret, summary
+from benchmarks.replay.strategies import CANDIDATES, STRATEGIES, replay_all
+from benchmarks.replay.table import load
+from benchmarks.replay.table import write as write_table
 from tests.helpers import point as made
 from tunediff import record, space
 from tunediff.config import ConfigError, workload
@@ -19,15 +22,7 @@ from tunediff.config import ConfigError, workload
 ROOT = Path(__file__).parent.parent
 
 
-def _load():
-    spec = importlib.util.spec_from_file_location("replay", ROOT / "benchmarks" / "replay.py")
-    module = sys.modules["replay"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-replay = _load()
-ALL = replay.STRATEGIES | replay.CANDIDATES
+ALL = STRATEGIES | CANDIDATES
 HEAD = ["loader.batch_size", "optimizer.lr", "precision.amp", "train_s", "frechet", "status"]
 
 
@@ -52,11 +47,11 @@ def write(path, lines, head=HEAD):
 
 @pytest.fixture
 def table(tmp_path):
-    return replay.load(write(tmp_path / "table.csv", rows()))
+    return load(write(tmp_path / "table.csv", rows()))
 
 
 def run(table, name, seed):
-    return replay.replay_all(table, [name], [seed])[0]
+    return replay_all(table, [name], [seed])[0]
 
 
 def costs(found):
@@ -82,7 +77,7 @@ def test_knobs_that_apply_only_sometimes(tmp_path):
         ["loss_second_moment", 5, 8.1, 2.0, "ok"],
         ["loss_second_moment", 20, 8.2, 1.0, "ok"],
     ]
-    table = replay.load(write(tmp_path / "table.csv", lines, head))
+    table = load(write(tmp_path / "table.csv", lines, head))
     assert [curve.value for curve in table.curves] == [3.0, 2.0, 1.0]
     for name in ("random", "ours"):
         found = run(table, name, 0)
@@ -116,9 +111,9 @@ def searched(tmp_path):
 
 
 def test_a_searched_grid_becomes_a_table_and_the_table_is_enough(searched, tmp_path):
-    recorded = replay.load(searched, tmp_path / "out")
+    recorded = load(searched, tmp_path / "out")
     shutil.copytree(tmp_path / "out", tmp_path / "kept")
-    kept = replay.load(tmp_path / "kept")
+    kept = load(tmp_path / "kept")
     assert kept.curves == recorded.curves
     assert (kept.budget_s, kept.total_s, kept.best) == (recorded.budget_s, recorded.total_s, recorded.best)
     trials = record.read_trials(searched)
@@ -129,14 +124,14 @@ def test_a_searched_grid_becomes_a_table_and_the_table_is_enough(searched, tmp_p
         np.testing.assert_allclose(curve.points, expected or np.zeros((0,)), rtol=1e-4)
     assert kept.curves[2].spent_s == pytest.approx(4.0, abs=1.0)  # not a number after its second evaluation
     assert kept.curves[7].spent_s < 1.0
-    assert replay.replay_all(kept, ["ours"], range(3)) == replay.replay_all(recorded, ["ours"], range(3))
-    replay.write(tmp_path / "again.csv", searched, "frechet", trials)
+    assert replay_all(kept, ["ours"], range(3)) == replay_all(recorded, ["ours"], range(3))
+    write_table(tmp_path / "again.csv", searched, "frechet", trials)
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "table.csv").read_text()
 
 
 def test_what_is_no_table_is_refused(tmp_path, searched, capsys):
     def refused(path, words):
-        assert replay.main([str(path)]) == 2
+        assert main([str(path)]) == 2
         assert words in capsys.readouterr().err
 
     path = tmp_path / "table.csv"
@@ -156,7 +151,7 @@ def test_what_is_no_table_is_refused(tmp_path, searched, capsys):
     (searched / "search.yaml").write_text(yaml.safe_dump(GRID | {"early_stopping": "asha"}))
     refused(searched, "nothing stopped")
     with pytest.raises(ConfigError, match="allowed: random, TPE"):
-        replay._main([str(tmp_path), "--only", "best"])
+        _main([str(tmp_path), "--only", "best"])
 
 
 def test_a_grid_that_was_cut_is_no_table(searched):
@@ -164,7 +159,7 @@ def test_a_grid_that_was_cut_is_no_table(searched):
         shutil.rmtree(searched / "trials" / trial)
     (searched / "search.yaml").write_text(yaml.safe_dump(GRID | {"budget": {"per_trial": "8s", "trials": 6}}))
     with pytest.raises(ConfigError, match="2 of 8 points are not recorded"):
-        replay.load(searched)
+        load(searched)
 
 
 # -------------------------------------------------------------------------------------------- objectives of any kind
@@ -175,13 +170,13 @@ RANKED = [[8, 5.0, 0.0, "ok"], [8, 10.0, 0.5, "ok"], [16, 5.1, 0.2, "ok"], [16, 
 def test_a_table_of_accuracies_is_searched_for_the_highest(tmp_path, monkeypatch, name):
     monkeypatch.setitem(workload.SHIPPED, "ranker", "tests.ranker")
     (tmp_path / "baseline.yaml").write_text("workload: ranker\n")
-    table = replay.load(write(tmp_path / "table.csv", RANKED, ["width", "train_s", "accuracy", "status"]))
+    table = load(write(tmp_path / "table.csv", RANKED, ["width", "train_s", "accuracy", "status"]))
     assert (table.space.metric, table.best, table.worst, table.ratios) == ("accuracy", -0.9, -0.5, False)
     found = run(table, name, 0)
     assert found.best[-1] == -0.9
-    assert replay.regret(table, [found], 1e9)[0] == 0.0
-    assert replay.regret(table, [found], 0.0)[0] == 1.0, "nothing found is as bad as the worst"
-    text = replay.markdown(table, replay.summary(table, [found]), "ranker", 1)
+    assert regret(table, [found], 1e9)[0] == 0.0
+    assert regret(table, [found], 0.0)[0] == 1.0, "nothing found is as bad as the worst"
+    text = markdown(table, summary(table, [found]), "ranker", 1)
     assert "accuracy 0.9 to 0.5, 1 within 2% of the table's range from the best, 1 failed" in text
     assert "how far accuracy of the best finished trial is from the table's best" in text
     assert "FD" not in text
@@ -197,7 +192,7 @@ def test_a_seed_gives_one_replay_and_regret_never_rises(table, name):
     assert all(a < b for a, b in itertools.pairwise(found.spent_s))
     assert found.spent_s[-1] <= table.total_s + 1e-9
     seconds = np.linspace(0, table.total_s, 50)
-    curve = [replay.regret(table, [found], s)[0] for s in seconds]
+    curve = [regret(table, [found], s)[0] for s in seconds]
     assert curve[0] == pytest.approx(3.5)  # nothing found is as bad as the worst
     assert all(a >= b for a, b in itertools.pairwise(curve))
     if ALL[name].stopping.rule == "none":
@@ -241,7 +236,7 @@ LATE = [[1e-3, 5.0, 10.0, "ok"], [1e-3, 10.0, 5.0, "ok"], [2e-3, 5.1, 20.0, "ok"
 ])  # fmt: skip
 def test_a_late_winner_is_lost_to_early_stopping(tmp_path, name, spent, best):
     head = ["optimizer.lr", "train_s", "frechet", "status"]
-    table = replay.load(write(tmp_path / "table.csv", LATE, head))
+    table = load(write(tmp_path / "table.csv", LATE, head))
     found = run(table, name, 0)
     assert found.spent_s == pytest.approx(spent)
     assert found.best == best
@@ -258,12 +253,12 @@ def test_a_failed_point_costs_seconds_and_is_bad(tmp_path):
         [4e-3, 5.0, 3.0, "ok"],
         [4e-3, 10.2, 2.0, "ok"],
     ]
-    table = replay.load(write(tmp_path / "table.csv", lines, head))
+    table = load(write(tmp_path / "table.csv", lines, head))
     assert (table.best, table.worst) == (1.0, 2.0)  # what it had before it failed does not count
     for name in ("ours", "ours + ASHA"):
         found = run(table, name, 0)
         assert (found.spent_s[0], found.best[0]) == (4.0, math.inf)
-        assert replay.regret(table, [found], 4.0) == pytest.approx([1.0])
+        assert regret(table, [found], 4.0) == pytest.approx([1.0])
     assert {run(table, "TPE", seed).best[-1] for seed in range(5)} == {1.0}
 
 
@@ -271,7 +266,7 @@ def test_a_failed_point_costs_seconds_and_is_bad(tmp_path):
 def test_the_command_writes_table_figure_and_text(searched, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--seeds", "4", "--out", str(out), "--processes", "1", "--only", "random", "--only", "ours + ASHA"]
-    assert replay.main([str(searched), *words]) == 0
+    assert main([str(searched), *words]) == 0
     text = (out / "replay.md").read_text()
     assert capsys.readouterr().out == text
     assert text.startswith("# searched: search strategies replayed\n\n8 points of up to 8.0 training seconds")
@@ -279,13 +274,13 @@ def test_the_command_writes_table_figure_and_text(searched, tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == {"table.csv", "baseline.yaml", "replay.md", "replay.png"}
     assert (out / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert not (searched / "table.csv").exists()
-    assert replay.main([str(out / "table.csv"), *words]) == 0
+    assert main([str(out / "table.csv"), *words]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == text.splitlines()[2:]
 
 
 def test_the_summary_counts_and_compares(table):
-    runs = replay.replay_all(table, ["random", "ours"], range(6))
-    first, second = replay.summary(table, runs)
+    runs = replay_all(table, ["random", "ours"], range(6))
+    first, second = summary(table, runs)
     needed = sorted(found.seconds_to(1.02) for found in runs[:6])
     assert first["median_s"] == needed[2]
     assert first["quartiles_s"] == (needed[1], needed[4])
@@ -297,6 +292,6 @@ def test_the_summary_counts_and_compares(table):
 
 def test_ratios_of_searches_that_never_arrive():
     ours, theirs = np.array([1.0, 2.0, math.inf]), np.array([4.0, 4.0, 4.0])
-    middle, low, high = replay.ratio(ours, theirs)
+    middle, low, high = ratio(ours, theirs)
     assert (middle, low, high) == (0.5, 0.25, math.inf)
-    assert replay.ratio(theirs, theirs) == (1.0, 1.0, 1.0)
+    assert ratio(theirs, theirs) == (1.0, 1.0, 1.0)
