@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from benchmarks import tuned
@@ -70,3 +71,9 @@ def test_what_is_measured_becomes_a_table(tmp_path):
     assert cells[3] == "**0.50 (0.50 … 0.50)**"
     assert cells[4].startswith("2.00 (2.00")
     assert cells[5] == "optimizer.lr 0.00123"
+
+
+def test_who_was_there_at_the_first_look_was_there_before():
+    curves = {"uniform": [(200, 8.0), (800, 4.0)], "wiener": [(200, 3.9), (800, 2.0)]}
+    rows = [{"method": name, "seed": seed, "curve": curve} for seed in (0, 1) for name, curve in curves.items()]
+    assert tuned.faster(pd.DataFrame(rows), "wiener") == "≥ 4.00 (4.00 …)"
