@@ -6,6 +6,7 @@ their difference, taking turns; load average beside it.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import statistics
@@ -83,6 +84,7 @@ DATA = torch.rand(4096, 4)
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     module: Any = types.ModuleType("empty")
     module.Knobs, module.OBJECTIVE, module.train = Knobs, cfg.Metric("loss", "min"), train
     sys.modules["empty.knobs"] = sys.modules["empty.train"] = module
