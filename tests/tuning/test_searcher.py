@@ -172,10 +172,10 @@ def test_a_study_of_an_older_run_is_brought_up_to_the_journals(make, tmp_path):
 
 
 def test_no_trial_starts_that_would_not_end_in_time(make):
-    budget = {"per_trial": "3s", "trials": 6, "total": "1m"}
-    assert make(budget=budget, spent_s=56.0).suggest("a")["trial"] == "t0000"
-    assert make(budget=budget, spent_s=58.0).suggest("b")["trial"] == "t0000"  # what was begun is finished
-    fresh = make(budget=budget, spent_s=58.0)
+    budget = {"per_trial": "3s", "trials": 6, "total": "1h"}
+    assert make(budget=budget, spent_s=3540.0).suggest("a")["trial"] == "t0000"
+    assert make(budget=budget, spent_s=3598.0).suggest("b")["trial"] == "t0000"  # what was begun is finished
+    fresh = make(budget=budget, spent_s=3598.0)
     end(fresh, fresh.suggest("c"), "c")
     assert fresh.suggest("d") == "FINISHED"
 
