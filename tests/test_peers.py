@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks import peers
+from benchmarks.peers import contenders as peers
 from tests.helpers import CPU, tiny
 from tunediff import config as cfg
 from tunediff.workloads.diffusion import unet

@@ -274,7 +274,7 @@ def judged(each: judging.PassS, drawn: dict[str, float], config: Systems) -> Ans
 @part("peers")
 def peers(site: Site) -> Answer:
     """Other programs are no part of this one's package."""
-    return Answer("skipped", "in a checkout: python benchmarks/peers.py --config cifar10",
+    return Answer("skipped", "in a checkout: python -m benchmarks.peers --config cifar10",
                   "diffusers and denoising-diffusion-pytorch take turns with this one there")  # fmt: skip
 
 
