@@ -185,15 +185,15 @@ def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch):
     from tunediff.data.loader import Batches
 
     fetch = Batches.fetch
-    monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.01) or fetch(self))
+    monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.02) or fetch(self))
     on_host = train(toy(), samples=8 * 20).seconds
-    assert on_host["data_wait"] > 0.15, "19 or 20 fetches of 10 ms"
+    assert on_host["data_wait"] > 0.3, "19 or 20 fetches of 20 ms"
     monkeypatch.setattr("tunediff.training.loop.Phases", OfADevice)
     found = train(toy(), samples=8 * 20)
     assert found.seconds["data_wait"] == pytest.approx(0.020), "the warm-up's is none"
-    assert found.seconds["train"] > 0.15
+    assert found.seconds["train"] > 0.3
     shares = [point.data_wait_share for point in found.points]
-    assert max(shares) < 0.1
+    assert max(shares) < 0.1, "1 ms of at least 20, however fast the rest"
     spent = found.seconds["train"] + found.seconds["data_wait"]
     assert found.points[-1].train_s == pytest.approx(spent, rel=0.05), "what is booked elsewhere is not lost"
 
