@@ -142,7 +142,7 @@ def test_the_parts_of_a_step_make_up_the_step():
     parts = {name: point[f"step_{name}_s"] for name in (*COMMON, "other")}
     assert all(seconds >= 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(point["step_s"], rel=1e-6)
-    assert parts["forward"] + parts["backward"] > 0.3 * point["step_s"]
+    assert min(parts["forward"], parts["backward"], parts["optimizer"]) > 0, "their shares are the machine's own"
     assert point["step_s"] == pytest.approx(8 / point["samples_per_s"])
     assert parts["data_wait"] == pytest.approx(point["data_wait_share"] * point["step_s"], rel=0.2, abs=1e-4)
     assert point["samples_per_s_sd"] > 0
