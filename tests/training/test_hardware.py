@@ -138,12 +138,13 @@ def test_phases_on_a_gpu_are_device_time():
 
 
 def test_the_parts_of_a_step_make_up_the_step():
-    point = last_point()
+    # A network that is work enough: of the toy's own step of half a millisecond, most is what surrounds it.
+    point = train(toy(width=16384, loader__batch_size=32), samples=32 * 20).points[-1]
     parts = {name: point[f"step_{name}_s"] for name in (*COMMON, "other")}
     assert all(seconds >= 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(point["step_s"], rel=1e-6)
-    assert min(parts["forward"], parts["backward"], parts["optimizer"]) > 0, "their shares are the machine's own"
-    assert point["step_s"] == pytest.approx(8 / point["samples_per_s"])
+    assert parts["forward"] + parts["backward"] > 0.3 * point["step_s"]
+    assert point["step_s"] == pytest.approx(32 / point["samples_per_s"])
     assert parts["data_wait"] == pytest.approx(point["data_wait_share"] * point["step_s"], rel=0.2, abs=1e-4)
     assert point["samples_per_s_sd"] > 0
     assert point["first_step_s"] > 0
