@@ -16,6 +16,7 @@ from tunediff.config.schema import C, Configuration, Schema, flatten, override, 
 
 MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
 """What a file may hold: more is a mistake, and would take minutes to say so."""
+TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
@@ -43,7 +44,7 @@ def _parsed(text: str) -> Any:
             values.append(1)
             names.append(event.anchor)
             if len(values) > DEEPEST:
-                raise ValueError(f"is nested deeper than {DEEPEST} levels")
+                raise ValueError(TOO_DEEP)
         elif isinstance(event, yaml.CollectionEndEvent):
             inside = anchors[names.pop()] = values.pop()
             values[-1] += inside
@@ -82,7 +83,9 @@ def read_yaml(path: Path) -> Lines:
         content = _parsed(text)
     except yaml.YAMLError as error:
         said = " ".join(str(error).replace(' in "<unicode string>"', "").split())
-        raise ConfigError(f"{path}: is not valid YAML: {said}") from None
+        # PyYAML from 6.0.4 on has a limit of its own, a thousand levels, and reads that far ahead of its events.
+        deep = "maximum nesting depth" in said
+        raise ConfigError(f"{path}: {TOO_DEEP if deep else f'is not valid YAML: {said}'}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     refuse(content is None, f"{path}: is empty; it needs `key: value` lines")
