@@ -40,7 +40,8 @@ from scipy import special
 
 from tunediff import cli, space
 from tunediff import config as cfg
-from tunediff.record import End, Point, TrialRecord
+from tunediff.points import Point
+from tunediff.record import End, TrialRecord
 from tunediff.results import Results, noise, statistics
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation

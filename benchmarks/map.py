@@ -41,7 +41,7 @@ from tunediff.clock import Budget
 from tunediff.colors import BASELINE, PLAIN, SERIES, WINNER
 from tunediff.distributed import World, alone
 from tunediff.files import write_text
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.report.words import markdown_table
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run

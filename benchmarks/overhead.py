@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli, environment, record, space
+from tunediff.points import Point
 from tunediff.report.console import Console
 from tunediff.tuning import experiment, resources, searcher, trial
 from tunediff.tuning.messages import Plan
@@ -63,7 +64,7 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
     for index in range(1, config.evaluation.points + 1):
         fraction = index / config.evaluation.points
         found = {plan.metric: value * (2 - fraction), "label": "made up"}
-        point = record.Point(
+        point = Point(
             index, seconds * fraction, samples=1000 * index, steps=index, fraction=fraction, samples_per_s=1000.0,
             loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, found=found,
         )  # fmt: skip

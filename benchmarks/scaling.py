@@ -29,6 +29,7 @@ import psutil
 
 from tunediff import config as cfg
 from tunediff import environment, record, space
+from tunediff.points import Point
 from tunediff.progress import harmless
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
@@ -110,13 +111,13 @@ class Simulation:
     def _tell(self, event: str, params: dict[str, Any]) -> None:
         self.timed("console", harmless, event, self.console.listen, event, params["trial"], params)
 
-    def _write(self, params: dict[str, Any]) -> record.Point:
+    def _write(self, params: dict[str, Any]) -> Point:
         """What worker and driver write to a journal."""
         values, journal = drawn(params), record.Journal(self.folder / "trials" / params["trial"])
         journal.start(self.space.config(values), values, 60.0, int(params["trial"][1:]))
         journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
         value = objective(params)
-        point = record.Point(
+        point = Point(
             1, 60.0, samples=1000, steps=10, fraction=1.0, device_s=60.0, samples_per_s=16.0, loss=1.0,
             peak_memory_mib=1.0, peak_host_memory_mib=1.0, found={"frechet": value, "label": "made up"},
         )  # fmt: skip

@@ -15,7 +15,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget, Clock
 from tunediff.config import workload
 from tunediff.distributed import World
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.training import hardware, trial
 from tunediff.training.observer import Observer
 

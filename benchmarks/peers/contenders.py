@@ -24,7 +24,7 @@ from tunediff.config import Systems
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.training import hardware, memory, trial
 from tunediff.training.compilation import Compilation
 from tunediff.training.observer import Observer

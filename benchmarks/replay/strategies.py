@@ -22,7 +22,8 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from benchmarks.replay.table import Curve, Table, load
-from tunediff.record import End, Point, TrialRecord
+from tunediff.points import Point
+from tunediff.record import End, TrialRecord
 from tunediff.space import Draw, to_params
 from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn

@@ -9,8 +9,8 @@ import torch
 
 from tests.helpers import CPU, tiny
 from tests.profiling.conftest import PHASES
+from tunediff.points import Point
 from tunediff.profiling import measure
-from tunediff.record import Point
 
 
 def point(step_s, **values):

@@ -20,8 +20,9 @@ from tunediff import record
 from tunediff.clock import Budget
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.points import Point
 from tunediff.progress import DOING, Progress
-from tunediff.record import NotFiniteError, Point
+from tunediff.record import NotFiniteError
 from tunediff.training import state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Job, Kind, Lost

@@ -16,7 +16,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import Systems
 from tunediff.distributed import World
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.training import compilation
 from tunediff.training import optimizer as adam
 from tunediff.training.observer import Observer

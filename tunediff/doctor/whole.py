@@ -24,6 +24,7 @@ from tunediff import machine, record
 from tunediff.distributed import alone
 from tunediff.doctor import apart
 from tunediff.doctor.finding import Answer, Site, check
+from tunediff.points import Point
 from tunediff.training import hardware, memory
 
 NAME = "whole"
@@ -138,7 +139,7 @@ def judged(found: Mapping[str, record.TrialRecord], killed: bool, count: int) ->
     return Answer("ok", said, "out of memory is told, a killed worker is replaced, a compiled trial compiles", became)
 
 
-def _graphs(points: Sequence[record.Point]) -> int:
+def _graphs(points: Sequence[Point]) -> int:
     return int(points[-1].get("compiled_graphs", 0) or 0) if points else 0
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.cli import number, seconds
 from tunediff.config import ConfigError, Systems, Values
+from tunediff.points import one_of
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
-from tunediff.record import one_of
 
 WAIT, RESERVE, OPTIMIZER, SAMPLER = 0.05, 1.5, 0.10, 0.10
 """From which share of the step (or below which ratio of loader to model) a rule speaks."""

@@ -25,8 +25,8 @@ from tunediff.clock import Budget
 from tunediff.config import Systems, Values
 from tunediff.data import loader
 from tunediff.distributed import World, alone
+from tunediff.points import Point
 from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
-from tunediff.record import Point
 from tunediff.training import hardware, memory, state
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run

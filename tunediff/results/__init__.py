@@ -19,6 +19,7 @@ from tunediff import cli, record, space
 from tunediff import config as cfg
 from tunediff.clock import Unit
 from tunediff.config import Quantity, Values
+from tunediff.points import quantities
 from tunediff.record import TrialRecord
 from tunediff.results import reach
 from tunediff.space import SearchSpace
@@ -98,7 +99,7 @@ class Results:
 
     def quantity(self, name: str) -> Quantity:
         """What a measured number is called, and its unit."""
-        return record.quantities(self.space.workload).get(name, Quantity(name))
+        return quantities(self.space.workload).get(name, Quantity(name))
 
     def _with_seed(self, seed: int) -> TrialRecord | None:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))

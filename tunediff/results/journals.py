@@ -16,7 +16,8 @@ from typing import Any
 from tunediff import record, space
 from tunediff.clock import UNITS
 from tunediff.config import ConfigError
-from tunediff.record import End, Line, Point, TrialRecord
+from tunediff.points import Point
+from tunediff.record import End, Line, TrialRecord
 from tunediff.results import Results, is_number
 from tunediff.space import SearchSpace
 

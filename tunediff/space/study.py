@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tunediff.config import ConfigError, Quantity, Workload
 from tunediff.config.knobs import nearest, refuse
-from tunediff.record import in_units, quantities
+from tunediff.points import in_units, quantities
 from tunediff.space.sections import Table, checked
 
 PREDICTED = (4, 8)

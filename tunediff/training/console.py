@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tunediff import cli
 from tunediff.config import Workload
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.training.observer import Recorder, Shown
 
 

@@ -19,7 +19,8 @@ from tunediff.clock import Budget, Clock
 from tunediff.config import Systems, flatten, of, to_dict
 from tunediff.config.code import WorkloadError
 from tunediff.distributed import World
-from tunediff.record import NotFiniteError, Point
+from tunediff.points import Point
+from tunediff.record import NotFiniteError
 from tunediff.training import compilation, hardware, memory, state, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed, Primed

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tunediff.clock import Clock
 from tunediff.distributed import World
-from tunediff.record import Point
+from tunediff.points import Point
 from tunediff.training import hardware, memory
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from tunediff.files import write_atomically, write_text
-from tunediff.record import Journal, Point
+from tunediff.points import Point
+from tunediff.record import Journal
 
 Shown = Tensor | Mapping[str, Sequence[float]]
 """A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""

@@ -17,7 +17,8 @@ from tunediff import config as cfg
 from tunediff import record
 from tunediff.clock import Budget
 from tunediff.config import Lines, Systems, Values
-from tunediff.record import End, Point
+from tunediff.points import Point
+from tunediff.record import End
 from tunediff.space import SearchBudget, SearchSpace
 from tunediff.tuning.resources import Place
 

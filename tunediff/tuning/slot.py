@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import ray
 
 from tunediff.files import plain
-from tunediff.record import End, Point
+from tunediff.points import Point
+from tunediff.record import End
 from tunediff.tuning import cluster
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import NAMESPACE, Decision, Event, Job, Kind, Lost, Order

@@ -21,8 +21,9 @@ from tunediff import record
 from tunediff.config import Systems, Values
 from tunediff.environment import DISK_FAULTS
 from tunediff.files import write_text
+from tunediff.points import Point
 from tunediff.progress import DOING
-from tunediff.record import End, Point
+from tunediff.record import End
 from tunediff.space import SearchSpace
 from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get

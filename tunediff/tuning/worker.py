@@ -23,8 +23,9 @@ from tunediff.clock import Clock
 from tunediff.config import code
 from tunediff.config.systems import Precision, Systems
 from tunediff.distributed import World
+from tunediff.points import Point
 from tunediff.progress import DOING, Noted, heard
-from tunediff.record import End, NotFiniteError, Point
+from tunediff.record import End, NotFiniteError
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.judging import judged

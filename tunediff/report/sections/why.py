@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from tunediff.cli import number
 from tunediff.clock import UNITS
-from tunediff.record import TrialRecord, one_of
+from tunediff.points import one_of
+from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
 from tunediff.report.style import DASHED, INK, SOFT, Stars, legend, objective_axis, plain_numbers, ring, say, sheet

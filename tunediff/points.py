@@ -1,0 +1,137 @@
+"""What one evaluation of a training measured, and what each of its values is called, counted in and means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tunediff.config import Quantity, Workload
+
+
+def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
+    return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)
+
+
+_measured = functools.partial(_required, default=None)
+"""What our own points always hold, unless its type says otherwise; a damaged or foreign journal may lack it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One evaluation: how far a training has come, how fast it was since the one before, and what it can do.
+
+    `point[name]`, `point.get(name)` and `name in point` look a value up by the flat name under which the journal and
+    every table have it: a field, `step_<phase>_s`, or what the workload's evaluation found.
+    """
+
+    index: int
+    """1, 2, …: its place on the curve."""
+    train_s: float = _required("training", "s", "training seconds of the run")
+    samples: int = _required("samples", "", "samples that the run trained")
+    steps: int = _required("steps", "", "optimizer steps of the run")
+    fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
+    device_s: float = _measured("device-seconds", "s", "training seconds × devices")
+    samples_per_s: float = _measured("samples/s", "", "samples trained per second, without compilation")
+    samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
+    data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
+    first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
+    peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
+    cpu_share: float = _measured("CPU cores used", "", "CPU seconds of the training process per second")
+    load_average: float = _measured("load average", "", "of the machine, over the last minute")
+    other_load_share: float = _measured("others' load", "%", "share of the machine's cores that others used", 100.0)
+    core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
+    disturbed: bool = False
+    """Whether others took cores that this training wanted: its seconds are not its own alone."""
+    loss: float = _measured("loss", "", "mean training loss since the evaluation before")
+    peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
+    peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")
+    peak_reserved_mib: float | None = _measured(
+        "memory reserved", "MiB", "most memory that torch's allocator held on the device before the first evaluation"
+    )
+    step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
+    flops_per_sample: float | None = _measured("GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9)
+    peak_share: float | None = _measured(
+        "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
+    )
+    energy_j: float | None = _measured("energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs")
+    energy_wh: float | None = _measured("energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs")
+    price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
+    samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
+    compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
+    expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")
+    phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of the clock so far, by its parts."""
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the workload's evaluation returned and what it noted, by name."""
+
+    @functools.cached_property
+    def flat(self) -> dict[str, Any]:
+        """Everything by its flat name, but what is not known. Not to be changed."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
+        steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
+        known = {name: value for name, value in own.items() if value is not None}
+        return {**known, **steps, "seconds": self.seconds, **self.found}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> Point:
+        """The point that `flat` came from. Raises `TypeError` if it lacks a place: index, seconds, samples, steps."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
+        own = {name: value for name, value in flat.items() if name in fields}
+        rest = {name: value for name, value in flat.items() if name not in fields}
+        phases = {name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)}
+        found = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
+        return cls(**own, phases_s=phases, found=found)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value by its flat name."""
+        return self.flat.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.flat[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.flat
+
+
+_NESTED = ("phases_s", "seconds", "found")
+_STEP = {
+    "data_wait": ("waiting for data", "waiting for its samples"),
+    "host_to_device": ("copy to device", "copying its samples to the device and scaling them"),
+    "forward": ("forward", "the forward pass"),
+    "backward": ("backward", "the backward pass, averaging over workers included"),
+    "optimizer": ("optimizer", "unscaling, clipping and the update"),
+    "other": ("other", "the rest"),
+}
+QUANTITIES: dict[str, Quantity] = {
+    **{field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata},
+    **{f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0) for part, (label, of) in _STEP.items()},
+}
+"""What every point holds, by name; a workload adds its own."""
+
+
+def one_of(unit: str) -> str:
+    """The singular of what samples are called: `image`, `query`."""
+    return f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+
+
+def in_units(known: Mapping[str, Quantity], unit: str) -> dict[str, Quantity]:
+    """The same quantities in the words of a workload: `images/s` instead of `samples/s`."""
+    words = {"samples": unit, "sample": one_of(unit)}
+
+    def said(text: str) -> str:
+        return re.sub(r"\bsamples?\b", lambda found: words[found[0]], text)
+
+    of = known.items()
+    return {name: dataclasses.replace(one, label=said(one.label), meaning=said(one.meaning)) for name, one in of}
+
+
+def quantities(workload: Workload) -> dict[str, Quantity]:
+    """What the points of a workload hold, by name: what all have, its objective, and what it names itself."""
+    own = workload.objective
+    judged = {own.name: Quantity(own.label or own.name)}
+    return in_units(QUANTITIES, workload.unit) | judged | dict(workload.quantities)
