@@ -192,10 +192,13 @@ def test_what_differs_from_the_baseline():
     loaded = parse()
     assert loaded.changed(loaded.candidates[0]) == {}
     changed = {"loader.batch_size": 64, "timesteps.name": "loss_second_moment"}
-    own = {name: value for name, value in cfg.flat(loaded.config(changed)).items() if name.startswith("timesteps.")}
-    assert loaded.changed(changed) == changed, "of values only those"
-    assert loaded.changed(loaded.config(changed)) == {"loader.batch_size": 64, **own}
-    assert loaded.changed(cfg.flat(loaded.config(changed))) == {"loader.batch_size": 64, **own}, "as a record keeps it"
+    assert loaded.changed(changed) == changed
+    trained = loaded.config(changed)
+    assert loaded.changed(trained) == changed, "not what another sampler has by default, and the baseline's has not"
+    assert loaded.changed(cfg.flat(trained)) == changed, "as a record keeps it"
+    assert loaded.config(loaded.changed(trained)) == trained
+    share = loaded.config({**changed, "timesteps.uniform_share": 0.3})
+    assert loaded.changed(share) == {**changed, "timesteps.uniform_share": 0.3}
 
 
 def test_another_ruler_may_change_what_no_search_varies():

@@ -263,8 +263,13 @@ def fingerprint(config: Configuration) -> str:
 
 
 def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
-    """Which knobs of a configuration, or which of these values by dotted name, differ from `base`."""
+    """Which knobs of a configuration, or which of these values by dotted name, differ from `base`: what `override`
+    makes it of `base` with. So what another union member (`timesteps.name`) brings along by default is not among them.
+    """
     ours, theirs = flat(of) if isinstance(of, Configuration) else of, flat(base)
+    members = base.schema.members
+    chosen = {name: ours[name] for name in members if ours.get(name) in members[name] and ours[name] != theirs[name]}
+    theirs = flat(override(base, chosen, check=False)) | {name: theirs[name] for name in chosen}
     found = {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
     if Path(str(found.get("workload", ""))).name == Path(theirs["workload"]).name:
         del found["workload"]  # the same file in another folder, such as a search's copy

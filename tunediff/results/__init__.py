@@ -106,7 +106,7 @@ class Results:
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
     def changed(self, trial: TrialRecord) -> Values:
-        """Knobs of a trial that differ from the baseline's, those included that came with another member of a union."""
+        """Knobs of a trial that differ from the baseline's: what makes it of the baseline, by `knob=value` words."""
         return self.space.changed(trial.config)
 
     @property
