@@ -88,6 +88,20 @@ def of_search(process):
     return []
 
 
+def ray_process(process, prefix):
+    """The search's process whose title begins so; waits for it, since Ray writes titles anew at every call of an actor."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        seen = []
+        for found in of_search(process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seen.append(" ".join(found.cmdline()))
+                if seen[-1].startswith(prefix) or prefix in found.name():
+                    return found
+        time.sleep(0.1)
+    raise AssertionError(f"no process {prefix} among {seen}")
+
+
 def all_gone(processes, timeout=30):
     """Command lines of those that still run. Ray's two agents look for their dead cluster for a minute, then leave."""
     leaving = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

@@ -9,13 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.tuning.conftest import all_gone, of_search
+from tests.tuning.conftest import all_gone, of_search, ray_process
 from tests.tuning.test_search import TRIALS, has, pids
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -62,20 +61,6 @@ def begin(search, name, **changes):
     process = one.start(str(one.file), "--name", name)
     one.family = set()
     return one, process
-
-
-def ray_process(process, prefix):
-    """The search's process whose title begins so; waits for it."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        for found in of_search(process):
-            try:
-                if (found.cmdline() or [""])[0].startswith(prefix) or prefix in found.name():
-                    return found
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.1)
-    raise AssertionError(f"no process {prefix}")
 
 
 @pytest.mark.parametrize("who", ["ray::TrainController", "ray::Slot", "ray::Driver"])

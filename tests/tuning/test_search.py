@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tuning.conftest import all_gone, block, of_search
+from tests.tuning.conftest import all_gone, block, of_search, ray_process
 from tunediff import record, space
 from tunediff.tuning import experiment, resources
 
@@ -106,7 +106,7 @@ def test_kills_lose_nothing(search):
 
     # A slot, which trials and workers meet at, dies.
     one.wait_for(has(one, "t0002", 1))
-    next(p for p in of_search(process) if p.cmdline()[0].startswith("ray::Slot")).kill()
+    ray_process(process, "ray::Slot").kill()
     one.wait_for(lambda: one.trial("t0002").finished)
     assert (one.trial("t0002").status, len(one.events("t0002", "point"))) == ("ok", 2)
 
