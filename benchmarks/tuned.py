@@ -169,7 +169,6 @@ def show(table: Path) -> str:
         for a, b in zip(rows["images"], rows["frechet"], strict=True)
     ]
     rows["final"] = [curve[-1][1] for curve in rows["curve"]]
-    trials = rows[rows["times"] == 0]
     cells = [["sampler", "budget", "FD", "× uniform's", "times faster", "its knobs"]]
     for times, part in rows[rows["times"] > 0].groupby("times"):
         finals = part.pivot(index="method", columns="seed", values="final")
@@ -181,18 +180,18 @@ def show(table: Path) -> str:
         for place, name in enumerate(names):
             here = finals.loc[name].dropna()
             ratio = "" if place == 0 else said(told[place - 1])
-            best = trials[trials["method"] == name].sort_values("final").iloc[0]["values"]
+            chosen = part[part["method"] == name].iloc[0]["values"]
             knobs = ", ".join(
                 f"{knob} {value:.3g}" if isinstance(value, float) else f"{knob} {value}"
-                for knob, value in json.loads(best).items()
+                for knob, value in json.loads(chosen).items()
             )
             spread = f" ± {here.std():.2g}" if len(here) > 1 else ""
             cells.append([
                 f"`{name}`", f"{times}×", f"{here.mean():.3g}{spread} ({len(here)})", ratio,
                 "" if place == 0 else faster(part, name), knobs if times == 1 else "",
             ])  # fmt: skip
-    each = int((trials["method"] == "uniform").sum())
-    return f"{trials['file'].iloc[0]}: {each} trials each\n\n{markdown_table(cells)}\n"
+    each = int(((rows["times"] == 0) & (rows["method"] == "uniform")).sum())
+    return f"{rows['file'].iloc[0]}: {each} trials each\n\n{markdown_table(cells)}\n"
 
 
 def main() -> int:

@@ -58,10 +58,10 @@ def test_when_a_curve_is_at_a_value(curve, value, expected):
 
 def test_what_is_measured_becomes_a_table(tmp_path):
     """Halved by 400 images of 800 on every seed: half as far, and twice as fast."""
-    rows = ["f,uniform,0,0,{},800,3", 'f,wiener,0,0,"{""optimizer.lr"": 0.0012345}",800,2', "f,wiener,0,1,{},800,5"]
+    rows, chosen = ["f,uniform,0,0,{},800,3", "f,wiener,0,0,{},800,5"], '"{""optimizer.lr"": 0.0012345}"'
     for seed, scale in enumerate((1.0, 1.2, 0.9)):
         rows.append(f"f,uniform,1,{seed},{{}},200;800,{8 * scale};{4 * scale}")
-        rows.append(f"f,wiener,1,{seed},{{}},200;400;800,{8 * scale};{4 * scale};{2 * scale}")
+        rows.append(f"f,wiener,1,{seed},{chosen},200;400;800,{8 * scale};{4 * scale};{2 * scale}")
     (tmp_path / "t.csv").write_text(HEAD + "\n".join(rows) + "\n")
     text = tuned.show(tmp_path / "t.csv")
     assert text.startswith("f: 1 trials each")
