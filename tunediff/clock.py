@@ -117,9 +117,9 @@ class Clock:
         self.seconds[of] -= seconds
         self.seconds[to] += seconds
 
-    def read(self) -> float:
-        """Wait for the device and return `train_s` as of now."""
-        self._switch(synchronize=True)
+    def read(self, synchronize: bool = True) -> float:
+        """Return `train_s` as of now; without `synchronize` the device may still have work of these seconds to do."""
+        self._switch(synchronize)
         return self.train_s
 
     @property

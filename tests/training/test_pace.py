@@ -36,7 +36,7 @@ def test_it_reads_the_clock_rarely_and_stops_on_a_reading():
     assert reads[0] < 400
 
 
-@pytest.mark.parametrize(("device", "readings"), [("cpu", 130), ("cuda", 16)])
+@pytest.mark.parametrize(("device", "readings"), [("cpu", 130), ("cuda", 26)])
 def test_few_steps_are_counted_without_waiting_for_a_gpu_at_each(device, readings):
     """120 steps of 30 ms in 4 points: half a second between two readings, and one at every stop."""
     now, reads = [0.0], [0]
@@ -56,9 +56,11 @@ def test_between_two_readings_progress_is_extrapolated_but_never_beyond_the_stop
     clock, pace = paced(Budget(seconds=100.0), now)
     with clock.part("train"):
         pace.aim(0.5)
-        while pace.steps < 20 or pace.checked:
+        while pace.steps < 20 or not pace.checked:
             now[0] += 0.1
             pace.step(8)
+        now[0] += 0.1
+        pace.step(8)
         assert pace.progress == pytest.approx(now[0] / 100, abs=1e-9)
         assert not pace.reached
         pace._stop = pace.progress
@@ -142,3 +144,56 @@ def test_rates_are_those_between_readings():
             pace.step(8)
     assert pace.rates == [8.0, 4.0, 8.0]
     assert pace.position() == {"train_s": 4.0, "samples": 24, "steps": 3}
+
+
+@pytest.mark.parametrize("burst", [1, 4, 128])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_pace_passes_no_stop_by_more_than_one_slow_step(burst, device):
+    """Fast steps before slow ones, at the start and after every point: what a loader has ready is trained at once."""
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=60.0), now, world=World(0, 1, torch.device(device)))
+    with clock.part("train"):
+        for stop in (0.25, 0.5, 0.75, 1.0):
+            pace.aim(stop)
+            steps = 0
+            while not pace.reached:
+                now[0] += 0.001 if steps < burst else 0.3
+                steps += 1
+                pace.step(8)
+            assert 60.0 * stop <= clock.train_s <= 60.0 * stop + 0.3 + 1e-9
+
+
+def test_pace_notices_steps_that_slow_down_tenfold():
+    now, seen = [0.0], []
+    clock, pace = paced(Budget(seconds=60.0), now)
+    with clock.part("train"):
+        for stop in (0.25, 0.5, 0.75, 1.0):
+            pace.aim(stop)
+            while not pace.reached:
+                now[0] += 0.02 if now[0] < 30.0 else 0.2
+                pace.step(8)
+                seen.append(abs(pace.progress - now[0] / 60.0))
+            assert clock.train_s <= 60.0 * stop + 0.2 + 1e-9
+    assert max(seen) < 0.02, "schedules follow the clock, not the rate that was"
+
+
+@pytest.mark.parametrize("burst", [1, 4, 128])
+def test_pace_of_several_ranks_at_most_doubles_the_steps_between_readings(burst):
+    """Each rank has its own clock, so readings are planned: after n fast steps at most n pass unread."""
+    now, unread, longest = [0.0], 0, 0
+    clock, pace = paced(Budget(seconds=600.0), now, world=Ranks(0, 2, torch.device("cpu")))
+    with clock.part("train"):
+        pace.aim(1.0)
+        for step in range(burst + 300):
+            now[0] += 0.001 if step < burst else 0.3
+            pace.step(8)
+            unread = 0 if pace.checked else unread + 1
+            longest = max(longest, unread)
+    assert longest <= burst
+
+
+class Ranks(World):
+    """Several ranks, of which this is the first: what it says holds for all."""
+
+    def agree(self, value):
+        return value

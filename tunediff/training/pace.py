@@ -16,6 +16,10 @@ class Pace:
     clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
     for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
     On a GPU 1 % counts of seconds alone: of few steps it would be each of them, and the host could never run ahead.
+
+    Steps may slow down suddenly, such as after those whose batches were ready. So the steps between two readings at
+    most double from one reading to the next, and a process that trains alone also looks at its clock after every step,
+    without waiting for the device, and reads it as soon as those seconds are over.
     """
 
     def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
@@ -28,6 +32,7 @@ class Pace:
         self._start: float | None = None  # progress before the first step: what compilation took of the budget
         self._read_at = self._next_check = self._samples_read = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
+        self._due_s = 0.0  # training seconds at which the next reading is due, however few steps were trained
         self.checked = True
         """Whether the clock was read after the last step."""
 
@@ -56,7 +61,7 @@ class Pace:
         """One optimizer step over `samples` samples was queued."""
         self.steps, self.samples = self.steps + 1, self.samples + samples
         self.checked = False
-        if self.steps >= self._next_check:
+        if self.steps >= self._next_check or self._overdue():
             self._check()
         elif self._budget.seconds is None:
             self.progress = self._clock.progress(
@@ -65,12 +70,20 @@ class Pace:
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
 
+    def _overdue(self) -> bool:
+        """Whether the seconds until the next reading are over before its step is reached.
+
+        The host's clock may be behind the device's work, but never ahead of it. Several ranks cannot use it: each would
+        read at another step.
+        """
+        return self._world.size == 1 and self._clock.read(synchronize=False) >= self._due_s
+
     def _check(self) -> None:
         train_s = self._clock.read() if self._world.main else 0.0
         self.train_s = self._world.agree(train_s)
         progress = self._clock.progress(self.train_s, self.samples, self.steps)
-        if self.steps > self._read_at:
-            steps = self.steps - self._read_at
+        steps = self.steps - self._read_at
+        if steps:
             self._per_step = max(0.0, (progress - self._exact)) / steps
             self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
             if self.train_s > self._exact_s:
@@ -78,7 +91,8 @@ class Pace:
         self._samples_read = self.samples
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
-        self._next_check = self.steps + self._steps_ahead()
+        self._next_check = self.steps + min(self._steps_ahead(), max(1, 2 * steps))
+        self._due_s = self.train_s + self._seconds_ahead()
 
     def _steps_ahead(self) -> int:
         if self._per_step <= 0.0:
@@ -89,6 +103,12 @@ class Pace:
         if self._s_per_step > 0.0:
             ahead.append(0.5 / self._s_per_step)
         return max(1, math.floor(min(ahead)))
+
+    def _seconds_ahead(self) -> float:
+        """Half a second, 1 % of the budget, or what is left until the stop."""
+        if (seconds := self._budget.seconds) is None:
+            return 0.5
+        return min(0.5, 0.01 * seconds, max(0.0, self._stop * seconds - self.train_s))
 
     def position(self) -> dict[str, float]:
         """Training seconds, samples and steps as of the last reading."""
