@@ -245,7 +245,7 @@ def _draw(
     Raises `NonFiniteError` on all ranks at once.
     """
     from tunediff.evaluation.distance import NonFiniteError
-    from tunediff.evaluation.features import one_ruler
+    from tunediff.training.precision import one_ruler
 
     seconds, failure = 0.0, ""
     try:

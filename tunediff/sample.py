@@ -102,7 +102,7 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
     """
     import torch
 
-    from tunediff.evaluation.features import one_ruler
+    from tunediff.training.precision import one_ruler
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 

@@ -363,3 +363,71 @@ def test_the_seam_of_one_process_needs_no_strategy():
     model = torch.nn.Linear(1, 1)
     single = strategies.build(toy(), dataclasses.replace(CPU, size=1))
     assert single.wrap(model) is model
+
+
+# ------------------------------------------------------------------------------------------------------------- judging
+def test_exported_average_is_judged_in_evaluation_mode():
+    """Dropout is off, batch statistics learn nothing of the evaluation's data, and both models train on as they were."""
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        average = torch.optim.swa_utils.AveragedModel(net)
+        trial.keep(average=average)
+        trial.exports(average)
+
+        def judge():
+            looks.append((average(INPUTS), average(INPUTS)))
+            batches.append(average.module[1].num_batches_tracked.item())
+            judged_modes.append({module.training for one in (net, average) for module in one.modules()})
+            return {"error": 1.0}
+
+        trial.evaluate_with(judge)
+        average.module[3].eval()
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+            average.update_parameters(net)
+            modes.append((net.training, average.training, average.module[3].training))
+
+    looks, batches, judged_modes, modes = [], [], [], []
+    train(toy(dropout=0.5, norm=True), samples=IMAGES, evaluates=True, body=body)
+    for first, second in looks:
+        assert torch.equal(first, second)
+    assert batches == [STEPS // 2, STEPS]
+    assert judged_modes == [{False}, {False}]
+    assert set(modes) == {(True, True, False)}
+
+
+@pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
+@pytest.mark.parametrize("amp", ["none", "bf16"])
+def test_evaluation_sees_ieee_float32_whatever_the_knobs(amp, matmul, monkeypatch):
+    """Also where the workload enters `trial.autocast` around its loop, or in its evaluation."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = []
+
+    def switches():
+        autocast = torch.is_autocast_enabled("cpu")
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, autocast
+
+    def body(trial):
+        net, optimizer = begin(trial)
+
+        def judge():
+            with trial.autocast():
+                inside = switches()
+            format, tf32, autocast = switches()
+            assert inside == switches()
+            return {"error": 1.0, "format": format, "tf32": tf32, "autocast": autocast}
+
+        trial.evaluate_with(judge)
+        with trial.autocast():
+            for batch in trial.batches((INPUTS, TARGETS)):
+                trial.step(loss_of(net, batch), optimizer)
+                seen.append(switches())
+
+    config = toy(precision__amp=amp, precision__matmul=matmul)
+    try:
+        points = train(config, samples=IMAGES, evaluates=True, body=body).points
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert {(point["format"], point["tf32"], point["autocast"]) for point in points} == {("highest", False, False)}
+    assert set(seen) == {(matmul, True, amp == "bf16")}, "the training goes on in its own format"

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import safetensors.torch
 import torch
@@ -28,6 +28,7 @@ from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.progress import Progress
+from tunediff.training.precision import one_ruler
 from tunediff.training.weights import check_fit
 
 log = logging.getLogger(__name__)
@@ -73,21 +74,6 @@ def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[
     if evaluation.extractor == "cifar10-resnet":
         return Resnet(weights.trained(evaluation), device), dim
     return _Network(data.channels, data.image_size, 10).to(device).eval().features, dim
-
-
-@contextlib.contextmanager
-def one_ruler(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
-    """Plain float32, or another `precision`, whatever number format the trial being judged has switched on for
-    itself."""
-    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolution
 
 
 # ---------------------------------------------------------------------------------------------------------- Inception

@@ -13,9 +13,10 @@ from torch import Tensor
 from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, kernel_distance
-from tunediff.evaluation.features import Extractor, one_ruler
+from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.names import KINDS, STRAIGHT
 from tunediff.evaluation.reference import real_features, reference
+from tunediff.training.precision import one_ruler
 
 FEATURES = 10_000
 """Most feature vectors of a set that are kept, for what needs pairs of them: KID, precision and recall."""

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tunediff.training.meter import Meter
 from tunediff.training.observer import Observer
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
-from tunediff.training.precision import Amp
+from tunediff.training.precision import Amp, one_ruler
 from tunediff.training.watched import watched
 
 Facts = Callable[[], Mapping[str, Any]]
@@ -81,7 +81,7 @@ class Loop:
         self._warm_ups = self._compilation.warm_ups(world.device.type)
         self._points: list[Point] = []
         self._pending: Point | None = None  # its evaluation was interrupted
-        self._going_on, self._warming, self._pass = True, False, 0
+        self._going_on, self._warming, self._judging, self._pass = True, False, False, 0
         self._loss: Tensor | None = None  # of this step so far
         self._counts = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
@@ -277,18 +277,11 @@ class Loop:
         assert self._model is not None
         for buffer in self._model.buffers() if self._strategy.replicas.size > 1 else ():
             self.world.first(buffer)  # such as batch statistics: all ranks judge the model that is saved
-        metric, modes = of(self.config).objective.name, [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            judged = [state.plain(model) for model in (self._model, self._result) if model is not None]
-            alone = self._strategy.callable_alone(*dict.fromkeys(judged))
-            with alone, torch.no_grad(), torch.random.fork_rng(devices), self._compilation.noting():
-                torch.manual_seed(0)  # the same ruler for all trials, without trace
-                found = self._judge()
-        finally:
-            for module, training in modes:
-                module.training = training
+        metric = of(self.config).objective.name
+        models = [model for model in (self._model, self._result) if model is not None]
+        alone = self._strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
+        with _evaluating(models), alone, torch.no_grad(), self._fixed_conditions(), self._compilation.noting():
+            found = self._judge()
         if not isinstance(found, Mapping):
             raise self._mistake(f"evaluate_with: its function returned {found!r}; it needs a dictionary of numbers")
         plain = {name: _plain(value) for name, value in found.items()}
@@ -303,6 +296,17 @@ class Loop:
             raise NotFiniteError(f"{metric} is {plain[metric]} after {cli.some(self._pace.steps, 'step')}")
         finite = {name: value for name, value in plain.items() if not isinstance(value, float) or math.isfinite(value)}
         return finite
+
+    @contextlib.contextmanager
+    def _fixed_conditions(self) -> Iterator[None]:
+        """The same number format and random numbers for all trials, without trace in the training."""
+        self._judging = True
+        try:
+            with one_ruler(self.device), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(0)
+                yield
+        finally:
+            self._judging = False
 
     def _tell(self, point: Point) -> bool:
         """Whether to train on after this point."""
@@ -376,6 +380,19 @@ class Loop:
         if self._own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
             unread += [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
         return tuple(unread)
+
+
+@contextlib.contextmanager
+def _evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Put the models into evaluation mode; afterwards each of their modules is in the mode that it had."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
@@ -21,6 +23,23 @@ def fastest_matmul(precision: Precision, device: str) -> str:
     """The `matmul` of the fastest units that float32 arithmetic may be given to: convolutions may have faster ones than
     products have."""
     return "high" if device == "cuda" and precision.conv_tf32 and precision.matmul == "highest" else precision.matmul
+
+
+@contextlib.contextmanager
+def one_ruler(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
+    """Compute in IEEE float32, or in another `precision`, whatever number format a trial has switched on for itself.
+
+    All trials of a search are judged in this one format.
+    """
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
 
 
 class Amp:

@@ -133,8 +133,12 @@ class Trial(Loop):
         self._result = model
 
     def evaluate_with(self, judge: Facts) -> None:
-        """Call `judge` at every point: the budget's clock stands still, the prepared model is in evaluation mode, no
-        gradients are kept. It returns a dictionary of numbers, the objective among them."""
+        """Call `judge` at every point, while the budget's clock stands still.
+
+        The prepared model and the exported one are in evaluation mode, no gradients are kept, and everything is
+        computed in IEEE float32, whatever number format the training has. `judge` returns a dictionary of numbers, the
+        objective among them.
+        """
         self._judge = judge
 
     def describe_with(self, describe: Facts) -> None:
@@ -157,7 +161,10 @@ class Trial(Loop):
 
     # ----------------------------------------------------------------------------------------------------- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context of forward passes, in the number format of `precision.amp`."""
+        """The context of forward passes, in the number format of `precision.amp`; in an evaluation it changes nothing,
+        so that all trials are judged in one format."""
+        if self._judging:
+            return contextlib.nullcontext()
         self._autocast_entered = True
         return self._amp.autocast()
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tunediff.data.images import Images, in_unit_range
 from tunediff.distributed import World
-from tunediff.evaluation.features import one_ruler
 from tunediff.progress import Progress
 from tunediff.record import NotFiniteError
+from tunediff.training.precision import one_ruler
 
 
 class Judge:

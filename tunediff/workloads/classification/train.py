@@ -13,7 +13,7 @@ from tunediff import networks
 from tunediff.data.images import in_unit_range, load
 from tunediff.data.loader import Prepare, Uniform
 from tunediff.distributed import World
-from tunediff.evaluation.features import one_ruler
+from tunediff.training.precision import one_ruler
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, optimizers, sets
 from tunediff.workloads.classification.judge import Judge

@@ -89,8 +89,8 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
     """Say on stderr how long `n` images will take, by passes of a moment. All ranks call it."""
     import torch
 
-    from tunediff.evaluation.features import one_ruler
     from tunediff.training.judging import rate_s
+    from tunediff.training.precision import one_ruler
 
     how, where, data = sampler(config), device or world.device, config.data
     here = dataclasses.replace(world, device=where)  # what is waited for when a pass is timed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tunediff.data.loader import mix
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.evaluation.features import one_ruler
+from tunediff.training.precision import one_ruler
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
 

@@ -12,10 +12,10 @@ from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features
-from tunediff.evaluation.features import one_ruler
 from tunediff.evaluation.judge import rehearsal
 from tunediff.training import optimizer as adam
 from tunediff.training.ema import Ema
+from tunediff.training.precision import one_ruler
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.evaluator import Evaluator

@@ -19,8 +19,8 @@ from tunediff.data.knobs import Data
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.evaluation.features import one_ruler
 from tunediff.progress import Progress
+from tunediff.training.precision import one_ruler
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
