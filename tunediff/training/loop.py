@@ -85,7 +85,8 @@ class Loop:
         self._loss: Tensor | None = None  # of this step so far
         self._counts = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
-        self._updated, self._done, self._learning_rate = False, False, math.nan
+        self._stepped, self._updated, self._done = False, False, False  # this batch; this step; the training
+        self._learning_rate = math.nan
         self._own_loader, self._autocast_entered, self._seeded = False, False, True
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
@@ -180,6 +181,7 @@ class Loop:
             self._phases.switch("forward")
             if self.config.compile.active:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            self._stepped = False
             with contextlib.nullcontext() if self.last_pass else self._strategy.unsynchronized():
                 yield batch
         self._phases.switch(None)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tunediff.config import of
 from tunediff.data import loader
 from tunediff.distributed import World
-from tunediff.training import hardware, memory, state
+from tunediff.training import hardware, losses, memory, state
 from tunediff.training.feed import Endless
 from tunediff.training.joint import Joint
 from tunediff.training.loop import Facts, Loop, Outcome
@@ -218,7 +218,7 @@ class Trial(Loop):
         `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters outside it, whose
         gradients are averaged over ranks here.
         """
-        self._updated = True
+        self._mark_updated("update")
         with self._phases("optimizer"):
             self.world.average_gradients(beside)
             self._amp.scaler.unscale_(optimizer)
@@ -231,6 +231,18 @@ class Trial(Loop):
             return
         self._count(optimizer.param_groups[0]["lr"])
 
+    def _mark_updated(self, call: str) -> None:
+        """Note that the step of these batches was made. Raises `WorkloadError` if it was already."""
+        self._refuse_second(call, self._updated)
+        self._updated = True
+
+    def _refuse_second(self, call: str, done: bool) -> None:
+        if done:
+            raise self._mistake(
+                f"trial.{call} was called twice for one batch; several losses and optimizers go into one call: "
+                "trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
+            )
+
     def _count(self, learning_rate: float) -> None:
         """One optimizer step was queued."""
         if self._loss is None:
@@ -240,14 +252,67 @@ class Trial(Loop):
         self._pace.step(self._counts)
         self.stride = self._pace.schedule - before
 
-    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None) -> None:
-        """`backward`, and `update` after the last pass."""
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise self._mistake(f"trial.step takes a loss of one number, not {what}; loss.mean()?")
-        self.backward(loss)
+    def step(
+        self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None = None, *,
+        clip_norm: float | None = None,
+    ) -> None:  # fmt: skip
+        """`backward`, and `update` after the last pass; one call for each batch.
+
+        Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss, d_optimizer: d_loss})`. Each
+        loss reaches the parameters of its own optimizer alone, `clip_norm` bounds the gradients of each optimizer by
+        themselves, and all are updated at once, after the last backward pass. It is one step; its recorded loss is the
+        sum and its learning rate that of the first optimizer.
+        """
+        try:
+            by_optimizer = losses.of_step(loss, optimizer)
+        except ValueError as error:
+            raise self._mistake(str(error)) from None
+        self._refuse_second("step", self._stepped)
+        self._stepped = True
+        if isinstance(loss, Tensor):
+            self.backward(loss)
+            if self.last_pass:
+                assert optimizer is not None
+                self.update(optimizer, clip_norm=clip_norm)
+            return
+        self._backward_each(by_optimizer)
         if self.last_pass:
-            self.update(optimizer, clip_norm=clip_norm)
+            self._update_each(by_optimizer, clip_norm)
+
+    def _backward_each(self, by_optimizer: losses.Losses) -> None:
+        """The gradients of several losses, each of its own optimizer's parameters."""
+        strategy = self.config.parallel.strategy
+        if not self._strategy.separate_losses:
+            raise self._mistake(
+                f"parallel.strategy: {strategy} is not allowed with several losses: it averages gradients in one "
+                "backward pass; allowed: ddp, dp, single"
+            )
+        self._phases.switch("backward")
+        count = self.config.loader.accumulation
+        try:
+            losses.backward(by_optimizer, lambda one: self._amp.scaler.scale(one / count))
+        except ValueError as error:
+            raise self._mistake(str(error)) from None
+        for one in by_optimizer.values():
+            self._note(one.detach() / count)
+        self._phases.switch(None)
+
+    def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
+        """The steps of several optimizers, counted as one."""
+        self._mark_updated("step")
+        with self._phases("optimizer"):
+            for optimizer in by_optimizer:
+                own = losses.parameters(optimizer)
+                self._strategy.average(own)
+                self._amp.scaler.unscale_(optimizer)
+                if clip_norm is not None:
+                    self._strategy.clip(own, clip_norm)
+                self._amp.scaler.step(optimizer)
+            self._amp.scaler.update()
+            for optimizer in by_optimizer:
+                optimizer.zero_grad(set_to_none=True)
+        if not self._warming:
+            self._count(next(iter(by_optimizer)).param_groups[0]["lr"])
 
     def stepped(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Instead of `step`: the workload has called `loss.backward()` and its optimizer itself.
@@ -257,7 +322,8 @@ class Trial(Loop):
         """
         if self.config.loader.accumulation > 1:
             raise self._mistake("loader.accumulation needs trial.step(loss, optimizer) instead of trial.stepped(loss)")
-        self._loss, self._updated = loss.detach(), True
+        self._mark_updated("stepped")
+        self._loss = loss.detach()
         if not self._warming:
             self._count(optimizer.param_groups[0]["lr"] if optimizer is not None else float("nan"))
 

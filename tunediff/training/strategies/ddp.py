@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -29,6 +31,13 @@ class Ddp(Single):
             # By its own name DistributedDataParallel refuses it without a GPU, though gloo can do it.
             wrapped.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
         return wrapped
+
+    def average(self, parameters: Iterable[nn.Parameter]) -> None:
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        sent = torch.bfloat16 if self._options.gradients == "bf16" else None
+        mean = self._world.mean(torch.cat([one.flatten().to(sent) for one in gradients]))
+        for gradient, part in zip(gradients, torch.split(mean, [one.numel() for one in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         return self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext()

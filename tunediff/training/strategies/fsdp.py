@@ -24,6 +24,7 @@ class Fsdp(Single):
     whole tensors on every rank, and `load_state_dict` takes them. All ranks must call each together.
     """
 
+    separate_losses = False
     _model: FSDPModule | None = None
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:

@@ -20,6 +20,8 @@ class Single:
 
     owns_passes = False
     """Whether forward and backward pass are its own, by `passes`."""
+    separate_losses = True
+    """Whether a step may have several losses, each for parameters of its own; see `average`."""
     devices = 1
     """Devices that each process keeps busy."""
 
@@ -61,6 +63,10 @@ class Single:
     def whole(self, model: nn.Module) -> nn.Module:
         """The model with all of its weights, to be used by any rank without the others. All ranks ask together."""
         return model
+
+    def average(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace gradients, which each rank has of its own part of the batch, by their mean over ranks."""
+        self._world.average_gradients(parameters)
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         """Scale the gradients down to this global norm."""

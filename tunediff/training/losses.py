@@ -1,0 +1,62 @@
+"""One step of several optimizers, each of which learns from a loss of its own, as adversarial trainings do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Losses = Mapping[torch.optim.Optimizer, Tensor]
+
+
+def of_step(loss: Any, optimizer: Any) -> Losses:
+    """Return what `trial.step` was called with as losses by optimizer. Raises ValueError with what is wrong."""
+    if isinstance(loss, Mapping):
+        if optimizer is not None:
+            raise ValueError("trial.step({optimizer: loss, …}) has the optimizers as its keys; it takes no other")
+        if not loss:
+            raise ValueError("trial.step got no loss; allowed: {optimizer: loss, …}")
+    elif optimizer is None:
+        raise ValueError("trial.step(loss, optimizer) needs the optimizer")
+    losses: Mapping[Any, Any] = loss if isinstance(loss, Mapping) else {optimizer: loss}
+    for value in losses.values():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"trial.step takes a loss of one number, not {what}; loss.mean()?")
+    if len(losses) > 1 or isinstance(loss, Mapping):
+        for key in losses:
+            if not hasattr(key, "param_groups"):
+                raise ValueError(f"trial.step({{…: loss}}) takes optimizers as keys, not {type(key).__name__}")
+        every = [id(one) for one in itertools.chain.from_iterable(map(parameters, losses))]
+        if len(set(every)) < len(every):
+            raise ValueError("trial.step: two of its optimizers have a parameter in common")
+    return losses
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer changes."""
+    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+
+
+def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:
+    """Add to the gradients of each optimizer's parameters those of its own loss alone.
+
+    `scaled` makes of a loss what is differentiated. The losses may share a graph. Raises ValueError for a loss that
+    reaches no parameter of its optimizer.
+    """
+    for number, (optimizer, loss) in enumerate(losses.items(), 1):
+        own = parameters(optimizer)
+        # Not `loss.backward(inputs=own)`: its hooks would make DistributedDataParallel average at the first loss.
+        gradients = torch.autograd.grad(scaled(loss), own, retain_graph=number < len(losses), allow_unused=True)
+        if all(gradient is None for gradient in gradients):
+            raise ValueError("trial.step: a loss reaches no parameter of its optimizer")
+        for parameter, gradient in zip(own, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:  # a copy: one tensor may be the gradient of several parameters
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
+            else:
+                parameter.grad += gradient
