@@ -5,8 +5,9 @@ import re
 import types
 
 import pytest
+import torch
 
-from tests.helpers import point
+from tests.helpers import point, tiny
 from tunediff.clock import Budget
 from tunediff.record import End
 from tunediff.tuning import slot as slots
@@ -166,6 +167,9 @@ def test_a_group_that_was_killed_is_told_why(slot):
         (job(), End("ok"), job("t0001/1", Kind(2, True)), 2),
         (job(), End("ok"), job("t0001/1", Kind(1, False)), 2),
         (job(kind=Kind(1, False, GPU)), End("ok"), job("t0001/1", Kind(1, True, GPU)), 1),
+        (job(kind=Kind(1, False, GPU)), End("ok"), job("t0001/1", Kind(1, False, GPU, cudnn_benchmark=True)), 2),
+        (job(kind=Kind(1, False, GPU, True)), End("ok"), job("t0001/1", Kind(1, False, GPU, True)), 1),
+        (job(), End("ok"), job("t0001/1", Kind(1, True, cudnn_benchmark=True)), 1),
         (job(), End("ok"), job("t0001/1", fresh=True), 2),
         (job(fresh=True), End("ok"), job("t0001/1"), 2),
     ],
@@ -188,6 +192,31 @@ def test_which_job_needs_another_group(slot, first, end, second, groups):
         return len(slot.groups)
 
     assert asyncio.run(both()) == groups
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["a job waits", "none waits"])
+def test_workers_that_a_trial_has_changed_are_replaced(slot, waits):
+    """Also where the next job was handed to them already."""
+
+    async def renewed():
+        serial = await slot.submit(job())
+        await slot.post(serial, End("ok"))
+        old = slot._generation
+        if waits:
+            serial = await slot.submit(job("t0001/1"))
+        await slot.renew(old)
+        assert await slot.take(old, "") in (Order(), None)
+        await asyncio.sleep(0)
+        assert await slot.take(old, "") == Order()
+        slot.groups[0].set_result(None)
+        if not waits:
+            serial = await slot.submit(job("t0001/1"))
+        order = await slot.event(serial, 0)
+        assert order is None, "the job is not lost"
+        return slot._generation != old, len(slot.groups), await slot.take(slot._generation, "")
+
+    fresh, groups, order = asyncio.run(renewed())
+    assert (fresh, groups, order.job) == (True, 2, job("t0001/1"))
 
 
 def test_a_trial_that_was_stopped_early_leaves_its_workers_to_the_next(slot):
@@ -267,3 +296,39 @@ def test_how_long_workers_have_been_missing(slot):
     before, waited, after = asyncio.run(missing())
     assert (before, after) == (0.0, 0.0)
     assert waited >= 0.01
+
+
+@pytest.mark.parametrize("benchmark", [True, False])
+def test_workers_that_are_warmed_have_the_cudnn_benchmark_of_the_baseline(monkeypatch, tmp_path, benchmark):
+    """Else the first trial would wait for other workers."""
+    config, warmed = tiny(precision__cudnn_benchmark=benchmark), []
+    actor = types.SimpleNamespace(
+        **{
+            name: types.SimpleNamespace(remote=remote)
+            for name, remote in (("warm", warmed.append), ("free", lambda _: 0))
+        }
+    )
+    monkeypatch.setattr(slots, "_create", lambda *_: actor)
+    share = Share((Machine(2, 1),), (1,), True, False)
+    slots.Slots(tmp_path, share).warm(config)
+    (kind,) = warmed
+    assert kind.cudnn_benchmark == benchmark
+    assert kind == Kind.of(config, kind.place)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cudnn_plans_outlive_the_setting():
+    """Why a group of workers serves one `precision.cudnn_benchmark`: a shape that was met without it is never tried."""
+
+    def kernels(benchmark, width):
+        flags = torch.backends.cudnn.flags(enabled=True, benchmark=benchmark)
+        x, weight = torch.randn(8, width, 32, 32, device="cuda"), torch.randn(width, width, 3, 3, device="cuda")
+        with flags, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            torch.nn.functional.conv2d(x, weight, padding=1)
+            torch.cuda.synchronize()
+        return len(profile.events())
+
+    kernels(False, 8)  # libraries are loaded
+    fixed, late, tried = kernels(False, 48), kernels(True, 48), kernels(True, 56)
+    assert late <= fixed < tried

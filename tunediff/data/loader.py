@@ -1,5 +1,8 @@
 """Endless training batches. Which items a step sees, and what is drawn for each of them, follows from seed and step:
 not from the number of processes, of accumulation passes or of loader workers, and not from where a run was resumed.
+
+The global generators are seeded before a data set makes an item, by `seed` and the item's place among all that the
+training sees, and before a collate function makes a batch of them. A stream has one seed for each pass through it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from tunediff import randomness
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
@@ -119,9 +123,13 @@ class Order:
         """Samples per process and pass."""
         return self.batch_size // (self.world * self.passes)
 
+    def first(self, number: int) -> int:
+        """Place of the first sample of this process's micro-batch `number` among all samples of the training."""
+        return (number * self.world + self.rank) * self.micro
+
     def indices(self, number: int) -> Tensor:
         """int64 [micro]: the samples of this process's micro-batch `number`, counted from 0."""
-        first = (number * self.world + self.rank) * self.micro
+        first = self.first(number)
         last, pieces = first + self.micro, []
         while first < last:
             epoch, offset = divmod(first, self.count)
@@ -220,22 +228,22 @@ class _Loaded:
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
         if length(source) is None:
-            what: dict[str, Any] = {
-                "dataset": _Dealt(cast(Any, source), order.rank, order.world), "batch_size": order.micro,
-                "drop_last": True, "collate_fn": collate,
-            }  # fmt: skip
+            stream = _Stream(cast(Any, source), order, start, collate)
+            what: dict[str, Any] = {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
         else:
             what = {
-                "dataset": range(order.count), "batch_sampler": _Numbers(order, start, pass_length),
-                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate),
+                "dataset": _Places(), "batch_sampler": _Numbers(order, start, pass_length),
+                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate, order.seed),
             }  # fmt: skip
         self._loader = DataLoader(
             **what,
             num_workers=loader.workers,
             pin_memory=loader.pin_memory and device.type == "cuda",
-            generator=torch.Generator(),  # else it would draw from, and so shift, the training's own generator
+            # Without a generator of its own it would draw from, and so shift, the training's.
+            generator=torch.Generator().manual_seed(mix("loader", order.seed, order.rank, start)),
             **parallel,
         )
+        self._passes = 0
         try:
             self._batches: Any = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
@@ -249,6 +257,9 @@ class _Loaded:
         try:
             batch = next(self._batches, None)
             if batch is None:
+                self._passes += 1
+                if isinstance(self._loader.dataset, _Stream):
+                    self._loader.dataset.passes = self._passes  # for loader processes that begin with this pass
                 self._batches = iter(self._loader)
                 batch = next(self._batches, None)
                 few = "the data set gives fewer items than one batch of each loader process needs"
@@ -274,13 +285,27 @@ def _share(source: Source, loader: Loader) -> None:
             ) from None
 
 
-def _items(source: Any, as_float: bool, collate: Collate | None, indices: list[int]) -> Any:
-    """A whole batch of indices at once."""
+def _items(source: Any, as_float: bool, collate: Collate | None, seed: int, micro_batch: tuple[int, list[int]]) -> Any:
+    """A whole batch: the place of its first item, and the items' indices."""
+    first, indices = micro_batch
     if collate is None and tensors(source) is not None:
         return _selected(source, torch.tensor(indices), as_float)
-    if tensors(source) is not None:  # rows of tensors, for a function of the user's
-        return cast(Collate, collate)([_row(source, index) for index in indices])
-    return (collate or default_collate)([source[index] for index in indices])
+    if collate is None and type(source) is list:
+        return default_collate([source[index] for index in indices])
+    # A loader process draws for nobody else.
+    with randomness.forked() if get_worker_info() is None else contextlib.nullcontext():
+        if tensors(source) is not None:  # rows of tensors, for a function of the user's
+            items = [_row(source, index) for index in indices]
+        else:
+            items = [_drawn(source, index, mix("item", seed, place)) for place, index in enumerate(indices, first)]
+        randomness.seed(mix("collate", seed, first))
+        return (collate or default_collate)(items)
+
+
+def _drawn(source: Any, index: int, seed: int) -> Any:
+    """An item, and what is drawn for it, wherever and whenever it is made."""
+    randomness.seed(seed)
+    return source[index]
 
 
 def _row(source: Any, index: int) -> Any:
@@ -301,14 +326,62 @@ class _Dealt(IterableDataset[Any]):
         return itertools.islice(iter(self._source), self._rank * loaders + own, None, self._ranks * loaders)
 
 
-class _Numbers(Sampler[list[int]]):
-    """The indices of one micro-batch after the other, as plain numbers: tensors would cost a file handle each.
+class _Stream(IterableDataset[Any]):
+    """Batches of the items of a stream that belong to this process.
+
+    Each process runs through the whole stream and takes its part. So all draw alike in it: a stream that is shuffled
+    has the same order for all of them, and an item is the same whoever takes it.
+    """
+
+    def __init__(self, source: Iterable[Any], order: Order, start: int, collate: Collate | None) -> None:
+        self._dealt = _Dealt(source, order.rank, order.world)
+        self._order, self._start, self._collate = order, start, collate
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info, order = get_worker_info(), self._order
+        of_pass = mix("stream", order.seed, self._start, self.passes)
+        self.passes += 1
+        drawn = None
+        for number in itertools.count():
+            with randomness.forked():  # without loader processes, it shares the generators with the training
+                if drawn is None:
+                    randomness.seed(of_pass)
+                    items = iter(self._dealt)
+                else:
+                    randomness.set_state(drawn)
+                batch = list(itertools.islice(items, order.micro))
+                drawn = randomness.state()
+                if len(batch) < order.micro:
+                    return
+                own = info.id if info is not None else 0
+                randomness.seed(mix("collate", of_pass, order.rank, own, number))
+                batch = (self._collate or default_collate)(batch)
+            yield batch
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+class _Places(Dataset[Any]):
+    """Hands on what `_Numbers` says, to whom makes a batch of it."""
+
+    def __getitems__(self, micro_batch: tuple[int, list[int]]) -> tuple[int, list[int]]:
+        return micro_batch
+
+
+class _Numbers(Sampler[tuple[int, list[int]]]):
+    """One micro-batch after the other: the place of its first item, and its indices as plain numbers: tensors would
+    cost a file handle each.
 
     Without end, or `length` at a time, each iteration going on where the one before ended.
     """
 
     def __init__(self, order: Order, start: int, length: int | None) -> None:
-        self._endless, self._length = (order.indices(number).tolist() for number in itertools.count(start)), length
+        numbers = itertools.count(start)
+        self._endless = ((order.first(number), order.indices(number).tolist()) for number in numbers)
+        self._length = length
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         return itertools.islice(self._endless, self._length)

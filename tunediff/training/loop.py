@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tunediff import cli
+from tunediff import cli, randomness
 from tunediff.clock import Budget, Clock
 from tunediff.config import Systems, flatten, of, to_dict
 from tunediff.config.code import WorkloadError
@@ -96,6 +96,7 @@ class Loop:
         memory.reset(world.device)
         memory.keep_freed(config.memory.keep_freed, world.device)
         torch.manual_seed(config.seed)  # equal initial weights on all ranks
+        randomness.seed_libraries(config.seed)
         self._state.rng.manual_seed(config.seed)
 
     @property
@@ -112,6 +113,7 @@ class Loop:
         self._check_begun()
         self._setup.close()
         torch.manual_seed(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
+        randomness.seed_libraries(self.config.seed + 1 + self.world.rank)
         with self._clock.part("setup"):
             found = self._found()
             roof = hardware.peak_flops_per_s(self.device, self._amp.dtype, self._amp.fastest_matmul)
@@ -254,7 +256,8 @@ class Loop:
             raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
         point = dataclasses.replace(point, found={**point.found, **about})
         if self.evaluates and self._judge is not None:
-            with self._clock.part("evaluation"):
+            with self._clock.part("evaluation"), randomness.forked():
+                randomness.seed_libraries(0)  # as torch's: the same for all trials, without trace
                 try:
                     found = self._judged()
                 except TimeoutError:  # asked to stop: it will be measured when the training goes on

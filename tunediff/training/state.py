@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from tunediff import randomness
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.files import write_atomically
@@ -51,7 +52,10 @@ class State:
     def take(self) -> dict[str, Any]:
         """All of it, as of now. Its tensors are not copied."""
         kept = {name: one.state_dict() for name, one in self._kept.items()}
-        return {"kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng())}
+        return {
+            "kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
+            "library_rng": self._world.gather(randomness.library_state()),
+        }  # fmt: skip
 
     def put(self, state: Mapping[str, Any]) -> None:
         """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else.
@@ -63,7 +67,9 @@ class State:
         self.rng.set_state(state["shared_rng"].cpu())
         if len(state["rng"]) != self._world.size:  # goes on with another number of ranks
             torch.manual_seed(mix(state["rng"][0][0].tolist(), self._world.rank))
+            randomness.seed_libraries(torch.initial_seed())
             return
+        randomness.set_library_state(state["library_rng"][self._world.rank])
         own = state["rng"][self._world.rank]
         torch.set_rng_state(own[0].cpu())
         if len(own) > 1:

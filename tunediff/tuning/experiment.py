@@ -43,7 +43,6 @@ from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
-    from tunediff.tuning.messages import Kind
     from tunediff.tuning.slot import Slots
 
 
@@ -206,7 +205,7 @@ def _of_cluster(
 
 @contextlib.contextmanager
 def workers(
-    folder: Path, share: Callable[..., resources.Share], address: str | None, warm: Kind | None,
+    folder: Path, share: Callable[..., resources.Share], address: str | None, warm: Systems | None,
     greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
     """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
@@ -238,12 +237,10 @@ def _headless(folder: Path, address: str) -> None:
     os._exit(code)
 
 
-def warm(space: SearchSpace) -> Kind | None:
-    """What the workers of the first trials are; None: these get processes of their own."""
-    from tunediff.tuning.messages import Kind  # imports Ray
-
+def warm(space: SearchSpace) -> Systems | None:
+    """The configuration that the workers of the first trials are for; None: these get processes of their own."""
     own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
-    return None if own else Kind.of(space.baseline, resources.Place())
+    return None if own else space.baseline
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:

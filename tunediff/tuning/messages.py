@@ -34,15 +34,18 @@ class Kind:
     keep_freed: bool
     """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
     place: Place = dataclasses.field(default_factory=Place)
+    cudnn_benchmark: bool = False
+    """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape, however the setting
+    changes. Without a GPU, where it changes nothing, always False."""
 
     def __post_init__(self) -> None:
-        if self.place.gpu:
-            object.__setattr__(self, "keep_freed", False)
+        unused = "keep_freed" if self.place.gpu else "cudnn_benchmark"
+        object.__setattr__(self, unused, False)
 
     @classmethod
     def of(cls, config: Systems, place: Place) -> Kind:
         """The kind that a configuration's training needs."""
-        return cls(config.parallel.workers, config.memory.keep_freed, place)
+        return cls(config.parallel.workers, config.memory.keep_freed, place, config.precision.cudnn_benchmark)
 
 
 @dataclasses.dataclass(frozen=True)

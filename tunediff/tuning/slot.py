@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import sys
 import time
 import uuid
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 import ray
 
+from tunediff.config import Systems
 from tunediff.files import plain
 from tunediff.points import Point
 from tunediff.record import End
@@ -293,12 +293,12 @@ class Slots:
         self.pool = Pool(share, nodes, cluster.ask, self._make, self._free)
         self._notes, self._nodes = share.notes, nodes
 
-    def warm(self, kind: Kind) -> None:
-        """Start the workers of the first trials while Tune starts."""
+    def warm(self, config: Systems) -> None:
+        """Start the workers of the first trials, which train this configuration, while Tune starts."""
         seats = []
-        while (seat := self.pool.take(kind.size, waits=False)) is not None:
+        while (seat := self.pool.take(config.parallel.workers, waits=False)) is not None:
             seats.append(seat)
-            self.actors[seat.slot].warm.remote(dataclasses.replace(kind, place=seat.place))
+            self.actors[seat.slot].warm.remote(Kind.of(config, seat.place))
         for seat in seats:
             self.pool.give(seat.slot, used=False)
             self._free(seat.slot, WARM_S)
@@ -327,8 +327,8 @@ class Slots:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, share: Share, warm: Kind | None, nodes: cluster.Nodes | None = None) -> Iterator[Slots]:
-    """Slots for what runs in `folder`; `warm`: what the workers of the first trials are, if they may start now."""
+def opened(folder: Path, share: Share, warm: Systems | None, nodes: cluster.Nodes | None = None) -> Iterator[Slots]:
+    """Slots for what runs in `folder`; `warm`: what the first trials train, if their workers may start now."""
     slots = Slots(folder, share, nodes)
     if warm is not None:
         slots.warm(warm)

@@ -1,0 +1,65 @@
+"""The global generators on the CPU, those of torch, numpy and `random`: seeded, saved and put back together."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy
+import torch
+
+
+def seed(value: int) -> None:
+    """Seed all three. Generators of GPUs stay as they are."""
+    # torch.manual_seed visits every kind of device: a hundred times as long, too long for each item of a data set.
+    torch.default_generator.manual_seed(value)
+    seed_libraries(value)
+
+
+def seed_libraries(value: int) -> None:
+    """Seed numpy and `random`, beside `torch.manual_seed`."""
+    numpy.random.seed(value % 2**32)
+    random.seed(value)
+
+
+def library_state() -> dict[str, list[Any]]:
+    """The states of numpy and `random` as tensors and numbers, which `torch.load` reads with `weights_only`."""
+    _, words, gauss = random.getstate()
+    _, keys, *rest = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
+    return {
+        "random": [torch.tensor(words), gauss],
+        "numpy": [torch.from_numpy(keys.astype(numpy.int64)), *rest],
+    }
+
+
+def set_library_state(state: Mapping[str, list[Any]]) -> None:
+    """Put back what `library_state` has returned."""
+    words, gauss = state["random"]
+    random.setstate((3, tuple(words.tolist()), gauss))
+    keys, *rest = state["numpy"]
+    numpy.random.set_state(("MT19937", keys.numpy().astype(numpy.uint32), *rest))
+
+
+def state() -> tuple[Any, ...]:
+    """The states of all three, for this process only."""
+    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+
+
+def set_state(state: tuple[Any, ...]) -> None:
+    """Put back what `state` has returned."""
+    of_torch, of_numpy, of_random = state
+    torch.set_rng_state(of_torch)
+    numpy.random.set_state(of_numpy)
+    random.setstate(of_random)
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """What is drawn inside does not change what is drawn after it."""
+    before = state()
+    try:
+        yield
+    finally:
+        set_state(before)
