@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import re
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+
+class _DiskFile(io.BufferedWriter):
+    """A file that remembers the first error of the disk: a writer may raise another one instead of it."""
+
+    fault: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.fault = self.fault or error
+            raise
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
     """Give `write` a temporary file in the folder of `path`, then move that file into place: a kill leaves the old one
-    or the new one, whole. `durable`: on disk before it returns. Raises `OSError`; the old file then stays."""
+    or the new one, whole. `durable`: on disk before it returns. Raises `OSError` for any error of the disk, even where
+    `write` turns it into another one; the old file then stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    # Not tempfile: its files are private to the user, whatever the umask allows.
+    file = _DiskFile(io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"))
     try:
-        with open(handle, "wb") as file:
+        with file:
             write(file)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600, but others may read results and share a cache
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if file.fault is not None and isinstance(error, Exception):
+            raise file.fault from (None if error is file.fault else error)
         raise
 
 
