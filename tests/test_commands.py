@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import errno
 import json
 import os
 import re
@@ -351,6 +352,18 @@ def test_a_running_search_is_locked(found):
     refusal = pytest.raises(cfg.ConfigError, match="is running in another process")
     with experiment.alone(found.folder), refusal, experiment.alone(found.folder):
         pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, capsys, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(experiment.fcntl, "flock", refuse)
+    with experiment.alone(found.folder):
+        pass
+    storage = found.folder.parent
+    assert f"WARNING: --storage: no file can be locked in {storage} ({os.strerror(code)})" in capsys.readouterr().err
 
 
 def test_wall_clock_of_killed_sessions_is_kept(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import itertools
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +54,20 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
 def write_text(path: Path, text: str) -> None:
     """`write_atomically` for UTF-8 text."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def has_locks(folder: Path) -> bool:
+    """Return whether the file system of this folder can lock files; NFS and Lustre may be mounted without."""
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
+    except OSError:  # where nothing can be written there is nothing to lock
+        return True
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def plain(name: str) -> str:

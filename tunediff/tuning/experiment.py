@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import yaml
 
@@ -35,7 +36,7 @@ from tunediff import cli, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.files import write_text
+from tunediff.files import has_locks, write_text
 from tunediff.progress import harmless
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
@@ -100,7 +101,10 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
 
 def study_url(path: Path) -> str:
     """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
-    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+    if has_locks(path.parent):
+        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
+    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
 
 
 def foreign(folder: Path) -> str:
@@ -267,15 +271,21 @@ def noted(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two processes must not run one search; the lock ends with the process, however it ends."""
+    """Two processes must not run one search; the lock ends with the process, however it ends.
+
+    Where the file system has no locks, a warning says so. Raises `ConfigError` if another process has the lock.
+    """
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
             raise ConfigError(busy) from None
+        except OSError as error:
+            why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
+            print(f"WARNING: --storage: {why} run {folder.name} at once", file=sys.stderr)
         yield
 
 
