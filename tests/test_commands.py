@@ -1,8 +1,8 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
 import argparse
-import importlib.util
 import errno
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -17,8 +18,8 @@ import torch
 import yaml
 
 from tests.helpers import point
+from tunediff import compare, environment, export, machine, profile, record, results, search, space, train
 from tunediff import config as cfg
-from tunediff import environment, export, machine, profile, record, results, search, space, train
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.results import evidence
@@ -99,6 +100,41 @@ def test_search_needs_inception_weights_or_says_how_to_get_them(tmp_path, capsys
     error = refused(capsys, search.main, "i.yaml")
     assert "evaluation.weights_path" in error
     assert "network" in error or "download" in error
+
+
+@pytest.fixture
+def overloaded(monkeypatch):
+    """A machine on which Ray's processes come too late."""
+    late = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+    def init(**_):
+        raise Exception(late)
+
+    monkeypatch.setattr("ray.init", init)
+    return late
+
+
+def test_search_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, overloaded):
+    assert search.main([file, "--name", "night", "--quiet"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: Ray did not start: {overloaded}"
+    assert list(Path("ray_results").iterdir()) == []
+
+
+def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys, overloaded):
+    wanted = space.load(Path(file))
+    experiment.create(Path("ray_results/night").absolute(), wanted, FILE)
+    assert search.main(["--resume", "night", "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert f"error: Ray did not start: {overloaded}; everything measured is in" in error
+    assert error.splitlines()[-1] == "resume: python -m tunediff.search --resume night"
+    assert Path("ray_results/night").is_dir()
+
+
+def test_comparison_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, overloaded):
+    words = ["digits", "loader.batch_size=32", "--budget", "3s", "--name", "ab", "--quiet"]
+    assert compare.main(words) == 1
+    assert "error: Ray did not start" in capsys.readouterr().err
+    assert list(Path("ray_results").iterdir()) == []
 
 
 def test_search_refuses_storage_that_is_a_file(file, tmp_path, capsys):

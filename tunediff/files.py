@@ -70,6 +70,28 @@ def has_locks(folder: Path) -> bool:
     return True
 
 
+def home() -> Path | None:
+    """Return the user's home folder; None where there is none, or where nothing can be written."""
+    try:
+        folder = Path.home()
+        existing = next(one for one in (folder, *folder.parents) if one.is_dir())
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"0")  # an exhausted quota allows the file, but nothing in it
+            file.flush()
+    except (OSError, RuntimeError):  # no $HOME, and no entry of this user in passwd
+        return None
+    return folder
+
+
+def private_temporary() -> Path:
+    """Return a folder of this user's own in the temporary folder; it is made there."""
+    folder = Path(tempfile.gettempdir()) / f"tunediff-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # put there by somebody else
+        return Path(tempfile.mkdtemp(prefix="tunediff-"))
+    return folder
+
+
 def plain(name: str) -> str:
     """A name as Ray carries it: its names of runs and its metrics take ASCII only."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]

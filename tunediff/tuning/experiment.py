@@ -52,12 +52,19 @@ class StoppedError(RuntimeError):
     """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
 
 
+class NotStartedError(StoppedError):
+    """Ray did not start on this machine."""
+
+
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
     """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code.
 
     `where`: the options that say on what machine or cluster.
     """
     by_hand = isinstance(why, KeyboardInterrupt)
+    if isinstance(why, NotStartedError) and not folder.exists():  # it was new, and nothing had begun
+        print(f"error: {why}", file=sys.stderr)
+        return cli.FAILED
     said = "\ninterrupted" if by_hand else f"error: {why}"
     resume = cli.command(module, "--resume", folder.name, *where, storage=folder.parent)
     print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
@@ -84,6 +91,17 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
+
+
+@contextlib.contextmanager
+def start_of(folder: Path, new: bool) -> Iterator[None]:
+    """Remove the folder of a new search when its start fails before the first trial: its name is free again."""
+    try:
+        yield
+    except (ConfigError, OSError, NotStartedError):
+        if new and not record.read_trials(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
@@ -163,12 +181,15 @@ def cluster(address: str | None) -> Iterator[Any]:
     """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
     import ray
 
+    from tunediff.tuning import local_ray
+
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
     local: dict[str, object] = {}
     if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
         here = resources.local()
         local = {"num_cpus": here.cores, "num_gpus": here.gpus}
         local |= {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
+        local_ray.ensure_token()
     else:
         from tunediff.tuning import cluster as there
 
@@ -182,10 +203,17 @@ def cluster(address: str | None) -> Iterator[Any]:
             # Ray sends its token to a cluster that is named only where it is told to.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
             raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
+        except Exception as error:  # its processes came too late, or not at all: Ray has no class of error for that
+            if address is not None:
+                raise
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise NotStartedError(f"Ray did not start: {cli.cut(why, 300)}") from error
     try:
         yield context
     finally:
         ray.shutdown()
+    if address is None:
+        local_ray.remove_session(context)
 
 
 def _of_cluster(
