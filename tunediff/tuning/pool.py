@@ -34,8 +34,8 @@ class Pool:
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
     ) -> None:  # fmt: skip
         """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers, which holds
-        until the next call, so that 0 withdraws it; `taken` and `freed` hear of every slot that gets a trial and whose trial
-        is over."""
+        until the next call, so that 0 withdraws it; `taken` and `freed` hear of every slot that gets a trial and whose
+        trial is over."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
         self._heard, self._freed = taken, freed
