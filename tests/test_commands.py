@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -568,6 +569,25 @@ def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_thei
     assert process.returncode == 130, errors
     assert "the same command again goes on" in errors
     assert (tmp_path / "out" / "checkpoint.pt").exists()
+
+
+def test_kill_of_a_training_leaves_no_process_behind(config, tmp_path):
+    """Fork server, resource tracker and loader processes."""
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
+    process = subprocess.Popen([*words, "loader.workers=2"], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 4
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(started, timeout=30)
+    for one in left:
+        one.kill()
+    assert left == []
 
 
 def test_train_leaves_curves_for_tensorboard(config, tmp_path):
