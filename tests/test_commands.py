@@ -1,6 +1,7 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
 import argparse
+import errno
 import importlib.util
 import json
 import os
@@ -9,15 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 import yaml
 
 from tests.helpers import point
+from tunediff import compare, environment, export, machine, profile, record, results, search, space, train
 from tunediff import config as cfg
-from tunediff import environment, export, machine, profile, record, results, search, space, train
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.results import evidence
@@ -98,6 +101,41 @@ def test_search_needs_inception_weights_or_says_how_to_get_them(tmp_path, capsys
     error = refused(capsys, search.main, "i.yaml")
     assert "evaluation.weights_path" in error
     assert "network" in error or "download" in error
+
+
+@pytest.fixture
+def overloaded(monkeypatch):
+    """A machine on which Ray's processes come too late."""
+    late = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+    def init(**_):
+        raise Exception(late)
+
+    monkeypatch.setattr("ray.init", init)
+    return late
+
+
+def test_search_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, overloaded):
+    assert search.main([file, "--name", "night", "--quiet"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: Ray did not start: {overloaded}"
+    assert list(Path("ray_results").iterdir()) == []
+
+
+def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys, overloaded):
+    wanted = space.load(Path(file))
+    experiment.create(Path("ray_results/night").absolute(), wanted, FILE)
+    assert search.main(["--resume", "night", "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert f"error: Ray did not start: {overloaded}; everything measured is in" in error
+    assert error.splitlines()[-1] == "resume: python -m tunediff.search --resume night"
+    assert Path("ray_results/night").is_dir()
+
+
+def test_comparison_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, overloaded):
+    words = ["digits", "loader.batch_size=32", "--budget", "3s", "--name", "ab", "--quiet"]
+    assert compare.main(words) == 1
+    assert "error: Ray did not start" in capsys.readouterr().err
+    assert list(Path("ray_results").iterdir()) == []
 
 
 def test_search_refuses_storage_that_is_a_file(file, tmp_path, capsys):
@@ -353,6 +391,18 @@ def test_a_running_search_is_locked(found):
         pass
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, capsys, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(experiment.fcntl, "flock", refuse)
+    with experiment.alone(found.folder):
+        pass
+    storage = found.folder.parent
+    assert f"WARNING: --storage: no file can be locked in {storage} ({os.strerror(code)})" in capsys.readouterr().err
+
+
 def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
     lines = [("begin", 100), ("end", 160), ("begin", 1000)]  # the second was killed; its last sign of life is a point
     text = "".join(json.dumps({"event": event, "time": time_s}) + "\n" for event, time_s in lines)
@@ -519,6 +569,25 @@ def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_thei
     assert process.returncode == 130, errors
     assert "the same command again goes on" in errors
     assert (tmp_path / "out" / "checkpoint.pt").exists()
+
+
+def test_kill_of_a_training_leaves_no_process_behind(config, tmp_path):
+    """Fork server, resource tracker and loader processes."""
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
+    process = subprocess.Popen([*words, "loader.workers=2"], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 4
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(started, timeout=30)
+    for one in left:
+        one.kill()
+    assert left == []
 
 
 def test_train_leaves_curves_for_tensorboard(config, tmp_path):

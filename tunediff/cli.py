@@ -39,6 +39,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
     def run(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is None:  # `>&-`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        _replace_what_cannot_be_written()
         if early := signal.getsignal(signal.SIGINT) is starting.end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -66,6 +67,16 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
                 signal.signal(signal.SIGINT, starting.end)
 
     return run
+
+
+def _replace_what_cannot_be_written() -> None:
+    """Print `?` for a letter that the output's encoding has not, such as `×` in ASCII, instead of raising."""
+    for stream in (sys.stdout, sys.stderr):
+        encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
+        utf8 = str(encoding).lower().replace("-", "") == "utf8"
+        if errors == "strict" or (errors == "surrogateescape" and not utf8):
+            with contextlib.suppress(AttributeError):  # what stands in for a stream has no such method
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -38,7 +38,7 @@ from tunediff.report.plan import MOST_DAYS
 from tunediff.results import confirmation, evaluating, pairs
 from tunediff.results.pairs import Pairs
 from tunediff.space import duration_s, folder_of
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import experiment, local_ray, resources
 
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {"better": cli.OK, "not told apart": NOT_TOLD, "worse": WORSE, "failed": FAILED_RUN}
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = _resumed(args) if args.resume is not None else _new(args, say)
     heart = Heart(folder, say)
     try:
-        with contextlib.nullcontext() if args.quiet or args.json else heart:
+        silent = args.quiet or args.json
+        with experiment.start_of(folder, new=args.resume is None), contextlib.nullcontext() if silent else heart:
             _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "compare", folder, cli.machine_words(args))
@@ -333,7 +334,7 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
 
     def greet(context: Any) -> None:
         if url := getattr(context, "dashboard_url", None):
-            say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
+            say(local_ray.dashboard(url))
         say(f"at most {told.most} pairs × 2 × {cli.seconds(told.budget_s)} {told.clock.what}; results {folder}")
 
     with contextlib.ExitStack() as stack:

@@ -208,6 +208,12 @@ def was_lost(folder: Path) -> Line | None:
     return told[-1] if told and told[-1]["event"] == "lost" and not ended else None
 
 
+def disk_fault(folder: Path) -> str | None:
+    """Why the trial in `folder` could not be written, where its journal's last line says so; None: it does not."""
+    last = next(reversed(list(events(folder))), None)
+    return str(last["reason"]) if last is not None and last["event"] == "unwritable" else None
+
+
 def read_trial(folder: Path) -> TrialRecord | None:
     """The record of the trial in `folder`; None when its journal has not begun.
 

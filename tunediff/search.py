@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -79,11 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if content is not None:
         wanted, told = _created(folder, wanted, content, args)
     try:
-        confirmed = _run(folder, wanted, args, told)
-    except ConfigError:
-        if content is not None and not record.read_trials(folder):  # a cluster that cannot do it: nothing has begun
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+        with experiment.start_of(folder, new=content is not None):
+            confirmed = _run(folder, wanted, args, told)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "search", folder, cli.machine_words(args))
     found = results.read(folder)

@@ -1,10 +1,12 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
+import contextlib
 import socket
 import threading
 import types
 
 import pytest
+from ray.autoscaler import sdk
 from ray.core.generated import autoscaler_pb2
 
 import tunediff
@@ -12,8 +14,8 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.tuning import cluster, experiment
-from tunediff.tuning.resources import Machine, Place
+from tunediff.tuning import cluster, experiment, slot
+from tunediff.tuning.resources import Machine, Place, divided
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
@@ -63,6 +65,23 @@ def test_an_autoscaler_is_asked_what_it_could_bring(monkeypatch):
     assert found[2:] == cluster.MOST_NODES * [Machine(4, 0, "any", "any")]
     monkeypatch.setattr(state, "get_cluster_config", lambda: None)
     assert cluster.may_come() == []
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_request_for_nodes_ends_with_the_slots(monkeypatch, tmp_path, error):
+    """Whether the search ends in order or is interrupted."""
+    asked = []
+    monkeypatch.setattr(sdk, "request_resources", lambda bundles: asked.append(bundles))
+    head = Machine(0, 0, "head", "head")
+    share = divided([head], (1, 2), ["none"], "x.yaml", False, [Machine(16, 4, "group", "group")])
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        slot.opened(tmp_path, share, None, cluster.Nodes([head], lambda machines: None)) as slots,
+    ):
+        assert slots.pool.take(2) is None
+        if error is not None:
+            raise error
+    assert asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2, []]
 
 
 def answers(monkeypatch, said):

@@ -148,10 +148,25 @@ def test_what_an_autoscaling_cluster_could_bring_is_asked_for(monkeypatch):
     now[0] = 61.0
     assert pool.take(4) is None
     assert heard == ["the next trial waits for 1m01s: it needs 4 GPUs; free: no nodes"]
-    assert len(asked) == 1
+    assert asked == [(True, 4)] * 2, "again, as the request of another search replaces it"
     there.append(gpus(4, name="new"))
     now[0] = 64.0
     assert pool.take(4).place.nodes == ("id-new",)
+    assert asked[2:] == [(True, 0)], "withdrawn, or these nodes would stay for ever"
+    pool.give(0)
+    assert pool.take(4) is not None
+    assert len(asked) == 3, "what was not asked for is not withdrawn"
+
+
+def test_request_of_a_trial_that_got_no_nodes_is_withdrawn_at_the_end():
+    asked = []
+    of = share(cpus(0, "head"), sizes=(1, 4), may_come=[gpus(4, name="group")])
+    pool = Pool(of, list, lambda place, size: asked.append((place.gpu, size)))
+    pool.withdraw()
+    assert asked == []
+    assert pool.take(4) is None
+    pool.withdraw()
+    assert asked == [(True, 4), (True, 0)]
 
 
 def test_a_trial_that_waits_says_for_what(monkeypatch):

@@ -414,6 +414,32 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
     assert {key: again[key] for key in suggestion} == suggestion
 
 
+def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_repeated(make):
+    """The probe of the disk finds room: it is smaller than a checkpoint."""
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    folder = searcher.experiment / "trials" / suggestion["trial"]
+    record.Journal(folder).write("unwritable", reason="No space left on device")
+    searcher.on_trial_complete("a", None, error=True)
+    assert "No space left" in str(searcher.broken)
+    assert not record.read_trial(folder).finished
+    again = make().suggest("b")
+    assert {key: again[key] for key in suggestion} == suggestion
+
+
+def test_disk_fault_of_an_earlier_attempt_is_no_reason_to_stop(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    folder = searcher.experiment / "trials" / suggestion["trial"]
+    record.Journal(folder).write("unwritable", reason="No space left on device")
+    record.Journal(folder).write("worker", device="cpu", threads=2)
+    searcher.on_trial_complete("a", None, error=True)
+    assert searcher.broken is None
+    assert record.read_trial(folder).status == "error"
+
+
 @pytest.mark.parametrize(
     ("results", "mode", "told"),
     [([5.0, 12.0], "min", 24.0), ([-9.0, -3.0], "min", 0.0), ([0.0], "min", 1.0), ([0.4, 0.9], "max", 0.0),

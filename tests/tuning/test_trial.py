@@ -127,6 +127,7 @@ def test_a_full_disk_is_no_end(drive, tmp_path):
     with pytest.raises(OSError, match="No space left on device"):
         drive([Lost("OSError: [Errno 28] No space left on device")])
     assert not record.read_trial(tmp_path / "trials" / "t0003").finished
+    assert record.disk_fault(tmp_path / "trials" / "t0003") == "No space left on device"
 
 
 def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tunediff.files import write_atomically
+from tunediff.files import home, private_temporary, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +18,16 @@ _T = TypeVar("_T")
 
 
 def cache_dir() -> Path:
-    """`$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and not necessarily there yet."""
-    return Path(os.environ.get("TUNEDIFF_CACHE") or "~/.cache/tunediff").expanduser().absolute()
+    """`$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and not necessarily there yet.
+
+    Where the home folder cannot be written, and holds no cache, it is a folder in the temporary folder.
+    """
+    if chosen := os.environ.get("TUNEDIFF_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    with contextlib.suppress(RuntimeError):  # without a home folder
+        if (folder := Path.home() / ".cache" / "tunediff").is_dir() or home() is not None:
+            return folder
+    return private_temporary() / "cache"
 
 
 @contextlib.contextmanager

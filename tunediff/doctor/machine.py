@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from tunediff import cli, environment, machine
+from tunediff import cli, environment, files, machine
 from tunediff.config.systems import Loader
+from tunediff.data.cache import cache_dir
 from tunediff.doctor.finding import Answer, Site, check
 from tunediff.evaluation import weights
 from tunediff.profiling import measure
@@ -167,6 +168,16 @@ def disk(site: Site) -> Answer:
     return Answer("ok", found, "--dry-run says what a search will take of it", numbers)
 
 
+@check("home folder")
+def home(site: Site) -> Answer:
+    """Whether it can be written: caches and Ray's token lie there."""
+    if (folder := files.home()) is not None:
+        return Answer("ok", f"{folder} can be written", f"prepared data is kept in {cache_dir()}")
+    found = f"{os.environ.get('HOME') or 'none'}: cannot be written"
+    without = "Ray's token is made anew for every search: set RAY_AUTH_TOKEN to open its dashboard"
+    return Answer("weak", found, f"prepared data is kept in {cache_dir()} (TUNEDIFF_CACHE names another); {without}")
+
+
 @check("Inception weights")
 def inception(site: Site) -> Answer:
     """Whether they are in the cache, or could be fetched; nothing is fetched here."""
@@ -188,4 +199,4 @@ def energy(site: Site) -> Answer:
     return Answer("ok", "counted", "every point of a training has its joules")
 
 
-CHECKS = (cpu, memory, gpus, condition, shared_memory, disk, inception, energy)
+CHECKS = (cpu, memory, gpus, condition, shared_memory, disk, home, inception, energy)

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
-from tunediff.data.cache import locked
+from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
 from tunediff.evaluation.knobs import Evaluation
@@ -184,9 +184,15 @@ def _readable(path: Path, allowed: str) -> str:
 
 
 def hub_dir() -> Path:
-    """torch.hub's folder, found by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else ~/.cache/torch."""
-    home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
-    return Path(home).expanduser().absolute() / "hub"
+    """torch.hub's folder, found by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else ~/.cache/torch.
+
+    Without any home folder it lies in the cache.
+    """
+    place = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    try:
+        return Path(place).expanduser().absolute() / "hub"
+    except RuntimeError:
+        return cache_dir() / "hub"
 
 
 def _download(path: Path) -> None:

@@ -24,7 +24,7 @@ from tunediff.results.evidence import UNTOLD, Evidence
 from tunediff.results.following import MANY, Following, Seldom
 from tunediff.results.statistics import Estimate
 from tunediff.space import SearchSpace
-from tunediff.tuning import experiment, warm_start
+from tunediff.tuning import experiment, local_ray, warm_start
 from tunediff.tuning.resources import local
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Console:
     def greet(self, context: Any) -> None:
         """Where to look while it runs."""
         if url := getattr(context, "dashboard_url", None):
-            self.say(f"dashboard http://{url} (loopback only; token: `ray get-auth-token`)")
+            self.say(local_ray.dashboard(url))
         self.say(f"results {self.folder}")
         if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
             self.say(warm)

@@ -93,7 +93,10 @@ def may_come() -> list[Machine]:
 
 
 def ask(place: Place, size: int) -> None:
-    """Ask the autoscaler for room for so many workers; without one nobody hears it."""
+    """Ask the autoscaler for room for so many workers; without one nobody hears it.
+
+    It keeps such nodes until it is asked for something else: 0 workers withdraw the request.
+    """
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=[place.resources] * size)

@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import yaml
 
@@ -35,7 +36,7 @@ from tunediff import cli, environment, record
 from tunediff import config as cfg
 from tunediff import space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.files import write_text
+from tunediff.files import has_locks, write_text
 from tunediff.progress import harmless
 from tunediff.space import SearchSpace
 from tunediff.tuning import resources
@@ -50,12 +51,19 @@ class StoppedError(RuntimeError):
     """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
 
 
+class NotStartedError(StoppedError):
+    """Ray did not start on this machine."""
+
+
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
     """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code.
 
     `where`: the options that say on what machine or cluster.
     """
     by_hand = isinstance(why, KeyboardInterrupt)
+    if isinstance(why, NotStartedError) and not folder.exists():  # it was new, and nothing had begun
+        print(f"error: {why}", file=sys.stderr)
+        return cli.FAILED
     said = "\ninterrupted" if by_hand else f"error: {why}"
     resume = cli.command(module, "--resume", folder.name, *where, storage=folder.parent)
     print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
@@ -84,6 +92,17 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
     return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
 
 
+@contextlib.contextmanager
+def start_of(folder: Path, new: bool) -> Iterator[None]:
+    """Remove the folder of a new search when its start fails before the first trial: its name is free again."""
+    try:
+        yield
+    except (ConfigError, OSError, NotStartedError):
+        if new and not record.read_trials(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
     """The space of an existing search; `limits` (`trials`, `total`) replace its own, and are kept from now on."""
     space = spaces.load(spaces.of_search(folder), budget=dict(limits or {}))
@@ -99,7 +118,10 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
 
 def study_url(path: Path) -> str:
     """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
-    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+    if has_locks(path.parent):
+        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
+    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
 
 
 def foreign(folder: Path) -> str:
@@ -158,12 +180,15 @@ def cluster(address: str | None) -> Iterator[Any]:
     """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
     import ray
 
+    from tunediff.tuning import local_ray
+
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
     local: dict[str, object] = {}
     if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
         here = resources.local()
         local = {"num_cpus": here.cores, "num_gpus": here.gpus}
         local |= {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
+        local_ray.ensure_token()
     else:
         from tunediff.tuning import cluster as there
 
@@ -177,10 +202,17 @@ def cluster(address: str | None) -> Iterator[Any]:
             # Ray sends its token to a cluster that is named only where it is told to.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
             raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
+        except Exception as error:  # its processes came too late, or not at all: Ray has no class of error for that
+            if address is not None:
+                raise
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise NotStartedError(f"Ray did not start: {cli.cut(why, 300)}") from error
     try:
         yield context
     finally:
         ray.shutdown()
+    if address is None:
+        local_ray.remove_session(context)
 
 
 def _of_cluster(
@@ -264,15 +296,21 @@ def noted(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two processes must not run one search; the lock ends with the process, however it ends."""
+    """Two processes must not run one search; the lock ends with the process, however it ends.
+
+    Where the file system has no locks, a warning says so. Raises `ConfigError` if another process has the lock.
+    """
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
             raise ConfigError(busy) from None
+        except OSError as error:
+            why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
+            print(f"WARNING: --storage: {why} run {folder.name} at once", file=sys.stderr)
         yield
 
 

@@ -33,8 +33,9 @@ class Pool:
         ask: Callable[[Place, int], None] = lambda place, size: None,
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
     ) -> None:  # fmt: skip
-        """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers; `taken` and
-        `freed` hear of every slot that gets a trial and whose trial is over."""
+        """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers, which holds
+        until the next call, so that 0 withdraws it; `taken` and `freed` hear of every slot that gets a trial and whose
+        trial is over."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
         self._heard, self._freed = taken, freed
@@ -43,6 +44,7 @@ class Pool:
         self._last: dict[int, tuple[Place, int]] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
         self._due = 0.0
+        self._requested: Place | None = None
 
     @property
     def unsteady(self) -> bool:
@@ -69,6 +71,7 @@ class Pool:
                 self._wait(size, now, together)
             return None
         self._waits = None
+        self.withdraw()
         place = self._share.place(list(found), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
@@ -81,6 +84,12 @@ class Pool:
         del self._taken[slot]
         if used:
             self._freed(slot)
+
+    def withdraw(self) -> None:
+        """Take back what the cluster was asked for: it would keep these nodes for ever, idle or not."""
+        if self._requested is not None:
+            place, self._requested = self._requested, None
+            self._ask(place, 0)
 
     def _free(self, machine: Machine) -> int:
         return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
@@ -105,13 +114,18 @@ class Pool:
         """Ask for nodes where there are too few at all, and say for what it waits."""
         if self._waits is None:
             self._waits, self._due = now, now + PATIENCE_S
-            if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
-                machines, alike = self._machines or self._share.machines, Place(gpu=self._share.gpu)
-                place = self._share.place(machines, size, together) if machines else alike
-                self._ask(place, size // place.each)
+            self._request(size, together)
         if now >= self._due:
+            self._request(size, together)  # that of another search on this cluster may have replaced it
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
             free = "; ".join(f"{one.name or 'this machine'}: {self._free(one)}" for one in self._machines) or "no nodes"
             waited = cli.seconds(now - self._waits)
             self.say(f"the next trial waits for {waited}: it needs {cli.some(size, unit)}; free: {free}")
+
+    def _request(self, size: int, together: bool) -> None:
+        """Ask for nodes where there are too few even if all were free."""
+        if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
+            machines, alike = self._machines or self._share.machines, Place(gpu=self._share.gpu)
+            self._requested = self._share.place(machines, size, together) if machines else alike
+            self._ask(self._requested, size // self._requested.each)

@@ -345,7 +345,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self._unfinished.insert(0, Drawn(live.name, live.trial, self._drawn(live.trial)))
             return
         if known is None or not known.finished:
-            if error and (why := environment.unwritable(self.experiment)) is not None:
+            # The probe is small: a disk that is too full for a checkpoint may have room for it.
+            if error and (why := environment.unwritable(self.experiment) or record.disk_fault(folder)) is not None:
                 raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
             messages.end(folder, End("error", "its driver died") if error else self._pruned(known))
             known = record.read_trial(folder)

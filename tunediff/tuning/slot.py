@@ -330,10 +330,14 @@ class Slots:
 def opened(folder: Path, share: Share, warm: Systems | None, nodes: cluster.Nodes | None = None) -> Iterator[Slots]:
     """Slots for what runs in `folder`; `warm`: what the first trials train, if their workers may start now."""
     slots = Slots(folder, share, nodes)
-    if warm is not None:
-        slots.warm(warm)
-    yield slots
-    slots.close()  # not after a fault: the cluster's end is theirs
+    try:
+        if warm is not None:
+            slots.warm(warm)
+        yield slots
+        slots.close()  # not after a fault: the cluster's end is theirs
+    finally:
+        with contextlib.suppress(Exception):  # a cluster that is gone keeps no nodes either
+            slots.pool.withdraw()
 
 
 def _create(name: str, storage: str, here: str) -> Any:

@@ -7,11 +7,13 @@ import logging
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from tunediff.files import has_locks
 from tunediff.tuning import experiment
 
 log = logging.getLogger(__name__)
@@ -21,8 +23,16 @@ FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
 """What a full, read-only or vanished disk looks like here."""
 
 
+LOCKED_S = 60.0
+"""How long another program, such as optuna-dashboard, may hold the study before the search stops."""
+DAMAGES = ("malformed", "not a database")
+"""What SQLite says of a damaged file; all else, such as a lock or a disk that does not answer, will pass."""
+
+
 def open_file(path: Path) -> optuna.storages.RDBStorage:
     """The study file, for optuna-dashboard to read too. A damaged one is put aside: the journals hold all it held.
+
+    Raises `StoppedError` if it cannot be read for another reason: its locks or its disk.
 
     SQLite does not wait for the disk: a kill loses nothing all the same, a power cut at worst this file, and a draw
     takes 18 ms in place of 140.
@@ -32,7 +42,8 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
         log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
-    storage = optuna.storages.RDBStorage(experiment.study_url(path))
+    how = {"connect_args": {"timeout": LOCKED_S}}
+    storage = optuna.storages.RDBStorage(experiment.study_url(path), engine_kwargs=how)
 
     def relax(connection: sqlite3.Connection, _: Any) -> None:
         connection.execute("PRAGMA synchronous = OFF")
@@ -43,10 +54,13 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with an SQLite file; None: nothing."""
+    """What is wrong with an SQLite file; None: nothing. Raises `StoppedError` if it cannot be read now."""
+    plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
-        with contextlib.closing(sqlite3.connect(path)) as connection:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}{plain}", LOCKED_S, uri=True)) as connection:
             found = str(connection.execute("PRAGMA quick_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
+        if not any(word in str(error) for word in DAMAGES):
+            raise experiment.StoppedError(f"{path} cannot be read: {error}") from None
         return str(error)
     return None if found == "ok" else found.splitlines()[0]

@@ -94,6 +94,9 @@ def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -
         if isinstance(ended, Lost) and (gone := cluster.gone(seat.place.nodes)) and losses + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
+        if isinstance(ended, Lost) and (why := _disk_fault(ended)) is not None:
+            journal.write("unwritable", reason=why)  # a disk too full for a checkpoint has room for a line
+            raise OSError(why)  # the trial has no end, and the search stops
         if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
@@ -174,11 +177,15 @@ class Waiting:
             write_text(self._folder / DOING, json.dumps(told))
 
 
-def _after_loss(lost: Lost, attempt: int) -> End | None:
-    """What it means that the workers died; None: try again. Raises `OSError` where it was the disk's fault."""
+def _disk_fault(lost: Lost) -> str | None:
+    """What the disk refused, where the workers died of that; None: they did not."""
     reason = _short(lost.reason)
-    if any(os.strerror(code) in reason for code in DISK_FAULTS):
-        raise OSError(reason)  # the trial has no end, and the search looks at the disk
+    return next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
+
+
+def _after_loss(lost: Lost, attempt: int) -> End | None:
+    """What it means that the workers died; None: try again."""
+    reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
         return End("oom", reason)
     return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None

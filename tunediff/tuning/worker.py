@@ -150,7 +150,7 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
         raise OSError(why) from error
     status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
-        (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error))
+        (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error), encoding="utf-8")
     _end(job, serial, slot, End(status, reason, peak=memory.peak_mib(world.device)))
 
 

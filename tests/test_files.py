@@ -1,0 +1,63 @@
+"""Files that are written whole or not at all."""
+
+import errno
+import os
+import stat
+import subprocess
+
+import numpy
+import pytest
+import torch
+
+from tunediff.files import write_atomically, write_text
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+BIG = torch.zeros(2**20)
+WRITERS = {
+    "torch.save": lambda file: torch.save({"weights": BIG}, file),
+    "numpy.savez": lambda file: numpy.savez(file, BIG.numpy()),
+    "write": lambda file: file.write(BIG.numpy().tobytes()),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_full_disk_is_an_oserror_whatever_the_writer_raises(small_disk, write):
+    """torch.save raises a RuntimeError about its archive, which names no disk."""
+    write_text(small_disk / "state.pt", "old")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_atomically(small_disk / "state.pt", write)
+    assert raised.value.errno == errno.ENOSPC
+    assert [path.name for path in small_disk.iterdir()] == ["state.pt"]
+    assert (small_disk / "state.pt").read_text() == "old"
+
+
+def test_error_of_the_writer_itself_stays_as_it_is(tmp_path):
+    def refuse(file):
+        file.write(b"a part")
+        raise ValueError("no such format")
+
+    with pytest.raises(ValueError, match="no such format"):
+        write_atomically(tmp_path / "state.pt", refuse)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+def test_file_mode_follows_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "result.csv", "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "result.csv").stat().st_mode) == mode

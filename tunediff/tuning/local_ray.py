@@ -1,0 +1,69 @@
+"""A Ray cluster on this machine for one search: what it needs to start, and what it would leave behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tunediff.files import home
+
+KEEP = "TUNEDIFF_KEEP_RAY"
+"""Set in the environment, Ray's own logs stay after a search that ended in order."""
+_TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+_made: list[str] = []
+"""Tokens that this process made: nobody else knows them."""
+
+
+def ensure_token() -> None:
+    """Put a random token into the environment where Ray could not keep one in the home folder.
+
+    Ray makes `~/.ray/auth_token` before it starts, and fails where that cannot be written.
+    """
+    if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
+        return
+    folder = home()
+    if folder is None and not _readable_token():
+        _made.append(secrets.token_hex(32))
+        os.environ[_TOKEN] = _made[-1]
+
+
+def dashboard(url: str) -> str:
+    """Return the line that says where Ray's pages are, and how to open them."""
+    if not _asks_for_token():
+        token = ""
+    elif os.environ.get(_TOKEN) in _made:
+        token = f"; it asks for a token: set {_TOKEN} before the search, as the home folder cannot keep one"
+    elif os.environ.get(_TOKEN):
+        token = f"; token: {_TOKEN}"
+    else:
+        token = "; token: `ray get-auth-token`"
+    return f"dashboard http://{url} (loopback only{token})"
+
+
+def remove_session(context: Any) -> None:
+    """Delete the folder of logs and sockets of the cluster that `ray.init` started, unless `KEEP` is set.
+
+    Ray never deletes it, and refuses work once its disk is 95 % full.
+    """
+    folder = (getattr(context, "address_info", None) or {}).get("session_dir")
+    if folder is None or os.environ.get(KEEP):
+        return
+    session = Path(folder)
+    shutil.rmtree(session, ignore_errors=True)
+    for link in session.parent.glob("*"):  # such as session_latest
+        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(session):
+            link.unlink(missing_ok=True)
+
+
+def _asks_for_token() -> bool:
+    return os.environ.get(_MODE, "token").lower() == "token"
+
+
+def _readable_token() -> bool:
+    try:
+        return bool((Path.home() / ".ray" / "auth_token").read_text().strip())
+    except (OSError, RuntimeError):
+        return False
