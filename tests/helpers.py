@@ -57,6 +57,10 @@ class Told(Observer):
 
     def __init__(self, stop=lambda told: False):
         self.points, self.values, self.facts, self.shown, self.steps, self._stop = [], [], {}, {}, 0, stop
+        self.restarts = []
+
+    def restarted(self, reason=""):
+        self.restarts.append(reason)
 
     def point(self, point):
         self.points.append(point)

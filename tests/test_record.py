@@ -81,15 +81,37 @@ def test_no_journal_is_no_trial(tmp_path):
 def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
     journal = Journal(tmp_path)
     journal.start(toy(), {}, 10.0)
-    journal.anew()
+    journal.restarted()
     assert journal.point(point(1, 2.0, error=3.0))
-    journal.anew()  # as after a damaged checkpoint: the same steps are measured again
+    journal.restarted()  # as after a damaged checkpoint: the same steps are measured again
     assert read_trial(tmp_path).points == []
     assert journal.point(point(1, 2.5, error=4.0)), "another measurement, though of the same index and steps"
     assert not journal.point(point(1, 2.5, error=4.0))
     (one,) = read_trial(tmp_path).points
     assert one.train_s == 2.5
-    assert [line["event"] for line in record.events(tmp_path)] == ["start", "point", "anew", "point"]
+    assert [line["event"] for line in record.events(tmp_path)] == ["start", "point", "restarted", "point"]
+
+
+def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_path):
+    journal = Journal(tmp_path)
+    journal.start(toy(), {}, 10.0)
+    assert not journal.restarted()
+    assert journal.restarted("checkpoint.pt cannot be read (EOFError)"), "although no point was reached before"
+    journal.point(point(1, 2.0, error=3.0))
+    assert journal.restarted()
+    found = read_trial(tmp_path)
+    assert found.restarts == ["checkpoint.pt cannot be read (EOFError)", "no checkpoint"]
+    assert found.remarks.startswith("started from the beginning: checkpoint.pt cannot be read (EOFError); ")
+
+
+def test_a_restart_in_an_older_journal_is_read(tmp_path):
+    journal = Journal(tmp_path)
+    journal.start(toy(), {}, 10.0)
+    journal.point(point(1, 2.0, error=3.0))
+    journal.write("anew")
+    found = read_trial(tmp_path)
+    assert (found.points, found.remarks) == ([], "started from the beginning: no checkpoint")
+    assert journal.point(point(1, 2.0, error=3.0))
 
 
 def test_a_torn_last_line_loses_only_itself(tmp_path):

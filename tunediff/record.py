@@ -2,10 +2,9 @@
 
 The journal in the experiment folder is the truth that `--resume`, the report and the export read. A line is written,
 flushed and synced before anybody is told about it, so a kill at any moment loses nothing that was measured. Lines:
-`start` (once per attempt), `worker` (who trains it), `about` (data and model), `anew` (it begins at its first step,
-although an earlier attempt had come further), `unread` (knobs that its training never looked at),
-`point` (one evaluation), `final` (one more of the finished model, at
-full protocol), `end`.
+`start` (once per attempt), `worker` (who trains it), `about` (data and model), `restarted` (it begins at its first step
+although an earlier attempt had come further, with the reason; `anew` in older journals), `unread` (knobs that its
+training never looked at), `point` (one evaluation), `final` (one more of the finished model, at full protocol), `end`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,10 @@ weights not finite; `timeout`: past its deadline; `error`: anything else, with i
 another trial has shown that it would fail."""
 
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
+RESTARTED = ("restarted", "anew")
+"""Names of the event of a restart: today's, and that of older journals."""
+LINE_KEYS = ("event", "time")
+"""What every line of a journal holds."""
 Line = dict[str, Any]
 """A line of a journal, or a part of one."""
 
@@ -82,6 +85,8 @@ class TrialRecord:
     ended: float = 0.0
     heard: float = 0.0
     """Unix time of the last line of its journal."""
+    restarts: list[str] = dataclasses.field(default_factory=list)
+    """Why its training started from the beginning after it had come further, each time."""
 
     @property
     def status(self) -> str | None:
@@ -92,6 +97,12 @@ class TrialRecord:
     def reason(self) -> str:
         """Why it ended so."""
         return self.end.reason if self.end is not None else ""
+
+    @property
+    def remarks(self) -> str:
+        """Why it ended so, and why its training started from the beginning after it had come further."""
+        restarts = [f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts]
+        return "; ".join([*([self.reason] if self.reason else []), *restarts])
 
     @property
     def finished(self) -> bool:
@@ -149,7 +160,7 @@ class Journal:
         """An evaluation; False if this very measurement is there already, not merely another one of the same index."""
         told: set[tuple[int, int]] = set()
         for line in events(self.folder):
-            if line["event"] == "anew":
+            if line["event"] in RESTARTED:
                 told.clear()
             elif line["event"] == "point":
                 told.add((line["index"], line["steps"]))
@@ -158,10 +169,15 @@ class Journal:
         self.write("point", **point.flat)
         return True
 
-    def anew(self) -> None:
-        """The training begins at its first step: what an earlier attempt has measured is void."""
-        if any(line["event"] == "point" for line in events(self.folder)):
-            self.write("anew")
+    def restarted(self, reason: str = "") -> bool:
+        """The training begins at its first step: what an earlier attempt has measured is void.
+
+        `reason`: why its checkpoint is of no use. Returns False for a first start, of which nothing is written.
+        """
+        again = bool(reason) or any(line["event"] == "point" for line in events(self.folder))
+        if again:
+            self.write("restarted", reason=reason or "no checkpoint")
+        return again
 
     def end(self, end: End) -> None:
         """The trial is over."""
@@ -169,7 +185,7 @@ class Journal:
 
     def write(self, event: str, **content: Any) -> None:
         """Append one line."""
-        line = json.dumps({"event": event, "time": time.time(), **content}, allow_nan=False, default=_plain) + "\n"
+        line = to_json({"event": event, "time": time.time(), **content}) + "\n"
         with open(self.path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -177,6 +193,11 @@ class Journal:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def to_json(value: Any) -> str:
+    """Return a value as a journal has it. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN too."""
+    return json.dumps(value, allow_nan=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -259,8 +280,9 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             points[event["index"]] = Point.of(event)
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], "train(trial) never reads it")
-        elif kind == "anew":
+        elif kind in RESTARTED:
             points, final = {}, {}
+            record.restarts.append(event.get("reason", ""))
         elif kind == "final":
             final = event
         elif kind == "end":

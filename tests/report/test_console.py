@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console as Terminal
 
-from tests import searches
+from tests import helpers, searches
 from tests.searches import noisy
 from tunediff import cli, progress, record, space
 from tunediff import config as cfg
@@ -127,6 +127,19 @@ def test_failures_are_told_above_it_and_names_are_no_markup(night):
     lines = shown(*night, events=[("end", "t0002", {}), ("end", "t0001", {})])
     assert "t0002 oom  no [memory] left  loader.batch_size=32" in lines[0]
     assert not any("t0001 ok" in line for line in lines[:2])
+
+
+def test_a_restart_is_told_with_its_reason(night, capsys):
+    folder, loaded = night
+    journal = record.Journal(folder / "trials" / "t0001")
+    journal.write("restarted", reason="checkpoint.pt cannot be read (EOFError)")
+    journal.point(helpers.point(4, 8.0, frechet=5.0))
+    lines = console.Console(folder, loaded, quiet=False)
+    lines.listen("end", "t0001", {})
+    assert "started from the beginning: checkpoint.pt cannot be read (EOFError)" in capsys.readouterr().out
+    assert any("t0001 ok  started from the beginning" in line for line in shown(*night, events=[("end", "t0001", {})]))
+    reasons = console.Results(folder, loaded, record.read_trials(folder)).table().set_index("trial")["reason"]
+    assert reasons["t0001"] == "started from the beginning: checkpoint.pt cannot be read (EOFError)"
 
 
 def test_where_a_trial_goes_that_has_no_end(night, capsys):

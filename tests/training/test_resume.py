@@ -1,8 +1,10 @@
 """What a training leaves as it was, what it saves, and what goes on from there."""
 
+import collections
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -214,12 +216,11 @@ def test_without_a_folder_nothing_is_written(monkeypatch):
     assert train(toy(), samples=IMAGES).finished
 
 
-def test_a_damaged_checkpoint_is_kept_aside_and_training_starts_anew(tmp_path, capsys):
+def test_a_damaged_checkpoint_is_kept_aside_and_training_starts_anew(tmp_path):
     whole = weights(train(toy(), samples=IMAGES, folder=tmp_path / "whole"))
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / state.CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
     assert_equal(whole, weights(train(toy(), samples=IMAGES, folder=tmp_path / "x")))
-    assert "damaged" in capsys.readouterr().out
     assert (tmp_path / "x" / state.CHECKPOINT).with_suffix(".damaged").read_bytes() == b"PK\x03\x04 torn"
 
 
@@ -230,7 +231,7 @@ def test_a_checkpoint_runs_no_code(tmp_path, capsys):
 
     torch.save({"kept": Evil()}, tmp_path / state.CHECKPOINT)
     assert state.load(tmp_path) is None
-    assert "damaged" in capsys.readouterr().out
+    assert "checkpoint.pt cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -359,3 +360,67 @@ def test_losses_that_the_scale_is_found_by_are_no_divergence():
     bad = range(STEPS)
     with pytest.raises(NotFiniteError, match=f"no loss was finite up to step {STEPS // 2}"):
         train(toy(precision__amp="fp16"), samples=IMAGES, body=body)
+
+
+# ------------------------------------------------------------------------------------------- numpy, restarts, reasons
+def numpy_rate(trial):
+    net, optimizer = begin(trial)
+    trial.evaluate_with(lambda: error(net))
+    for batch in trial.batches((INPUTS, TARGETS)):
+        optimizer.param_groups[0]["lr"] = np.float64(0.05) * (1 + np.cos(np.pi * trial.progress))
+        trial.step(loss_of(net, batch), optimizer)
+
+
+def test_resume_restores_numpy_learning_rate(tmp_path):
+    whole = train(toy(), samples=IMAGES, body=numpy_rate)
+    with pytest.raises(KilledError):
+        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=numpy_rate, observer=Dies())
+    told = Told()
+    again = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=numpy_rate, observer=told)
+    assert told.steps == STEPS // 2
+    assert_equal(weights(whole), weights(again))
+
+
+def test_saved_numpy_scalars_are_numbers_and_all_else_stays(tmp_path):
+    order = collections.OrderedDict(a=torch.ones(2), b=(np.int64(3), [np.float32(0.5), {np.int64(1): np.bool_(True)}]))
+    state.save({"kept": order, "same": order["a"]}, tmp_path)
+    found = state.load(tmp_path)
+    assert type(found["kept"]) is collections.OrderedDict
+    assert found["kept"]["b"] == (3, [0.5, {1: True}])
+    assert [type(one) for one in (found["kept"]["b"][0], found["kept"]["b"][1][0])] == [int, float]
+    assert found["kept"]["a"].data_ptr() == found["same"].data_ptr(), "what is shared is written once"
+
+
+@pytest.mark.parametrize("fault", ["torn", "no checkpoint's content", "another net", "a part is missing", "no pace"])
+def test_a_checkpoint_that_cannot_be_used_restarts_the_training_with_the_reason(tmp_path, fault):
+    """Damaged, of another version or of another model: nobody's configuration has failed."""
+    whole = train(toy(), samples=IMAGES, evaluates=True)
+    with pytest.raises(KilledError):
+        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=Dies())
+    saved = state.load(tmp_path)
+    if fault == "torn":
+        (tmp_path / state.CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
+    elif fault == "no checkpoint's content":
+        torch.save([1], tmp_path / state.CHECKPOINT)
+    elif fault == "another net":
+        saved["kept"]["net"]["0.weight"] = torch.zeros(3, 3)
+    elif fault == "a part is missing":
+        del saved["kept"]["average"]
+    else:
+        del saved["pace"]["steps"]
+    if fault not in ("torn", "no checkpoint's content"):
+        state.save(saved, tmp_path)
+    told = Told()
+    again = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
+    assert_equal(weights(whole), weights(again))
+    assert told.steps == STEPS
+    (reason,) = told.restarts
+    assert {"torn": "cannot be read", "no checkpoint's content": "holds list", "another net": "0.weight",
+            "a part is missing": "average", "no pace": "pace: steps is missing"}[fault] in reason  # fmt: skip
+    assert len(list(tmp_path.glob("*.damaged"))) == 1, "kept aside"
+
+
+def test_without_a_checkpoint_a_restart_has_a_reason_too(tmp_path):
+    told = Told()
+    train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
+    assert told.restarts == [""], "of a first start, of which the journal knows whether it is one"

@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.record import NotFiniteError
-from tunediff.training import check
+from tunediff.training import check, rerun
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
@@ -79,6 +79,14 @@ TRAINED = [
     ("an objective for each item", [(".float().mean()", ".float()")], WorkloadError, 'mine.py: evaluate_with: "accuracy" is tensor'),
     ("an objective that is NaN", [(".float().mean()", ".float().mean() * float('nan')")], NotFiniteError, "accuracy is nan after 2 steps"),
     ("a name that has a meaning", [('return {"accuracy"', 'return {"loss": 1.0, "accuracy"')], WorkloadError, 'evaluate_with: "loss" has a meaning of its own; choose another name, "validation_loss"'),
+    ("an array among the findings", [('return {"accuracy"', 'return {"per_class": torch.ones(2), "accuracy"')], WorkloadError, r'mine.py: evaluate_with: "per_class" is tensor\(\[1., 1.\]\); allowed: '),
+    ("a numpy array among the findings", [('return {"accuracy"', 'return {"per_class": X.numpy(), "accuracy"')], WorkloadError, r'mine.py: evaluate_with: "per_class" is array'),
+    ("NaN inside a finding", [('return {"accuracy"', 'return {"parts": {"a": [1.0, float("nan")]}, "accuracy"')], WorkloadError, r"mine.py: evaluate_with: \"parts\" is \{'a': \[1.0, nan\]\}; allowed: "),
+    ("a finding called time", [('return {"accuracy"', 'return {"time": 1.0, "accuracy"')], WorkloadError, 'evaluate_with: "time" has a meaning of its own; choose another name, "validation_time"'),
+    ("a finding called event", [('return {"accuracy"', 'return {"event": "x", "accuracy"')], WorkloadError, 'evaluate_with: "event" has a meaning of its own'),
+    ("a finding that looks like a part of the step", [('return {"accuracy"', 'return {"step_forward_s": 1.0, "accuracy"')], WorkloadError, 'evaluate_with: "step_forward_s" has a meaning of its own'),
+    ("a finding without a name", [('return {"accuracy"', 'return {3: 1.0, "accuracy"')], WorkloadError, "evaluate_with: the key 3 is not allowed; allowed: a name"),
+    ("an array among described facts", [("    trial.evaluate_with(", "    trial.describe_with(lambda: {'norms': X})\n    trial.evaluate_with(")], WorkloadError, 'mine.py: describe_with: "norms" is tensor'),
     ("an evaluation that fails", [("net(X).sign()", "net(X[0, :2]).sign()")], RuntimeError, "shapes"),
     ("no loop", [(LOOP, "    for x, y in []:\n")], WorkloadError, r"mine.py: train\(trial\) never asked for a batch"),
     ("a loop that never steps", [("        trial.step(loss, optimizer)\n", "")], WorkloadError, r"a batch was taken and trial.step\(loss, optimizer\) not called"),
@@ -111,6 +119,145 @@ def test_a_file_without_mistakes_passes_and_a_knob_that_is_never_read_is_named(t
     assert found["parameters"] == 4 * 8 + 8 + 8 + 1
     assert 0 <= found["value"] <= 1
     assert check.check(cfg.baseline(str(file(tmp_path, PLAIN, "good.py"))), CPU)["unread"] == []
+
+
+@pytest.mark.parametrize(
+    "average",
+    ["copy.deepcopy(net)", "torch.optim.swa_utils.AveragedModel(net)", "pickle.loads(pickle.dumps(net))"],
+    ids=["deepcopy", "AveragedModel", "pickle"],
+)
+def test_check_accepts_copies_of_the_prepared_model(tmp_path, average):
+    text = edited(
+        ("import torch\n", "import copy\nimport pickle\n\nimport torch\n"),
+        (
+            "    trial.keep(net=net,",
+            f"    average = {average}\n    trial.exports(average)\n    trial.keep(average=average, net=net,",
+        ),
+        ("judge(net))", "judge(average))"),
+    )
+    assert 0 <= check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["value"] <= 1
+
+
+def test_check_counts_no_calls_of_a_copy(tmp_path):
+    """A copy that is trained in place of the prepared model is another model."""
+    text = edited(
+        ("import torch\n", "import copy\n\nimport torch\n"),
+        ("    net = trial.prepare(net)\n", "    net = copy.deepcopy(trial.prepare(net))\n"),
+    )
+    with pytest.raises(WorkloadError, match="the model that is trained is not the one that was prepared"):
+        check.check(cfg.baseline(str(file(tmp_path, text))), CPU)
+
+
+# ----------------------------------------------------------------------------------- what is judged, saved and restored
+SWAP = """
+
+class Swap:
+    def __init__(self, net, decay):
+        self.net, self.decay = net, decay
+        self.shadow = [p.detach().clone() for p in net.parameters()]
+
+    def update(self):
+        for mine, p in zip(self.shadow, self.net.parameters()):
+            mine.lerp_(p.detach(), 1 - self.decay)
+
+    def swap(self):
+        for mine, p in zip(self.shadow, self.net.parameters()):
+            was = p.detach().clone()
+            p.data.copy_(mine)
+            mine.copy_(was)
+
+    def state_dict(self):
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state):
+        self.shadow = [one.clone() for one in state["shadow"]]
+
+
+def judge_average(net, average):
+    average.swap()
+    found = judge(net)
+    average.swap()
+    return found
+"""
+AVERAGED = [
+    ("    trial.keep(net=net,", "    average = Swap(net, 0.5)\n    trial.keep(average=average, net=net,"),
+    ("judge(net))", "judge_average(net, average))"),
+    ("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        average.update()\n"),
+]
+STATEFUL = """
+
+class History:
+    def __init__(self):
+        self.last = deque([1.0])
+
+    def state_dict(self):
+        return {"parts": [0, {"last": self.last}]}
+
+    def load_state_dict(self, state):
+        self.last = state["parts"][1]["last"]
+"""
+LAZY = """
+
+class History:
+    def __init__(self):
+        self.buffers = {}
+
+    def state_dict(self):
+        return dict(self.buffers)
+
+    def load_state_dict(self, state):
+        for name in state:
+            self.buffers[name] = self.buffers[name] * 0 + state[name]
+"""
+KEPT = ("    trial.keep(net=net,", "    trial.keep(history=History(), net=net,")
+IMPORT = ("import torch\n", "from collections import deque\n\nimport torch\n")
+ROUND_TRIP = [
+    ("an average that is swapped in", SWAP, AVERAGED, r"mine.py: evaluate_with: judges other weights than those that are saved.*trial.exports\(model\)"),
+    ("an average that has not begun", SWAP, [*AVERAGED, ("Swap(net, 0.5)", "Swap(net, 1.0)")], "mine.py: evaluate_with: judges other weights than those that are saved"),
+    ("an average that is not kept", SWAP, [*AVERAGED, ("trial.keep(average=average, net", "trial.keep(net")], r"mine.py: evaluate_with: judges other weights after a resume.*trial.keep"),
+    ("a kept deque", STATEFUL, [KEPT, IMPORT], r"""mine.py: keep\(history=…\): \["parts"\]\[1\]\["last"\] is a deque; a checkpoint holds tensors, numbers"""),
+    ("a kept array", STATEFUL, [KEPT, IMPORT, ("deque([1.0])", "X.numpy()")], r"""keep\(history=…\): \["parts"\]\[1\]\["last"\] is a ndarray"""),
+    ("a state that cannot be restored", LAZY, [KEPT, ("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        history.buffers['a'] = 1.0\n"), ("    trial.keep(history=History(),", "    history = History()\n    trial.keep(history=history,")], r"mine.py: a resumed training starts from the beginning: checkpoint.pt does not fit: .*KeyError: 'a'.*while history"),
+    ("a finding that a resume loses", "", [('return {"accuracy"', 'return {"calls": len(COUNT), "accuracy"'), ("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        count.append(1)\n"), ("    trial.keep(net=net,", "    count = COUNT = []\n    globals().update(COUNT=count)\n    trial.keep(net=net,")], 'mine.py: evaluate_with: "calls" is 3 in the training and 1 after a resume'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "changes", "answer"), [row[1:] for row in ROUND_TRIP], ids=[r[0] for r in ROUND_TRIP])
+def test_check_refuses_what_a_resume_or_evaluate_would_judge_otherwise(tmp_path, more, changes, answer):
+    text = PLAIN + more
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    with pytest.raises(WorkloadError, match=answer):
+        check.check(cfg.baseline(str(file(tmp_path, text))), CPU)
+
+
+def test_check_warns_of_an_evaluation_that_cannot_be_repeated(tmp_path):
+    text = edited(
+        ("import torch\n", "import os\n\nimport torch\n"),
+        (".float().mean()}", ".float().mean() + os.urandom(4)[0], 'own_s': os.urandom(1)[0]}"),
+    )
+    found = check.check(cfg.baseline(str(file(tmp_path, text))), CPU)
+    assert found["warnings"] == [
+        'evaluate_with: "accuracy" differs when the same model is judged again: its noise is part of every comparison'
+    ]
+
+
+def test_check_seeds_an_evaluation_that_draws(tmp_path):
+    text = edited(
+        ("import torch\n", "import random\n\nimport numpy as np\nimport torch\n"),
+        (".float().mean()}", ".float().mean() + torch.rand(()) + np.random.rand() + random.random()}"),
+    )
+    assert check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["warnings"] == []
+
+
+def test_check_accepts_a_learning_rate_of_numpy(tmp_path):
+    rate = "        optimizer.param_groups[0]['lr'] = 0.01 * (1 + np.cos(np.pi * trial.progress))\n"
+    text = edited(
+        ("import torch\n", "import numpy as np\nimport torch\n"),
+        ("        trial.step(loss, optimizer)\n", rate + "        trial.step(loss, optimizer)\n"),
+    )
+    assert check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["warnings"] == []
 
 
 def test_an_error_is_told_with_the_users_own_line_and_without_our_frames(tmp_path):
@@ -160,7 +307,7 @@ def test_the_check_in_its_own_process(tmp_path):
     said = []
     good = cfg.baseline(str(file(tmp_path, PLAIN, "good.py")))
     assert check.before_search(good, said.append)["unread"] == []
-    assert said == ["checking good.py: 2 steps and one evaluation"]
+    assert said[0] == "checking good.py: 2 steps and one evaluation"
     bad = cfg.baseline(str(file(tmp_path, edited(("trial.step(loss, optimizer)", "raise OSError('no disk')")))))
     with pytest.raises(ConfigError, match=r"mine.py: OSError: no disk \(mine.py, line \d+: raise OSError"):
         check.before_search(bad, said.append)
@@ -220,6 +367,39 @@ def test_what_a_search_can_do_with_is_a_warning(tmp_path):
     assert {"loader.batch_size", "loader.workers", "precision.amp"} <= set(found["unread"])
     made = own.replace("trial.steps([(X[:8], Y[:8])])", "trial.steps([(X[: trial.config.loader.batch_size], Y[:16])])")
     assert check.check(cfg.baseline(str(file(tmp_path, made, "made.py"))), CPU)["unread"] == ["precision.amp"]
+
+
+ALIKE = [
+    ("a private generator", [("    net = trial.prepare(net)\n", "    net = trial.prepare(net)\n    own = torch.Generator().manual_seed(8191)\n"), ("F.mse_loss(net(x), y)", "F.mse_loss(net(x + torch.rand(x.shape, generator=own)), y)")], "draws from a generator with the seed 8191 whatever the knob seed is"),
+    ("private initial weights", [("    net = trial.prepare(net)\n", "    own = torch.Generator().manual_seed(1)\n    for p in net.parameters():\n        nn.init.normal_(p, generator=own)\n    net = trial.prepare(net)\n")], "the initial weights are the same for two values of the knob seed"),
+    ("a loader in a fixed order", [("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8]), (X[8:], Y[8:])])")], "the first batches are the same for two values of the knob seed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "answer"), [row[1:] for row in ALIKE], ids=[row[0] for row in ALIKE])
+def test_check_warns_of_what_is_alike_for_two_seeds(tmp_path, changes, answer):
+    (warning,) = check.check(cfg.baseline(str(file(tmp_path, edited(*changes)))), CPU)["warnings"]
+    assert answer in warning
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("    net = trial.prepare(net)\n", "    torch.rand(3, generator=torch.Generator().manual_seed(1))\n    net = trial.prepare(net)\n")],
+        [("    return {", "    torch.rand(3, generator=torch.Generator().manual_seed(1))\n    return {")],
+        [("F.mse_loss(net(x), y)", "F.mse_loss(net(x + torch.rand(x.shape, generator=trial.rng)), y)")],
+        [("trial.batches((X, Y))", "trial.steps(torch.utils.data.DataLoader(list(zip(X, Y)), 8, shuffle=True))")],
+    ],
+    ids=["a split of the data", "draws in the evaluation", "the trial's generator", "a shuffling loader"],
+)  # fmt: skip
+def test_check_warns_of_no_seed_that_may_be_fixed(tmp_path, changes):
+    assert check.check(cfg.baseline(str(file(tmp_path, edited(*changes)))), CPU)["warnings"] == []
+
+
+def test_check_leaves_out_further_runs_that_would_take_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(rerun, "MOST_S", -1.0)
+    (warning,) = check.check(cfg.baseline(str(file(tmp_path, PLAIN))), CPU)["warnings"]
+    assert "whether a resume and tunediff.evaluate judge the same model was not checked" in warning
 
 
 def test_two_ranks_that_train_the_same_batches(tmp_path):

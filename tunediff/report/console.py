@@ -134,12 +134,13 @@ class Console:
 
     def _end(self, trial: TrialRecord) -> str:
         found, value = self.found, trial.value(self.found.metric)
-        words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.reason]
+        words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.remarks]
         if value is not None:
             point = trial.points[-1]
             words += [f"{point[trial.along]:.1f} {found.clock.short}", f"{found.label} {cli.number(value)}"]
             words += self._beside(found.versus_baseline(trial))
             words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
+            words += [trial.remarks]
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
         return "  ".join(word for word in [*words, self._best(), left] if word)
@@ -237,8 +238,8 @@ class Table(Console):
         self._terminal.print(line, markup=False)
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
-        if event == "end" and trial is not None and failed(trial):
-            self.say(f"{self._called(name)} {trial.status}  {trial.reason}  {self._changed(trial.drawn)}")
+        if event == "end" and trial is not None and (failed(trial) or trial.remarks):
+            self.say(f"{self._called(name)} {trial.status}  {trial.remarks}  {self._changed(trial.drawn)}")
 
     def _shown(self) -> RenderableType:
         if not self._slowly.due(len(self._following.known)):

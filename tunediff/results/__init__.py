@@ -259,7 +259,7 @@ class Results:
                 "versus_baseline": self.versus_baseline(trial),
             }
             measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
-            rows.append({**reached, **measured, "reason": trial.reason, **trial.config})
+            rows.append({**reached, **measured, "reason": trial.remarks, **trial.config})
         return pd.DataFrame(rows)
 
     def curves(self) -> pd.DataFrame:

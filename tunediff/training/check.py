@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import hashlib
 import json
 import os
 import socket
@@ -16,13 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tunediff import config as cfg
 from tunediff.clock import Budget
@@ -30,13 +28,16 @@ from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World, from_environment
+from tunediff.points import Point
 from tunediff.record import NotFiniteError
-from tunediff.training import memory, state
-from tunediff.training.feed import Feed
+from tunediff.training import memory, rerun, state, weights
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Outcome, Trial, run
+from tunediff.training.rerun import RecordedTrial
+from tunediff.training.trial import Outcome, run
 
 STEPS = 2
+RUNS = 3
+"""Further runs: from the checkpoint, from the weights, with another seed."""
 LONGEST_S = 900.0
 
 
@@ -56,60 +57,81 @@ class Report(TypedDict, total=False):
     """The objective after two steps."""
 
 
-class _Checked(Trial):
+class _Calls:
+    """Counts calls with gradients. Copies and pickles of a model that carries it have counters of their own."""
+
+    count = 0
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        self.count += torch.is_grad_enabled()
+
+
+class _Checked(RecordedTrial):
     """A training that is watched."""
 
     outer: nn.Module
     plain: nn.Module
-    first: str | None = None
-    """Of the first batch's content."""
+    passes = 0
+    """Of strategies that own them."""
 
     def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
         self.plain, prepared = model, super().prepare(model, **options)
         self.outer = prepared if prepared is not model else copy.copy(model)
-        self.called, calls = 0, collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
-        self.outer._forward_pre_hooks = calls
-        self.outer.register_forward_pre_hook(self._called)
+        self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
+        self.outer._forward_pre_hooks = hooks
+        self.outer.register_forward_pre_hook(self.calls)
         self.before = state.copied(model.state_dict())
         return self.outer
 
-    def _judged(self) -> Mapping[str, Any]:
-        """Remembers which modules are called to judge it."""
-        self.judging = set[int]()
-        hook = register_module_forward_pre_hook(lambda module, inputs: self.judging.add(id(module)))
-        try:
-            return super()._judged()
-        finally:
-            hook.remove()
-
-    def _passes(self, feed: Feed) -> Iterator[Any]:
-        for batch in super()._passes(feed):
-            if self.first is None:
-                self.first = _digest(batch)
-            yield batch
+    @property
+    def called(self) -> int:
+        """How often the prepared model was called to train it."""
+        return self.calls.count + self.passes
 
     def forward_backward(self, *passed: Any, **options: Any) -> Tensor:
-        self.called += self._strategy.owns_passes
+        self.passes += self._strategy.owns_passes
         return super().forward_backward(*passed, **options)
 
-    def _called(self, module: nn.Module, inputs: Any) -> None:
-        self.called += torch.is_grad_enabled()
+    def _save(self, pending: Point | None = None) -> None:
+        for name, content in self._state.take()["kept"].items():
+            if where := state.unreadable_part(content):
+                holds = "a checkpoint holds tensors, numbers, strings, lists and dictionaries"
+                raise self._mistake(f"keep({name}=…): {where}; {holds}")
+        super()._save(pending)
 
 
-def check(config: Systems, world: World) -> Report:
-    """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word."""
+def check(config: Systems, world: World, folder: Path | None = None) -> Report:
+    """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word.
+
+    `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this returns.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as own:
+        return _check(config, world, folder or Path(own))
+
+
+def _check(config: Systems, world: World, folder: Path) -> Report:
     short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
-    trial = _Checked(short, Budget(steps=STEPS), world, Observer())
+    budget, began = Budget(steps=STEPS), time.monotonic()
+    trial = _Checked(short, budget, world, Observer(), folder=folder)
     outcome = run(trial)
+    spent_s = time.monotonic() - began
     _check_model(trial, outcome, world)
+    if world.main:
+        weights.save(outcome.model.state_dict(), folder / weights.NAME, {})
+    world.barrier()
     last = outcome.points[-1]
-    return {
+    report: Report = {
         "unread": list(outcome.unread), "warnings": _warnings(trial, world),
         "parameters": sum(one.numel() for one in trial.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
+    first = trial.record
+    del trial, outcome  # the device may not hold two trainings at once
+    memory.reset(world.device)
+    report["warnings"] += rerun.warnings(short, world, folder, budget, first, RUNS * spent_s)
+    return report
 
 
 def _plain(config: Systems) -> dict[str, Any]:
@@ -146,19 +168,10 @@ def _warnings(trial: _Checked, world: World) -> list[str]:
     if not trial._seeded:
         found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
-    firsts = world.gather(trial.first)
+    firsts = world.gather(trial.record.batches[0])
     if trial.replicas.size > 1 and len(set(firsts)) == 1:
         found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
     return found
-
-
-def _digest(batch: Any) -> str:
-    """Of the tensors in a batch, and of what else is in it as it is printed."""
-    if isinstance(batch, Tensor):
-        return hashlib.sha256(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-    if isinstance(batch, Mapping | tuple | list):
-        return repr([_digest(part) for part in (batch.values() if isinstance(batch, Mapping) else batch)])
-    return repr(batch)
 
 
 # --------------------------------------------------------------------------------------------------- in its processes
@@ -220,7 +233,7 @@ def main(path: Path, answer: Path) -> None:
     try:
         config = cfg.load(path)
         with from_environment() as world:
-            found = check(config, world)
+            found = check(config, world, answer.parent)
             if not world.main:
                 return
     except ConfigError as error:

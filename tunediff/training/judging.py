@@ -33,7 +33,7 @@ from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 
 
-class _Judge(Trial):
+class WeightsTrial(Trial):
     """A training that asks for its first batch gets none: its model becomes the finished one, and is judged."""
 
     weights: Mapping[str, Tensor]
@@ -42,10 +42,14 @@ class _Judge(Trial):
     def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
         self._check_begun()
         self._setup.close()
-        assert self._result is not None
-        self._result.load_state_dict(self.weights)
+        self.load()
         self.found, self._done = self._judged(), True
         yield from ()
+
+    def load(self) -> None:
+        """The exported model has the finished one's weights."""
+        assert self._result is not None
+        self._result.load_state_dict(self.weights)
 
 
 def judged(
@@ -56,7 +60,7 @@ def judged(
     Raises what the workload's evaluation raises.
     """
     eager = dataclasses.replace(config, compile=Compile())
-    judge = _Judge(eager, Budget(samples=1), world, observer or Observer())
+    judge = WeightsTrial(eager, Budget(samples=1), world, observer or Observer())
     judge.weights = weights
     run(judge)
     return judge.found

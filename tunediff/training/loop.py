@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from tunediff import cli, randomness
 from tunediff.clock import Budget, Clock
 from tunediff.config import Systems, flatten, of, to_dict
-from tunediff.config.code import WorkloadError
+from tunediff.config.code import WorkloadError, described
 from tunediff.distributed import World
 from tunediff.points import Point
-from tunediff.record import NotFiniteError
-from tunediff.training import compilation, hardware, memory, state, strategies
+from tunediff.record import CHECKPOINT, NotFiniteError
+from tunediff.training import compilation, findings, hardware, memory, state, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed, Primed
 from tunediff.training.meter import Meter
@@ -81,6 +81,8 @@ class Loop:
         self._warm_ups = self._compilation.warm_ups(world.device.type)
         self._points: list[Point] = []
         self._pending: Point | None = None  # its evaluation was interrupted
+        self._restart_reason = ""
+        """Why a checkpoint that was there is of no use."""
         self._going_on, self._warming, self._judging, self._pass = True, False, False, 0
         self._loss: Tensor | None = None  # of this step so far
         self._counts = config.loader.batch_size
@@ -122,7 +124,7 @@ class Loop:
             accumulation, done = self.config.loader.accumulation, found["pace"]["steps"] if found is not None else 0
             feed = self._feed = Primed(build(done * accumulation), accumulation, self._warm_ups)  # starts loaders
         if found is None and self.world.main:
-            self._observer.anew()
+            self._observer.restarted(self._restart_reason)
         yield from self._warm_up(feed, found)
         del found  # it holds all that is learned once more
         self._going_on = all([self._tell(point) for point in self._points])  # noqa: C419 – every point is told
@@ -211,8 +213,7 @@ class Loop:
         if self.config.compile.active:  # the optimizer's own is setup, as it is where the network is not compiled
             self._clock.move(compilation.apart_s() - others_s, "compile", "setup")
         with self._clock.part("setup"):
-            self._state.put(before)
-            self._amp.scaler.load_state_dict(before["scaler"])
+            self._take_up(before)
             if found is not None:
                 self._clock.load_state_dict(found["clock"])
                 self._pace.load_state_dict(found["pace"])
@@ -248,7 +249,7 @@ class Loop:
             spent = self._clock.seconds["compile"]
             raise RuntimeError(f"no step was trained: compiling took {spent:.0f} s, which the budget is charged with")
         point = self._meter.measure(index, fraction)
-        about = dict(self._describe())
+        about = findings.finite(findings.plain(self._describe(), "describe_with", self.config.schema.title))
         point = dataclasses.replace(point, **self._compilation.facts())
         if self._pending is not None and self._pending.steps == point.steps:  # nothing was trained since
             point, about = self._pending, {}
@@ -256,8 +257,7 @@ class Loop:
             raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
         point = dataclasses.replace(point, found={**point.found, **about})
         if self.evaluates and self._judge is not None:
-            with self._clock.part("evaluation"), randomness.forked():
-                randomness.seed_libraries(0)  # as torch's: the same for all trials, without trace
+            with self._clock.part("evaluation"):
                 try:
                     found = self._judged()
                 except TimeoutError:  # asked to stop: it will be measured when the training goes on
@@ -287,28 +287,24 @@ class Loop:
         alone = self._strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
         with _evaluating(models), alone, torch.no_grad(), self._fixed_conditions(), self._compilation.noting():
             found = self._judge()
-        if not isinstance(found, Mapping):
-            raise self._mistake(f"evaluate_with: its function returned {found!r}; it needs a dictionary of numbers")
-        plain = {name: _plain(value) for name, value in found.items()}
-        if taken := sorted(plain.keys() & Point.__dataclass_fields__.keys()):
-            other = f"validation_{taken[0]}"
-            raise self._mistake(f'evaluate_with: "{taken[0]}" has a meaning of its own; choose another name, "{other}"')
+        plain = findings.plain(found, "evaluate_with", self.config.schema.title)
         if metric not in plain:
             raise self._mistake(f'evaluate_with: found {", ".join(plain) or "nothing"}, and not OBJECTIVE "{metric}"')
         if isinstance(plain[metric], bool) or not isinstance(plain[metric], int | float):
             raise self._mistake(f'evaluate_with: "{metric}" is {plain[metric]!r}; it must be one number')
         if self.world.any(not math.isfinite(plain[metric])):
             raise NotFiniteError(f"{metric} is {plain[metric]} after {cli.some(self._pace.steps, 'step')}")
-        finite = {name: value for name, value in plain.items() if not isinstance(value, float) or math.isfinite(value)}
-        return finite
+        return findings.finite(plain)
 
     @contextlib.contextmanager
     def _fixed_conditions(self) -> Iterator[None]:
         """The same number format and random numbers for all trials, without trace in the training."""
         self._judging = True
         try:
-            with one_ruler(self.device), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            devices = [self.device] if self.device.type == "cuda" else []
+            with one_ruler(self.device), torch.random.fork_rng(devices), randomness.forked():
                 torch.manual_seed(0)
+                randomness.seed_libraries(0)
                 yield
         finally:
             self._judging = False
@@ -342,12 +338,47 @@ class Loop:
         """The checkpoint to go on from: rank 0 reads it and tells the others, so that none can go on alone."""
         if self._folder is None:
             return None
-        found: Mapping[str, Any] | None = state.load(self._folder) if self.world.main else None
-        found = self.world.tell(found)
-        if found is not None:
+        reasons: list[str] = []
+        found: Mapping[str, Any] | None = state.load(self._folder, reasons.append) if self.world.main else None
+        found, reasons = self.world.tell((found, reasons))
+        if found is not None and (misfit := self._misfit(found)):
+            if self.world.main:
+                state.set_aside(self._folder)
+            found, reasons = None, [misfit]
+            self._points, self._pending = [], None
+        self._restart_reason = "".join(reasons)
+        return found
+
+    def _misfit(self, found: Mapping[str, Any]) -> str:
+        """Return why this training cannot take up a checkpoint, of another version or model; "" where it can.
+
+        Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's own tensors.
+        """
+        before = state.copied(self._learned())
+        error: Exception | None = None
+        try:
             self._points = [Point.of(flat) for flat in found["points"]]
             self._pending = Point.of(found["pending"]) if found["pending"] is not None else None
-        return found
+            for part, expected in {"pace": self._pace.state_dict(), "clock": self._clock.state_dict()}.items():
+                if missing := sorted(expected.keys() - found[part].keys()):
+                    raise KeyError(f"{part}: {missing[0]} is missing")
+            self._take_up(state.copied(found))
+        except Exception as raised:
+            if memory.is_oom(raised):
+                raise
+            error = raised
+        if self.world.any(error is not None):
+            notes = [described(error), *getattr(error, "__notes__", ())] if error is not None else ["on another rank"]
+            words = " ".join(f": {', '.join(notes)}".split())
+            self._take_up(before)
+            return f"{CHECKPOINT} does not fit{words}"
+        self._take_up(before)
+        return ""
+
+    def _take_up(self, content: Mapping[str, Any]) -> None:
+        """Everything that was learned is as it was when `content` was taken."""
+        self._state.put(content)
+        self._amp.scaler.load_state_dict(content["scaler"])
 
     def close(self) -> None:
         """Stop what loads data, and the clock's part that is running before the first batch."""
@@ -398,9 +429,3 @@ def _evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def _plain(value: Any) -> Any:
-    """The number inside a tensor or an array that holds one; anything else as it is."""
-    one = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
-    return value.item() if hasattr(value, "item") and one() == 1 else value

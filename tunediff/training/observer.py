@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ class Observer:
         """`asked`: stops the training once there is something in it, such as the number of a signal."""
         self._asked = asked
 
-    def anew(self) -> None:
-        """The training begins at its first step; points that were told before are void."""
+    def restarted(self, reason: str) -> None:
+        """The training begins at its first step; points that were told before are void.
+
+        `reason`: why a checkpoint is of no use; "" where there is none.
+        """
 
     def point(self, point: Point) -> bool:
         """An evaluation; returns whether to train on. Points of an interrupted run come again."""
@@ -57,8 +61,10 @@ class Recorder(Observer):
         super().__init__(asked)
         self.folder, self.journal = folder, Journal(folder)
 
-    def anew(self) -> None:
-        self.journal.anew()
+    def restarted(self, reason: str) -> None:
+        if self.journal.restarted(reason):
+            reason = reason or "it has no checkpoint"
+            print(f"WARNING: {self.folder.name} starts from the beginning: {reason}", file=sys.stderr)
 
     def point(self, point: Point) -> bool:
         self.journal.point(point)  # on disk before anybody hears of it

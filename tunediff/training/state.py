@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+import io
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +66,11 @@ class State:
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
         for name, one in self._kept.items():
-            one.load_state_dict(state["kept"][name])
+            try:
+                one.load_state_dict(state["kept"][name])
+            except Exception as error:
+                error.add_note(f"while {name}, which trial.keep was given, took up its state")
+                raise
         self.rng.set_state(state["shared_rng"].cpu())
         if len(state["rng"]) != self._world.size:  # goes on with another number of ranks
             torch.manual_seed(mix(state["rng"][0][0].tolist(), self._world.rank))
@@ -99,22 +106,82 @@ def copied(state: Any) -> Any:
 # -------------------------------------------------------------------------------------------------------------- files
 def save(state: Mapping[str, Any], folder: Path) -> None:
     """Write a checkpoint. Raises `OSError` when the disk is full; the previous one then stays."""
-    write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file), durable=True)
+    content = without_numpy_scalars(state)
+    write_atomically(folder / CHECKPOINT, lambda file: torch.save(content, file), durable=True)
 
 
-def load(folder: Path) -> dict[str, Any] | None:
-    """The checkpoint in `folder`; None without one, or when it is damaged (training then starts anew).
+def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, Any] | None:
+    """Return the checkpoint in `folder`; None without one, and after `explain` was called with why it is of no use.
 
-    Its tensors are on the CPU: whoever loads them copies them to the device, and RNG states and the optimizer's step
-    counts must not be on one.
+    Such a file is set aside as `.damaged`, and the training starts from the beginning. Tensors are on the CPU: whoever
+    loads them copies them to the device, and RNG states and the optimizer's step counts must not be on one.
     """
     path = folder / CHECKPOINT
     if not path.exists():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # never runs code from a file
+        reason = "" if isinstance(state, dict) else f"{CHECKPOINT} holds {type(state).__name__}, not a training"
     except Exception as error:  # a damaged archive raises many things; each means the same
-        path.rename(path.with_suffix(".damaged"))
-        print(f"{path}: damaged ({type(error).__name__}), kept as .damaged; training starts from the beginning")
-        return None
-    return state if isinstance(state, dict) else None
+        reason = f"{CHECKPOINT} cannot be read ({type(error).__name__})"
+    if not reason:
+        return cast("dict[str, Any]", state)
+    set_aside(folder)
+    explain(reason)
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a checkpoint that is of no use, so that the next one does not replace it."""
+    path = folder / CHECKPOINT
+    path.rename(path.with_suffix(".damaged"))
+
+
+def without_numpy_scalars(state: Any) -> Any:
+    """Return `state` with Python numbers for numpy's scalars, which `weights_only` refuses to read.
+
+    `lr * np.cos(…)` puts them into an optimizer's state. Containers without any are returned as they are.
+    """
+    if isinstance(state, np.generic) or (isinstance(state, np.ndarray) and state.ndim == 0):
+        return state.item()
+    if type(state) in (dict, collections.OrderedDict):
+        items = [(without_numpy_scalars(key), without_numpy_scalars(value)) for key, value in state.items()]
+        same = all(key is old and value is state[old] for (key, value), old in zip(items, state, strict=True))
+        return state if same else type(state)(items)
+    if type(state) in (list, tuple):
+        values = [without_numpy_scalars(value) for value in state]
+        return state if all(map(lambda a, b: a is b, values, state)) else type(state)(values)
+    return state
+
+
+def unreadable_part(state: Any) -> str:
+    """Return where something lies in `state` that a checkpoint cannot hold, `["history"][0] is a deque`; "" if nowhere.
+
+    Example: `unreadable_part({"seen": [Path("a")]})` is `["seen"][0] is a PosixPath`.
+    """
+    if _is_readable(without_numpy_scalars(state)):
+        return ""
+    for key, value in _parts(state):
+        if inner := unreadable_part(value):
+            return f"[{key}]{'' if inner.startswith('[') else ' '}{inner}"
+    return f"is a {type(state).__name__}"
+
+
+def _parts(state: Any) -> Iterator[tuple[str, Any]]:
+    """The values of a dictionary, list or tuple with their keys as one writes them."""
+    if type(state) in (dict, collections.OrderedDict):
+        yield from ((f'"{key}"' if isinstance(key, str) else repr(key), value) for key, value in state.items())
+    elif type(state) in (list, tuple):
+        yield from ((str(index), value) for index, value in enumerate(state))
+
+
+def _is_readable(state: Any) -> bool:
+    """Whether what is written of it can be read with `weights_only`. A part that cannot be written is none."""
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:
+        return False
+    return True

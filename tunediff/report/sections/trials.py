@@ -24,7 +24,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
     frame = subject.known.table()
     files.csv("trials", frame)
     names = [*(["seed"] if any(map(found.repeats, found.trials)) else []), *(d.name for d in found.space.dimensions)]
-    reasons = any(trial.reason for trial in found.trials)
+    reasons = any(trial.remarks for trial in found.trials)
     ranks = {trial.name: rank for rank, trial in enumerate(found.ranked)}
     lines = list(zip(found.trials, frame.astype(object).to_dict("records"), strict=True))
     if found.baseline is not None and found.baseline.name in ranks:
@@ -35,7 +35,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
         [
             *_reached(subject, row),
             *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
-            *([cut(trial.reason, 100)] if reasons else []),
+            *([cut(trial.remarks, 100)] if reasons else []),
         ]
         for trial, row in lines
     ]

@@ -1,0 +1,268 @@
+"""What a workload does when it is run again: resumed, judged by its saved weights, and with another seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from tunediff import config as cfg
+from tunediff.clock import Budget
+from tunediff.config import code
+from tunediff.config.code import WorkloadError
+from tunediff.config.systems import Compile, Systems
+from tunediff.distributed import World
+from tunediff.training import memory, weights
+from tunediff.training.feed import Feed
+from tunediff.training.judging import WeightsTrial
+from tunediff.training.observer import Observer
+from tunediff.training.trial import Trial, run
+
+MOST_S = 240.0
+"""Seconds that the runs of `warnings` may take, as expected from the first run; longer ones are left out."""
+SEED_OFFSET = 100_003
+"""From the first seed to the second; one that nobody writes into a file of his own."""
+BATCHES = 3
+"""Batches that two seeds are compared by."""
+GPU_TOLERANCE = 1e-3
+"""Relative difference between two evaluations of one model on a GPU, whose sums have no fixed order."""
+UNCHECKED = "whether a resume and tunediff.evaluate judge the same model was not checked: it"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What a run began with, trained on and was judged by. Digests stand for tensors."""
+
+    initial: list[str]
+    """Of the parameters that went into `prepare`."""
+    batches: list[str]
+    """Of the first batches."""
+    findings: Mapping[str, Any]
+    """Of the last evaluation."""
+    called: list[str]
+    """Of the parameters of the trial's modules at that evaluation, in the order of their calls."""
+
+
+class RecordedTrial(Trial):
+    """A training that remembers what it begins with, what it trains on and what it is judged by."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.record, self.generators = RunRecord([], [], {}, []), GeneratorWatch()
+        self.judging = set[int]()
+        """Ids of the modules that the last evaluation called."""
+
+    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
+        if isinstance(model, nn.Module):
+            self.record.initial.extend(_digests(model))
+        return super().prepare(model, **options)
+
+    def _passes(self, feed: Feed) -> Iterator[Any]:
+        for batch in super()._passes(feed):
+            if len(self.record.batches) < BATCHES and not self._warming:
+                self.record.batches.append(digest(batch))
+            self.generators.watching = True
+            yield batch
+            self.generators.watching = False
+
+    def _judged(self) -> Mapping[str, Any]:
+        """Remembers the weights at the moment when they are called: an evaluation may swap others in before."""
+        called, covered, self.judging = list[str](), set[int](), set[int]()
+        models = [model for model in (self._model, self._result) if model is not None]
+        parts = {id(module) for model in models for module in model.modules()}
+
+        def note(module: nn.Module, inputs: Any) -> None:
+            self.judging.add(id(module))
+            if id(module) in parts - covered:
+                covered.update(map(id, module.modules()))
+                called.extend(_digests(module))
+
+        hook = register_module_forward_pre_hook(note)
+        random.seed(0)  # torch's generators are seeded for every evaluation
+        numpy.random.seed(0)
+        try:
+            findings = super()._judged()
+        finally:
+            hook.remove()
+        self.record = dataclasses.replace(self.record, findings=findings, called=called)
+        return findings
+
+
+class _RecordedWeights(RecordedTrial, WeightsTrial):
+    """The training that `tunediff.evaluate` runs."""
+
+    fresh: set[str]
+    """Digests of the exported model's parameters as it was made."""
+    loaded: set[str]
+    """With the saved weights."""
+
+    def load(self) -> None:
+        assert self._result is not None
+        self.fresh = set(_digests(self._result))
+        super().load()
+        self.loaded = set(_digests(self._result))
+
+
+class GeneratorWatch(TorchFunctionMode):
+    """Notes the seeds of the generators that torch's functions are given while `watching`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watching, self.seeds = False, set[int]()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        generator = (kwargs or {}).get("generator")
+        if self.watching and isinstance(generator, torch.Generator):
+            self.seeds.add(generator.initial_seed())
+        return function(*args, **(kwargs or {}))
+
+
+def warnings(
+    config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord, extra_s: float
+) -> list[str]:
+    """Run the training again from its checkpoint, from its weights and with another seed; returns what to warn of.
+
+    `folder`: holds checkpoint and weights of the first run, of `budget`. `extra_s`: what all of it is expected to take.
+    Raises `WorkloadError` where the model is not judged as it was.
+    """
+    if world.any(extra_s > MOST_S):
+        return [f"{UNCHECKED} takes about {extra_s:.0f} s"]
+    try:
+        noisy, seeds = _resumed(config, world, folder, budget, first)
+        memory.reset(world.device)
+        _evaluated(config, world, folder, first, noisy)
+        memory.reset(world.device)
+        return _of_noise(config, noisy) + _of_seeds(config, world, budget, first, seeds)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, WorkloadError) or not memory.is_oom(error):
+            raise
+        return [f"{UNCHECKED} needs more memory than there is"]
+
+
+def _resumed(
+    config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord
+) -> tuple[set[str], set[int]]:
+    """Judge the model that a resumed training has; returns the findings that differ from one evaluation to the next of
+    one model, and the seeds of the generators that its step drew from."""
+    trial = RecordedTrial(config, budget, world, Observer(), folder=folder)
+    with trial.generators:
+        _run_again(trial, "it goes on from its checkpoint")
+    if trial._restart_reason:
+        raise trial._mistake(f"a resumed training starts from the beginning: {trial._restart_reason}")
+    trial._judged()
+    resumed, noisy = trial.record, set[str]()
+    if differing(first.findings, resumed.findings, world):
+        trial._judged()  # of a model that has not changed
+        noisy = differing(resumed.findings, trial.record.findings, world)
+    hint = "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict restores it"
+    _compare(trial, first, resumed, noisy, "after a resume", hint)
+    return noisy, trial.generators.seeds
+
+
+def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, noisy: set[str]) -> None:
+    """Judge the weights that were saved as `tunediff.evaluate` does."""
+    eager = dataclasses.replace(config, compile=Compile())
+    trial = _RecordedWeights(eager, Budget(samples=1), world, Observer())
+    trial.weights = weights.read(folder / weights.NAME)
+    _run_again(trial, "its saved weights are judged")
+    saved = "trial.exports(model) names the model that is judged and saved, such as averaged weights"
+    learned, judged = trial.loaded - trial.fresh, set(trial.record.called)
+    # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the first run too.
+    if learned and not judged & learned and judged & (trial.fresh - trial.loaded):
+        raise trial._mistake(f"evaluate_with: judges other weights than those that are saved; {saved}")
+    _compare(trial, first, trial.record, noisy, "than those that are saved", saved)
+
+
+def _run_again(trial: Trial, when: str) -> None:
+    """Run a training that has run before. Raises `WorkloadError` where it fails this time."""
+    try:
+        run(trial)
+    except Exception as error:
+        if memory.is_oom(error):
+            raise
+        raise trial._mistake(
+            f"train(trial) works once and fails when {when}: {code.described(error)}\n{code.trace(error)}"
+        ) from error
+
+
+def _compare(trial: Trial, first: RunRecord, second: RunRecord, noisy: set[str], when: str, hint: str) -> None:
+    """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
+    if first.called != second.called:
+        raise trial._mistake(f"evaluate_with: judges other weights {when}; {hint}")
+    if keys := sorted(differing(first.findings, second.findings, trial.world) - noisy):
+        a, b = (run.findings.get(keys[0], "missing") for run in (first, second))
+        where = when if when.startswith("after") else "of the saved weights"
+        raise trial._mistake(f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}')
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any], world: World) -> set[str]:
+    """Return the names of the findings that are not equal; on a GPU, not nearly equal. All ranks call it together."""
+    tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
+    keys = first.keys() | second.keys()
+    own = {key for key in keys if not _equal(first.get(key), second.get(key), tolerance)}
+    return set().union(*world.gather(own))
+
+
+def _equal(a: Any, b: Any, tolerance: float) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_equal(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=tolerance) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)
+
+
+def _of_noise(config: Systems, noisy: set[str]) -> list[str]:
+    metric = cfg.of(config).objective.name
+    again = "differs when the same model is judged again: its noise is part of every comparison"
+    return [f'evaluate_with: "{metric}" {again}'] if metric in noisy else []
+
+
+def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]) -> list[str]:
+    """Train with another seed, and name what is the same. `seeds`: of the generators that the first seed drew from."""
+    other = cfg.override(config, {"seed": config.seed + SEED_OFFSET}, check=False)
+    trial = RecordedTrial(other, budget, world, Observer(), evaluates=False)
+    with trial.generators:
+        _run_again(trial, "it has another seed")
+    found, alike = [], "so runs on new seeds are more alike than they should be"
+    if trial._seeded and first.initial == trial.record.initial:
+        found.append(f"the initial weights are the same for two values of the knob seed, {alike} unless they are read "
+                     "from a file")  # fmt: skip
+    if len(set(first.batches)) > 1 and first.batches == trial.record.batches:
+        found.append(
+            f"the first batches are the same for two values of the knob seed, {alike}: does the loader shuffle?"
+        )
+    if fixed := sorted(seeds & trial.generators.seeds):
+        which = ", ".join(map(str, fixed[:3]))
+        found.append(f"train(trial) draws from a generator with the seed {which} whatever the knob seed is, {alike}: "
+                     "draw from trial.rng, or seed it with trial.config.seed")  # fmt: skip
+    return found
+
+
+def digest(content: Any) -> str:
+    """Return a digest of the tensors in a batch, and of what else is in it as it is printed."""
+    if isinstance(content, Tensor):
+        own = content.to_local() if hasattr(content, "to_local") else content
+        flat = own.detach().cpu().contiguous().flatten().view(torch.uint8)
+        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    if isinstance(content, Mapping | tuple | list):
+        parts = content.values() if isinstance(content, Mapping) else content
+        return repr([digest(part) for part in parts])
+    return repr(content)
+
+
+def _digests(module: nn.Module) -> list[str]:
+    return [digest(parameter) for parameter in module.parameters()]
