@@ -214,7 +214,8 @@ def read_trial(folder: Path) -> TrialRecord | None:
     Raises `ConfigError` for whole lines that are no journal's; torn ones are passed over.
     """
     try:
-        about = (folder / JOURNAL).stat()
+        with open(folder / JOURNAL, "rb") as file:
+            about = os.fstat(file.fileno())  # NFS caches what it knows of a path, and asks anew when a file is opened
     except OSError:
         return None
     try:

@@ -33,6 +33,8 @@ GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 WARM_POINTS = 3
 """Points of an earlier search with another ruler or budget that are tried first."""
+WARM_STARTED = "warm_started"
+"""Attribute of a study that has taken in all of the earlier search."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 LISTED = 500
@@ -94,11 +96,12 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             # The seed moves on: a resumed search must not draw its first points again.
             sampler=(sampler or default_sampler)(space.seed + self._next),
         )  # fmt: skip
-        new = not self._records and not self.study.get_trials(deepcopy=False)
         self._replay()
         self._enqueue()
-        if new and space.warm_start is not None:
+        # A kill may end any of these steps: each adds only what the study does not hold yet.
+        if space.warm_start is not None and not self.study.user_attrs.get(WARM_STARTED):
             self._start_warm(Path(space.warm_start))
+            self.study.set_user_attr(WARM_STARTED, True)
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on disk
@@ -137,7 +140,11 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         Otherwise their values mean nothing here: the best of them are tried first.
         """
         first, best = self._identity(self.space.baseline), 0
+        learned = {frozen.user_attrs.get("from") for frozen in self.study.get_trials(deepcopy=False)}
         for lesson in warm_start.lessons(self.space, folder, self._device):
+            if lesson.origin in learned:
+                best += not lesson.counts
+                continue
             known = lesson.trial
             config = self.space.config(lesson.point)
             if self._identity(config) in (first, *self._alike):
