@@ -11,8 +11,8 @@ from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
-from tunediff.tuning.messages import drawn
 from tunediff.tuning import searcher as searcher_module
+from tunediff.tuning.messages import drawn
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, Share
 

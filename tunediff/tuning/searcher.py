@@ -367,7 +367,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         grace_s = GRACE * (known.budget_s if known is not None and known.budget_s else self.space.longest_s)
         after = f" after {known.points[-1].train_s:.1f} s" if known is not None and known.points else ""
         why = f"stopped by {self.space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
-        return End("pruned", why + "compilation, warm-up and EMA still make curves cross")
+        why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
+        return End("pruned", why)
 
     def _tell(self, trial: Trial, known: TrialRecord) -> None:
         """A result counts; a known failure counts as bad, never as unknown, or Optuna would draw it again."""
