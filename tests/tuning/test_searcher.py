@@ -11,6 +11,7 @@ from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
+from tunediff.tuning import messages
 from tunediff.tuning import searcher as searcher_module
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.pool import Pool
@@ -89,6 +90,17 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     searcher.on_trial_complete("a", {})
     assert record.read_trial(searcher.experiment / "trials" / "t0000").status == "pruned"
     assert not checkpoint.exists()
+
+
+def test_oom_by_other_processes_is_no_lesson(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    memory = {"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0}
+    messages.end(searcher.experiment / "trials" / "t0000", End("oom", "why", memory=memory))
+    searcher.on_trial_complete("a", {})
+    assert record.read_trial(searcher.experiment / "trials" / "t0000").end.memory == memory
+    assert study(searcher)[0].state.name == "FAIL"
 
 
 def test_a_trial_whose_driver_died_is_no_lesson(make):

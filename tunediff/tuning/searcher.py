@@ -380,7 +380,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self.study.tell(trial, values)
         elif known.status == "pruned":
             self.study.tell(trial, state=TrialState.PRUNED)
-        elif known.status == "error" and "died" in known.reason:  # the machine's fault, perhaps: nothing was learned
+        elif _no_fault(known):  # nothing was learned
             self.study.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
@@ -405,3 +405,9 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if self.space.cost is not None and known is not None:
             told[1] += knowledge.used(known, self.space.cost)
         return [knowledge.penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]
+
+
+def _no_fault(known: TrialRecord) -> bool:
+    """Whether a trial failed for what may be the machine's fault: its workers died, or others held the memory."""
+    died = known.status == "error" and "died" in known.reason
+    return died or (known.end is not None and known.end.crowded_out)
