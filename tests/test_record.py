@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,27 @@ def test_a_point_measured_again_replaces_it_and_what_came_after(tmp_path):
     found = read_trial(tmp_path)
     assert found.attempts == 2
     assert [p["error"] for p in found.points] == [8.0]
+
+
+def test_journal_line_is_synced_to_disk_before_write_returns(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(record.os, "fsync", lambda file: synced.append((tmp_path / record.JOURNAL).read_text()))
+    journal = Journal(tmp_path)
+    journal.write("start", **START)
+    journal.end(End("ok"))
+    assert [len(text.splitlines()) for text in synced] == [1, 2], "the whole line is in the file when it is synced"
+
+
+def test_record_is_read_by_a_file_that_was_opened(tmp_path, monkeypatch):
+    """NFS caches what `stat` says of a path for seconds; to open a file asks the server again."""
+    journal = Journal(tmp_path / "t0003")
+    journal.write("start", **START)
+    stale = journal.path.stat()
+    assert not read_trial(journal.folder).finished
+    journal.end(End("ok"))
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: stale if path == journal.path else stat(path, **how))
+    assert read_trial(journal.folder).finished
 
 
 def test_numbers_that_json_does_not_know_are_refused(tmp_path):

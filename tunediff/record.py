@@ -56,6 +56,18 @@ class End:
     steps: int = 0
     peak: dict[str, float] = dataclasses.field(default_factory=dict)
     """Peak memory in MiB, by the names of `Point`."""
+    memory: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of a trial that ran out of memory, in MiB of that memory as it did: `total_mib`, `demand_mib` (what the trial
+    held and asked for) and `others_mib` (what other processes held). Empty: not known."""
+
+    @property
+    def crowded_out(self) -> bool:
+        """Whether a trial ran out of memory because other processes held it, which says nothing of its configuration.
+
+        They held over a quarter of the memory, and over half as much as the trial held and asked for.
+        """
+        total, demand, others = (self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib"))
+        return others > 0.25 * total and others > 0.5 * demand
 
 
 @dataclasses.dataclass
@@ -241,7 +253,8 @@ def read_trial(folder: Path) -> TrialRecord | None:
     Raises `ConfigError` for whole lines that are no journal's; torn ones are passed over.
     """
     try:
-        about = (folder / JOURNAL).stat()
+        with open(folder / JOURNAL, "rb") as file:
+            about = os.fstat(file.fileno())  # NFS caches what it knows of a path, and asks anew when a file is opened
     except OSError:
         return None
     try:

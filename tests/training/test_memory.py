@@ -1,10 +1,12 @@
 """Host memory that a training frees: kept by its process, or given back."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,3 +146,26 @@ def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch
     memory.await_freed(torch.device("cuda", 0), patience_s=30.0, steady_s=3.0)
     assert now[0] == seconds
     memory.await_freed(torch.device("cpu"))  # asks nobody
+
+
+@pytest.mark.parametrize(
+    ("message", "asked_mib"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes.", 32768.0),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB", 1536.0),
+        ("std::bad_alloc", 0.0),
+    ],
+)
+def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_mib):
+    total, available, own = 64 * 2**30, 4 * 2**30, 2 * 2**30
+    memory_now = SimpleNamespace(total=total, available=available)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: memory_now)
+    monkeypatch.setattr(memory, "_resident", lambda process: own if process.pid == os.getpid() else 0)
+    monkeypatch.setattr(memory, "_host_peak_mib", lambda: 3072.0)
+    shares = memory.shares_mib(RuntimeError(message), torch.device("cpu"), ranks=2)
+    assert shares == {"total_mib": 65536.0, "demand_mib": 2 * 3072.0 + asked_mib, "others_mib": (60 - 4) * 1024.0}
+
+
+def test_memory_that_cannot_be_read_costs_no_trial_its_end(monkeypatch):
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: 1 / 0)
+    assert memory.shares_mib(RuntimeError("no memory"), torch.device("cpu"), ranks=1) == {}

@@ -120,8 +120,9 @@ def stopped_at(scheduler, curves, first=0, drawn=None):
         trial = Trial(number, drawn)
         scheduler.on_trial_add(controller, trial)
         last, stop = {}, None
-        for train_s, value in curve:
+        for index, (train_s, value) in enumerate(curve, 1):
             last = {"train_s": train_s, "fraction": train_s / 8, "objective": value, "time_total_s": train_s}
+            last["index"] = index
             if scheduler.on_trial_result(controller, trial, last) == TrialScheduler.STOP:
                 stop = train_s if train_s < curve[-1][0] else None  # at the end of its budget a trial ends anyway
                 break
@@ -167,6 +168,61 @@ def test_the_baseline_is_never_stopped_and_others_are_held_against_it(rule, seed
     for number in range(3):
         stopped_at(alone, [good], first=number, drawn=baseline | {"seed": number})
     assert stopped_at(alone, [bad], first=3) == [4.0], "the baseline's results are not held against others"
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_early_stopping_spares_what_is_within_the_noise_of_the_best(rule):
+    """Runs of the baseline tell the noise at each point; before a second one has, a margin takes its place."""
+    baseline = {"loader.batch_size": 128}
+    behind = [at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by) for by in (1.02, 1.05, 1.08, 1.18)]
+    worse = at(12.0 * 1.3, 8.0 * 1.3, 6.0 * 1.3, 4.0 * 1.3)
+    for again, expected in ((), 4.0), ((1.1,), None), ((1.001,), 4.0):
+        scheduler = tuner.scheduler(loaded(early_stopping=rule))
+        scheduler.set_search_properties("objective", "min")
+        for seed, by in enumerate((1.0, *again)):
+            curve = at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by)
+            assert stopped_at(scheduler, [curve], seed, baseline | {"seed": seed}) == [None]
+        near = behind[:0] if again == (1.001,) else behind
+        assert stopped_at(scheduler, near, first=3) == [None] * len(near), "stopped within the noise"
+        stopped_at(scheduler, behind[:3], first=10)  # others that a rule needs before it stops any
+        assert stopped_at(scheduler, [worse], first=7) == [expected]
+
+
+def test_early_stopping_spares_a_small_difference_of_an_accuracy():
+    scheduler = tuner.scheduler(loaded(early_stopping="asha", workload="digits_classifier"))
+    scheduler.set_search_properties("objective", "max")
+    assert stopped_at(scheduler, [at(0.6, 0.9, 0.9, 0.9)]) == [None]
+    curves = [at(0.5, 0.87, 0.88, 0.89), at(0.5, 0.84, 0.85, 0.86)]
+    assert stopped_at(scheduler, curves, first=1) == [None, 4.0]
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_resumed_early_stopping_knows_the_noise(rule):
+    """The baseline ran twice in the session before."""
+
+    def of_baseline(seed, by):
+        points = [point(j, 2.0 * j, frechet=by * 10.0 / j) for j in range(1, 5)]
+        return record.TrialRecord(f"t{seed:04d}", seed, {}, {"seed": seed} if seed else {}, "", points=points)
+
+    earlier = [of_baseline(0, 1.0), of_baseline(1, 1.1), of_baseline(2, 1.05)]
+    scheduler = tuner.scheduler(loaded(early_stopping=rule), earlier)
+    scheduler.set_search_properties("objective", "min")
+    assert stopped_at(scheduler, [at(11.2, 5.6, 3.73, 2.8)], first=4) == [None]
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_early_stopping_never_ends_a_trial_at_its_last_point(rule):
+    """Its worker still writes the weights, for however long: it ends by itself, with its own end."""
+    scheduler, points = tuner.scheduler(loaded(early_stopping=rule)), 4
+    scheduler.set_search_properties("objective", "min")
+    stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
+    trial, decisions = Trial(5), []
+    scheduler.on_trial_add(Controller(), trial)
+    for index, value in enumerate((9.0, 5.0, 4.0, 30.0), 1):
+        result = {"index": index, "train_s": 2.0 * index, "fraction": index / points, "objective": value}
+        decisions.append(scheduler.on_trial_result(Controller(), trial, result))
+    assert decisions == [TrialScheduler.CONTINUE] * points
+    scheduler.on_trial_complete(Controller(), trial, result)
 
 
 @pytest.mark.parametrize("rule", ["asha", "median"])

@@ -11,6 +11,8 @@ from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, record, space
 from tunediff.config import workload
 from tunediff.record import End
+from tunediff.tuning import messages
+from tunediff.tuning import searcher as searcher_module
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, Share
@@ -90,6 +92,17 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     assert not checkpoint.exists()
 
 
+def test_oom_by_other_processes_is_no_lesson(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    memory = {"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0}
+    messages.end(searcher.experiment / "trials" / "t0000", End("oom", "why", memory=memory))
+    searcher.on_trial_complete("a", {})
+    assert record.read_trial(searcher.experiment / "trials" / "t0000").end.memory == memory
+    assert study(searcher)[0].state.name == "FAIL"
+
+
 def test_a_trial_whose_driver_died_is_no_lesson(make):
     searcher = make()
     suggestion = searcher.suggest("a")
@@ -130,6 +143,17 @@ def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
     second = make()
     assert [(t.state.name, t.value) for t in study(second)][:1] == [("COMPLETE", 4.5)]
     assert second.suggest("x")["trial"] == "t0001"
+
+
+def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypatch):
+    """Seeded as at the start, a resumed search would draw its first points again."""
+    seeds, default_sampler = [], searcher_module.default_sampler
+    monkeypatch.setattr(searcher_module, "default_sampler", lambda seed: seeds.append(seed) or default_sampler(seed))
+    first = make(seed=5)
+    for name in ("a", "b"):
+        end(first, first.suggest(name), name)
+    make(seed=5)
+    assert seeds == [5, 7]
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "half written", "no database"])

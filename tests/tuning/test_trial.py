@@ -52,6 +52,8 @@ def drive(tmp_path, monkeypatch):
     monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
 
     monkeypatch.setattr(trial.cluster, "draining", lambda ids: [one for one in ids if one == "leaving"])
+    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
+    monkeypatch.setattr(trial.cluster, "lacks", lambda place: "")
 
     def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
@@ -121,6 +123,21 @@ def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
     slot, _, known = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
     assert (known.status, known.reason, known.attempts) == (status, reason, len(reasons))
     assert [job.key for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
+
+
+KILLED = """\tray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.0.0.1, ID: ab) was {}GB used / 64.00GB limit (0.95)
+(name=train, pid=7, actual memory used={}GB, worker ID=cd)"""
+
+
+@pytest.mark.parametrize(
+    ("used", "own", "others_mib", "why"),
+    [(61, 55, 6144.0, ""), (61, 7, 55296.0, "; other processes held 55,296 of 65,536 MiB")],
+)
+def test_oom_of_ray_tells_who_held_the_memory(drive, used, own, others_mib, why):
+    _, _, known = drive([Lost(KILLED.format(f"{used:.2f}", f"{own:.2f}"))])
+    assert (known.status, known.end.crowded_out, known.reason.endswith(why)) == ("oom", bool(why), True)
+    assert known.end.memory == {"total_mib": 65536.0, "demand_mib": 1024.0 * own, "others_mib": others_mib}
 
 
 def test_a_full_disk_is_no_end(drive, tmp_path):
@@ -254,6 +271,22 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
     (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
     assert told["what"] == "no room on ('b',)"
     assert json.loads((folder / "doing.json").read_text())["part"] == "waiting"
+
+
+def test_workers_that_start_late_on_this_machine_cost_no_deadline(drive, monkeypatch):
+    now = itertools.chain([0.0], itertools.repeat(5000.0))
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
+    slot, _, known = drive([None, End("ok")], missing=5.0)
+    assert (slot.killed, known.status) == ([], "ok")
+
+
+def test_workers_that_never_start_on_this_machine_are_no_timeout_of_the_configuration(drive):
+    """They are started again, and then the trial ends as one whose workers died, of which nothing is learned."""
+    slot, _, known = drive([None, None], [None, None], missing=trial.START_S + 1)
+    assert (len(slot.jobs), len(slot.killed), known.status) == (2, 2, "error")
+    assert known.reason == "the workers died 2 times: its workers did not start within 600 s"
+    slot, _, known = drive([None, End("ok")], nodes=["alive"], missing=trial.START_S + 1)
+    assert slot.killed == [], "a cluster may bring a node"
 
 
 tell = trial.Waiting.tell

@@ -1,9 +1,12 @@
 """What an earlier search teaches, and whose values are believed."""
 
+import contextlib
 import re
 
+import optuna
 import pytest
 
+from tests.helpers import KilledError
 from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import environment, search, space
 from tunediff.config import ConfigError
@@ -155,3 +158,41 @@ def test_a_suggestion_that_turned_out_to_be_known_does_not_break_a_resume(make, 
         end(searcher, searcher.suggest(f"a{i}"), f"a{i}")
     assert [t for t in study(searcher) if "from" in t.user_attrs and "same_as" in t.user_attrs]
     assert make(**changes).suggest("b")["trial"] == "t0006"
+
+
+@pytest.mark.parametrize("believed", [True, False])
+@pytest.mark.parametrize("call", range(6))
+def test_kill_at_any_step_of_the_start_keeps_the_warm_start(make, earlier, monkeypatch, call, believed):
+    """A search that is killed before or while it learns from the earlier one learns the rest when it is resumed."""
+    budget = {"per_trial": "3s" if believed else "9s", "trials": 6}
+    changes = EARLIER | {"first": None, "warm_start": str(earlier), "budget": budget}
+    calls, left = [], call
+
+    def dying(method):
+        def call_it(study, *args, **how):
+            if len(calls) == left:
+                raise KilledError
+            calls.append(method)
+            return method(study, *args, **how)
+
+        return call_it
+
+    with monkeypatch.context() as patch:
+        for name in ("add_trial", "enqueue_trial"):
+            patch.setattr(optuna.Study, name, dying(getattr(optuna.Study, name)))
+        with contextlib.suppress(KilledError):
+            make(**changes)
+    again = study(make(**changes))
+    learned = [t.user_attrs["from"] for t in again if "from" in t.user_attrs]
+    expected = ["earlier/t0001", "earlier/t0003"] + ["earlier/t0002"] * believed
+    assert learned == expected
+    assert [t.user_attrs["from"] for t in study(make(**changes)) if "from" in t.user_attrs] == expected
+
+
+def test_lost_study_learns_the_warm_start_again(make, earlier, tmp_path):
+    changes = EARLIER | {"first": None, "warm_start": str(earlier)}
+    searcher = make(**changes)
+    end(searcher, searcher.suggest("a"), "a")
+    (tmp_path / "study.db").unlink()
+    learned = [t.user_attrs["from"] for t in study(make(**changes)) if "from" in t.user_attrs]
+    assert learned == ["earlier/t0001", "earlier/t0003", "earlier/t0002"]

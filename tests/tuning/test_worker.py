@@ -246,11 +246,14 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
         torn.touch()  # by a worker that was killed while it wrote
         raise error
 
+    shares = {"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 10.0}
     monkeypatch.setattr(worker, "run", fail)
+    monkeypatch.setattr(worker.memory, "shares_mib", lambda *_: shares)
     slot = Slot(tmp_path)
     with pytest.raises(type(error)):
         worker.work(job, "s1", slot, alone())
     assert record.read_trial(tmp_path).status == status
+    assert status is None or slot.last.memory == (shares if status == "oom" else {})
     assert [checkpoint.exists(), torn.exists()] == [status is None] * 2, (
         "only what may be run again has one to go on from"
     )

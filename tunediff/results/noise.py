@@ -65,12 +65,19 @@ def measured(found: Results, confirming: Results | None = None, metric: str | No
     sets = [one for one in (found, confirming) if one is not None]
     groups = [values for one in sets for runs in one.groups if len(values := _by_seed(runs, metric)) > 1]
     ratios = (found.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
-    samples = [np.log(values) if ratios else np.array(values) for values in groups]
+    return pooled(groups, ratios, found.falls and metric != RATE)
+
+
+def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Noise | None:
+    """Return the noise of one run from the values of configurations that ran more than once; None: none did.
+
+    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is better.
+    """
+    samples = [np.log(values) if ratios else np.array(values) for values in groups if len(values) > 1]
     if (freedom := sum(len(sample) - 1 for sample in samples)) < 1:
         return None
     squares = sum(float(((sample - sample.mean()) ** 2).sum()) for sample in samples)
-    runs = sum(map(len, samples))
-    return Noise(math.sqrt(squares / freedom), freedom, runs, len(samples), ratios, found.falls and metric != RATE)
+    return Noise(math.sqrt(squares / freedom), freedom, sum(map(len, samples)), len(samples), ratios, falls)
 
 
 def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:

@@ -150,6 +150,40 @@ def is_oom(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
 
 
+_ASKED = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
+_UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
+
+
+def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[str, float]:
+    """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that cannot be read.
+
+    `error`: what torch has raised, with the size that it asked for; `ranks`: processes of this training, which share
+    the memory of a CPU.
+    """
+    with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
+        asked = _ASKED.search(str(error))
+        asked_mib = float(asked[1]) * _UNITS_MIB[asked[2]] if asked else 0.0
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            own = held = torch.cuda.memory_reserved(device)
+            held = max(held, torch.cuda.max_memory_reserved(device))
+        else:
+            memory = psutil.virtual_memory()
+            free, total = memory.available, memory.total
+            own = sum(_resident(one) for one in (psutil.Process(), *psutil.Process().children(recursive=True))) * ranks
+            held = max(own, int(_host_peak_mib() * 2**20) * ranks)
+        others_mib = max(0, total - free - own) / 2**20
+        return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + asked_mib, "others_mib": others_mib}
+    return {}
+
+
+def _resident(process: psutil.Process) -> int:
+    """Bytes of memory that a process holds; 0 of one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
 def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:
     """Wait while others give memory of a GPU back: processes that leave do so for seconds after they were told to.
 

@@ -145,11 +145,11 @@ def lacks(place: Place) -> str:
 
 
 def _free(ids: Sequence[str]) -> str:
-    """What Ray has to give on these nodes now, in words."""
+    """What Ray has to give on these nodes now, in words; without any, on all."""
     has = ray._private.state.available_resources_per_node()
     words = []
     for machine in nodes():
-        if machine.id in ids:
+        if machine.id in ids or not ids:
             left = has.get(machine.id, {})
             words.append(f"{machine.name}: {left.get('CPU', 0):g} CPU, {left.get('GPU', 0):g} GPU")
     return "; ".join(words)

@@ -108,8 +108,13 @@ def used(known: TrialRecord, cost: str) -> list[float]:
 
 
 def forerunner(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """A trial that ran out of memory and needed no more than `config` does; None: there is none."""
-    return next((one for one in records if one.status == "oom" and needs_at_least(config, one.config)), None)
+    """A trial that ran out of memory by its own needs and needed no more than `config` does; None: there is none."""
+    return next((one for one in records if teaches_memory(one) and needs_at_least(config, one.config)), None)
+
+
+def teaches_memory(record: TrialRecord) -> bool:
+    """Whether a trial ran out of memory by its own needs, and not because other processes held it."""
+    return record.end is not None and record.end.status == "oom" and not record.end.crowded_out
 
 
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:

@@ -33,6 +33,8 @@ GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 WARM_POINTS = 3
 """Points of an earlier search with another ruler or budget that are tried first."""
+WARM_STARTED = "warm_started"
+"""Attribute of a study that has taken in all of the earlier search."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 LISTED = 500
@@ -94,11 +96,12 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             # The seed moves on: a resumed search must not draw its first points again.
             sampler=(sampler or default_sampler)(space.seed + self._next),
         )  # fmt: skip
-        new = not self._records and not self.study.get_trials(deepcopy=False)
         self._replay()
         self._enqueue()
-        if new and space.warm_start is not None:
+        # A kill may end any of these steps: each adds only what the study does not hold yet.
+        if space.warm_start is not None and not self.study.user_attrs.get(WARM_STARTED):
             self._start_warm(Path(space.warm_start))
+            self.study.set_user_attr(WARM_STARTED, True)
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on disk
@@ -137,7 +140,11 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         Otherwise their values mean nothing here: the best of them are tried first.
         """
         first, best = self._identity(self.space.baseline), 0
+        learned = {frozen.user_attrs.get("from") for frozen in self.study.get_trials(deepcopy=False)}
         for lesson in warm_start.lessons(self.space, folder, self._device):
+            if lesson.origin in learned:
+                best += not lesson.counts
+                continue
             known = lesson.trial
             config = self.space.config(lesson.point)
             if self._identity(config) in (first, *self._alike):
@@ -361,7 +368,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         grace_s = GRACE * (known.budget_s if known is not None and known.budget_s else self.space.longest_s)
         after = f" after {known.points[-1].train_s:.1f} s" if known is not None and known.points else ""
         why = f"stopped by {self.space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
-        return End("pruned", why + "compilation, warm-up and EMA still make curves cross")
+        why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
+        return End("pruned", why)
 
     def _tell(self, trial: Trial, known: TrialRecord) -> None:
         """A result counts; a known failure counts as bad, never as unknown, or Optuna would draw it again."""
@@ -373,7 +381,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self.study.tell(trial, values)
         elif known.status == "pruned":
             self.study.tell(trial, state=TrialState.PRUNED)
-        elif known.status == "error" and "died" in known.reason:  # the machine's fault, perhaps: nothing was learned
+        elif _no_fault(known):  # nothing was learned
             self.study.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
@@ -398,3 +406,9 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if self.space.cost is not None and known is not None:
             told[1] += knowledge.used(known, self.space.cost)
         return [knowledge.penalty(values, mode) for values, mode in zip(told, self._modes, strict=True)]
+
+
+def _no_fault(known: TrialRecord) -> bool:
+    """Whether a trial failed for what may be the machine's fault: its workers died, or others held the memory."""
+    died = known.status == "error" and "died" in known.reason
+    return died or (known.end is not None and known.end.crowded_out)

@@ -37,6 +37,10 @@ LOSSES = 3
 """Nodes that a trial may lose without notice: that is not the configuration's fault either, unless it comes again and
 again."""
 
+START_S = 600.0
+"""After which workers that have not started on this machine are given up, and started again; on a cluster they may wait
+for a node."""
+
 Reported = dict[str, float]
 """What Tune's scheduler and pages get of a point: its numbers by their flat names, and the `objective`."""
 
@@ -97,7 +101,7 @@ def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -
         if isinstance(ended, Lost) and (why := _disk_fault(ended)) is not None:
             journal.write("unwritable", reason=why)  # a disk too full for a checkpoint has room for a line
             raise OSError(why)  # the trial has no end, and the search stops
-        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt)) is None:
+        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt, config)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
             messages.end(folder, end)
@@ -138,13 +142,16 @@ def _until_ended(
         event = ray.get(slot.event.remote(serial, cursor))
         if isinstance(event, End | Lost):  # an end that came late is an end all the same
             return event
-        if event is None and place.nodes:
-            if gone := cluster.gone(place.nodes):
-                ray.get(slot.kill.remote(f"node {', '.join(gone)} is gone"))
-                return Lost(f"node {', '.join(gone)} is gone")
+        if event is None:
+            if place.nodes and (gone := cluster.gone(place.nodes)):
+                ray.get(slot.kill.remote(why := f"node {', '.join(gone)} is gone"))
+                return Lost(why)
             if (missing_s := ray.get(slot.missing_s.remote())) > 0:  # no fault of the configuration's
-                if leaving := cluster.draining(place.nodes):  # those that are there have heard of it themselves
-                    ray.get(slot.kill.remote(why := f"node {', '.join(leaving)} is draining"))
+                leaving = cluster.draining(place.nodes)  # workers that are there have heard of it themselves
+                if leaving or (missing_s > START_S and not place.nodes):
+                    why = f"its workers did not start within {START_S:.0f} s"
+                    why = f"node {', '.join(leaving)} is draining" if leaving else why
+                    ray.get(slot.kill.remote(why))
                     return Lost(why)
                 waiting.tell(missing_s)
                 deadline = time.monotonic() + plan.deadline_s
@@ -183,12 +190,26 @@ def _disk_fault(lost: Lost) -> str | None:
     return next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
 
 
-def _after_loss(lost: Lost, attempt: int) -> End | None:
+def _after_loss(lost: Lost, attempt: int, config: Systems) -> End | None:
     """What it means that the workers died; None: try again."""
     reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
-        return End("oom", reason)
+        return messages.out_of_memory(End("oom", reason, memory=_ray_memory_mib(lost.reason, config.parallel.workers)))
     return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
+
+
+def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
+    """Return who held the memory of a node when Ray killed a worker for it, as `End.memory` has it; {}: not told.
+
+    The workers of a trial need about as much each.
+    """
+    node = re.search(r"was ([\d.]+)GB used / ([\d.]+)GB limit", reason)
+    killed = re.findall(r"actual memory used=([\d.]+)GB", reason)
+    if node is None or not killed:
+        return {}
+    used, total = float(node[1]), float(node[2])
+    own = min(used, workers * sum(map(float, killed)) / len(killed))
+    return {"total_mib": 1024 * total, "demand_mib": 1024 * own, "others_mib": 1024 * (used - own)}
 
 
 def reported(point: Point, plan: Plan | SearchSpace) -> Reported:

@@ -13,6 +13,7 @@ from tunediff import space as spaces
 from tunediff.config import ConfigError, Values
 from tunediff.record import TrialRecord
 from tunediff.space import SearchSpace
+from tunediff.tuning import knowledge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Lesso
     done = [trial for trial in trials if trial.value(metric) is not None]
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
     found = []
-    for trial in [*ranked, *(trial for trial in trials if trial.status in ("oom", "nan", "timeout"))]:
+    failures = [one for one in trials if one.status in ("nan", "timeout") or knowledge.teaches_memory(one)]
+    for trial in [*ranked, *failures]:
         again = earlier.seeds == 1 and "seed" in trial.drawn  # it taught how much runs differ, nothing of its point
         if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue

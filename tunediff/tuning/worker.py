@@ -151,7 +151,10 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
     status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
         (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error), encoding="utf-8")
-    _end(job, serial, slot, End(status, reason, peak=memory.peak_mib(world.device)))
+    held = memory.shares_mib(error, world.device, world.size) if status == "oom" else {}
+    _end(
+        job, serial, slot, messages.out_of_memory(End(status, reason, peak=memory.peak_mib(world.device), memory=held))
+    )
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
