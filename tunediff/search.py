@@ -138,7 +138,11 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     args.completed = content is not read
     if args.warm_start is not None:
         content["warm_start"] = str(space.of_search(space.folder_of(args.warm_start, storage)).parent)
-    wanted = space.parse(content, str(path), path.parent, words, _limits(args))
+    narrowed = space.narrow(content, str(path), path.parent, words)
+    content = narrowed.content
+    for notice in narrowed.notices:
+        print(notice, file=sys.stderr)
+    wanted = space.parse(content, str(path), path.parent, narrowed.words, _limits(args))
     if args.seed is not None:
         cli.allow(0 <= args.seed < 2**32, "--seed", args.seed, "a whole number of at least 0 and below 2^32")
         wanted = dataclasses.replace(wanted, seed=args.seed)
