@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from tests.helpers import point
+from tests.helpers import measure_here, point
 from tunediff import config as cfg
 from tunediff import environment, export, machine, profile, record, results, search, space, train
 from tunediff.report import outputs, plan, summary
@@ -39,6 +39,7 @@ FILE = {
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    measure_here(monkeypatch)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE))
     return str(tmp_path / "space.yaml")
 

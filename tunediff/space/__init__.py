@@ -4,9 +4,9 @@ from tunediff.space.model import Dimension, Draw, SearchBudget, SearchSpace, siz
 from tunediff.space.narrowing import Narrowed, narrow
 from tunediff.space.own import completed
 from tunediff.space.reading import SHIPPED, find, folder_of, load, of_search, parse, read
-from tunediff.space.sections import duration_s
+from tunediff.space.sections import MOST_FINALISTS, duration_s
 
 __all__ = [
-    "SHIPPED", "Dimension", "Draw", "Narrowed", "SearchBudget", "SearchSpace", "completed", "duration_s", "find",
-    "folder_of", "load", "narrow", "of_search", "parse", "read", "size", "to_params",
+    "MOST_FINALISTS", "SHIPPED", "Dimension", "Draw", "Narrowed", "SearchBudget", "SearchSpace", "completed",
+    "duration_s", "find", "folder_of", "load", "narrow", "of_search", "parse", "read", "size", "to_params",
 ]  # fmt: skip

@@ -25,13 +25,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tunediff import config as cfg
+from tunediff import machine
 from tunediff.clock import Budget
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World, from_environment
 from tunediff.record import NotFiniteError
-from tunediff.training import memory, state
+from tunediff.training import hardware, memory, state
 from tunediff.training.feed import Feed
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Outcome, Trial, run
@@ -52,6 +53,10 @@ class Report(TypedDict, total=False):
     parameters: int
     step_s: float
     evaluation_s: float
+    other_load_share: float
+    """Share of the cores that other processes used meanwhile."""
+    disturbed: bool
+    """Whether that was so much that the seconds may be too many."""
     value: float
     """The objective after two steps."""
 
@@ -100,14 +105,17 @@ class _Checked(Trial):
 def check(config: Systems, world: World) -> Report:
     """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word."""
     short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
-    trial = _Checked(short, Budget(steps=STEPS), world, Observer())
+    trial, before = _Checked(short, Budget(steps=STEPS), world, Observer()), hardware.Usage.now()
     outcome = run(trial)
+    used = hardware.Usage.now().since(before)
+    load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
     _check_model(trial, outcome, world)
     last = outcome.points[-1]
     return {
         "unread": list(outcome.unread), "warnings": _warnings(trial, world),
         "parameters": sum(one.numel() for one in trial.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
+        "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
 
