@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from tests.helpers import point
+from tests.helpers import measure_here, point
 from tunediff import compare, environment, export, machine, profile, record, results, search, space, train
 from tunediff import config as cfg
 from tunediff.report import outputs, plan, summary
@@ -42,6 +42,7 @@ FILE = {
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    measure_here(monkeypatch)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE))
     return str(tmp_path / "space.yaml")
 
@@ -65,7 +66,10 @@ def test_the_devices_of_a_training_share_its_budget(capsys):
         (["nowhere.yaml"], "error: nowhere.yaml: no such search file; shipped:"),
         (["a.yaml", "b.yaml"], "error: command line: one search file at most"),
         (["loader.wrkers=2"], "error: command line: loader.wrkers: no such knob; did you mean loader.workers"),
-        (["optimizer.lr=0.1"], "error: command line: optimizer.lr: is searched in this file as well"),
+        (["optimizer.lr=fast"], "error: command line: optimizer.lr: 'fast' is not allowed; allowed: a number"),
+        (["seed=1", "seed=2"], "error: command line: seed: is given twice: seed=1, seed=2"),
+        (["optimise=1"], "error: command line: optimise: no such knob; did you mean"),
+        (["frechet=1"], "error: command line: frechet: no such knob; sections: "),
         (["ema.half_life=7"], "ema.half_life: 7 is not allowed; allowed: a number above 0 and at most 1"),
         (["--budget", "20"], "budget: per_trial: '20' is not a duration; allowed: a number with its unit"),
         (["--budget", "0s"], "budget: per_trial: '0s' is empty"),
@@ -88,6 +92,14 @@ def test_search_refuses(file, capsys, monkeypatch, words, message):
         words = [file, *words]
     assert message in refused(capsys, search.main, *words)
     assert not os.path.exists("ray_results"), "a refused search leaves nothing behind"
+
+
+def test_search_says_which_searched_knob_the_command_line_fixes(file, capsys, monkeypatch):
+    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
+    assert search.main([file, "optimizer.lr=0.1", "--dry-run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "optimizer.lr is fixed at 0.1 by the command line; space.yaml's choices are not searched\n" in err
+    assert "optimizer.lr" not in json.loads(out)["space"]
 
 
 def test_search_needs_inception_weights_or_says_how_to_get_them(tmp_path, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests import searches
+from tests.helpers import measure_here
 from tunediff import cli, search, space
 from tunediff.config import ConfigError, apart
 from tunediff.workloads.diffusion import drawing
@@ -28,6 +29,7 @@ TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    measure_here(monkeypatch)
     Path("folder").mkdir()
     searches.make(tmp_path / "taken", FILE)
     Path("taken", "sessions.jsonl").write_text(

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tunediff import cli, record, results, space
 from tunediff.config import ConfigError, Lines, apart
@@ -23,12 +23,15 @@ from tunediff.report.sections import hold as section
 from tunediff.report.words import some
 from tunediff.results import confirmation, hold
 from tunediff.results.confirmation import Confirmation
-from tunediff.space import SearchSpace
+from tunediff.space import MOST_FINALISTS, SearchSpace
 from tunediff.tuning import confirming, experiment, resources
 
 if TYPE_CHECKING:
     from tunediff.training import judging
     from tunediff.tuning.slot import Slots
+
+
+NO_TIME = "no further confirming runs: another round would not end within --total"
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -42,7 +45,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--trials", type=int, help="trials in all, the baseline included")
     add("--budget", help="training seconds per trial, e.g. 90s, 10m")
     cli.add_unit(parser)
-    add("--total", help="wall-clock of the whole search, e.g. 8h")
+    add("--total", help="wall-clock of the whole search, confirming runs included, e.g. 8h")
+    add("--confirm", type=int, metavar="N", help="how many of the best to run again on new seeds; 0: none")
     add("--seed", type=int, help="seed of the search")
     cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if wanted.cost == "energy_wh":
             _check_energy(wanted)
     if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
-        planned = plan.values(wanted, folder, None if args.dry_run else {})
+        planned = plan.values(wanted, folder, _measured(wanted, args) if args.dry_run else {})
         if args.dry_run:
             print(json.dumps(planned, indent=2) if args.json else "\n".join(plan.lines(planned)))
         plan.check(planned, args.insist)
@@ -88,6 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.OK if found.leader is not None else cli.NO_SUCCESS
 
 
+def _measured(wanted: SearchSpace, args: argparse.Namespace) -> judging.Measured:
+    """What a dry run measures. Raises `ConfigError` for unusable data."""
+    from tunediff.training import judging  # imports torch
+
+    if not args.quiet:
+        print("looking at the data and timing one evaluation", file=sys.stderr, flush=True)
+    return judging.before_search(wanted.baseline, wanted.evaluates, prepare=False)
+
+
 def _check_energy(wanted: SearchSpace) -> None:
     """Raises `ConfigError` where nothing counts the energy of a training."""
     import torch
@@ -101,14 +114,15 @@ def _check_energy(wanted: SearchSpace) -> None:
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
     """Folder and space of an earlier search."""
-    if args.words or args.name or args.budget or args.unit or args.seed is not None or args.warm_start:
+    fixed = (args.seed, args.confirm)
+    if args.words or args.name or args.budget or args.unit or args.warm_start or any(one is not None for one in fixed):
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
         )
     folder = space.folder_of(args.resume, args.storage).resolve()
     done = sum(trial.finished for trial in record.read_trials(folder))
     cli.allow(args.trials is None or args.trials >= done, "--trials", args.trials, f"at least {done}, which are done")
-    spent_s = experiment.spent_s(folder)
+    spent_s = experiment.all_spent_s(folder)
     enough = args.total is None or space.duration_s(args.total, "--total") >= spent_s
     cli.allow(enough, "--total", args.total, f"at least {math.ceil(spent_s)}s, which are spent")
     wanted = experiment.reopen(folder, _limits(args), keep=not args.dry_run)
@@ -132,15 +146,30 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     read = content
     content = space.completed(read, path, words, machine.cores, machine.gpus > 0)
     args.completed = content is not read
+    content = _confirmed_by(args.confirm, content)
     if args.warm_start is not None:
         content["warm_start"] = str(space.of_search(space.folder_of(args.warm_start, storage)).parent)
-    wanted = space.parse(content, str(path), path.parent, words, _limits(args))
+    narrowed = space.narrow(content, str(path), path.parent, words)
+    content = narrowed.content
+    for notice in narrowed.notices:
+        print(notice, file=sys.stderr)
+    wanted = space.parse(content, str(path), path.parent, narrowed.words, _limits(args))
     if args.seed is not None:
         cli.allow(0 <= args.seed < 2**32, "--seed", args.seed, "a whole number of at least 0 and below 2^32")
         wanted = dataclasses.replace(wanted, seed=args.seed)
     stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
     name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
     return storage / name, wanted, content
+
+
+def _confirmed_by(finalists: int | None, content: Lines) -> Lines:
+    """The content with so many finalists in `confirm:`, without it for 0. Raises `ConfigError`."""
+    if finalists is None:
+        return content
+    cli.allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, f"0 to {MOST_FINALISTS} finalists; 0: none")
+    left = {key: value for key, value in content.items() if key != "confirm"}
+    section = content.get("confirm") or {}
+    return {**left, "confirm": {**section, "of": finalists}} if finalists else left
 
 
 def _created(
@@ -168,7 +197,8 @@ def _created(
         from tunediff.tuning import trying  # imports torch
 
         wanted, tried = trying.create(folder, wanted, content, args.completed, say)
-        measured = {"evaluation_s": tried.get("evaluation_s"), "parameters": tried.get("parameters", 0)}
+        keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
+        measured = cast("judging.Measured", {key: tried[key] for key in keys if key in tried})
     else:
         wanted = experiment.create(folder, wanted, content)
     return wanted, plan.values(wanted, folder, measured) if args.address is None else None
@@ -206,6 +236,8 @@ def _run(
             experiment.search(folder, wanted, slots, console.listen)
         session.close()
         if not confirming.pending(folder, wanted):
+            if wanted.finalists and wanted.budget.total_s is not None:
+                console.say(NO_TIME)
             return _confirmed(folder, wanted)
         _run_again(folder, slots, functools.partial(kind, quiet=quiet, started=begun))
     return _confirmed(folder, wanted)
@@ -217,12 +249,14 @@ def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> N
     assert prepared is not None
     of, again = prepared
     for place, wanted in [prepared, *confirming.longer(found, of)]:
-        if confirming.over(found, place):
+        if confirming.over(found, place) or not confirming.has_time(found, place, wanted):
             continue
         with console(place, wanted) as listening:
             harmless("what is confirmed", _announce, listening, found, of if wanted is not again else None)
             tell = functools.partial(_tell, listening)
             confirming.run(found, place, wanted, slots, listening.listen, tell)
+            if not confirming.over(found, place):
+                listening.say(NO_TIME)
 
 
 def _announce(console: Console, found: results.Results, confirmed: Path | None) -> None:
@@ -250,6 +284,8 @@ def _confirmed(folder: Path, wanted: SearchSpace) -> Confirmation | None:
     if wanted.confirm is None or (prepared := confirming.prepare(found)) is None:
         return None
     runs = results.read(prepared[0])
+    if not runs.trials:  # --total left no time for them
+        return None
     outputs.write_all(runs)
     return confirmation.confirm(found, runs)
 

@@ -180,6 +180,23 @@ def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, 
         assert said.count(f"] {line}") == 1, line
 
 
+def test_no_refusal_rests_on_what_was_timed_beside_other_processes(tmp_path):
+    """100,000 s of a pass would be years; alone they are 1,000 times shorter."""
+    wanted = searches.make(tmp_path / "night")
+    slow = {"network": 100.0, "features": 0.0, "distance": 0.0}
+    quiet = plan.values(wanted, tmp_path, {"pass_s": slow, "other_load_share": 0.02, "disturbed": False})
+    assert "days of wall-clock" in quiet["refused"]
+    busy = plan.values(wanted, tmp_path, {"pass_s": slow, "other_load_share": 0.63, "disturbed": True})
+    assert busy["refused"] is None
+    assert busy["seconds"] == quiet["seconds"]
+    warning = "WARNING: other processes use 63% of the cores: the evaluation and what follows from it may be too long"
+    assert warning in plan.cost_lines(busy)
+    assert not any("WARNING" in line for line in plan.cost_lines(quiet))
+    night = searches.make(tmp_path / "long", searches.FILE | {"budget": {"per_trial": "900h", "trials": 8}})
+    measured = {"pass_s": slow, "other_load_share": 0.63, "disturbed": True}
+    assert "days of wall-clock" in plan.values(night, tmp_path, measured)["refused"], "by its training alone"
+
+
 def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path, monkeypatch):
     """Of float32: 4 bytes a parameter for each run; 16 for a checkpoint (weights, averages, two moments), of which
     there are two while one is written."""

@@ -12,10 +12,10 @@ from tests.results.test_sequential import until_over
 from tunediff import config as cfg
 from tunediff import export, record, results, search, space
 from tunediff.config import ConfigError
-from tunediff.report import outputs
+from tunediff.report import outputs, summary
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
-from tunediff.results import confirmation, evidence, hold, statistics
+from tunediff.results import confirmation, evaluating, evidence, hold, statistics
 from tunediff.tuning import confirming, experiment, resources
 
 FILE = {
@@ -99,6 +99,83 @@ def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- the verdict
+def test_a_single_trial_plans_no_confirming_runs(tmp_path):
+    """Whatever `confirm:` says: only the baseline runs."""
+    content = FILE | {"trials": FILE["trials"][:1], "budget": {"per_trial": "20s", "trials": 1}}
+    alone = space.parse(content, "night.yaml")
+    assert (alone.finalists, alone.again, alone.confirming_reserve) == (0, [], 0)
+    assert evaluating.cost(alone, None).parts(1)["confirmation"] == 0
+    two = space.parse(content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml")
+    assert (two.finalists, two.again) == (1, [(8, 20.0)]), "one finalist and the baseline, four seeds each"
+
+
+SESSION = '{"event": "begin", "monotonic_s": 0}\n{"event": "end", "monotonic_s": %d}\n'
+
+
+def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
+    """Runs of 20 s, three configurations a round: 60 s. The search took 100 s, the first round another 60."""
+    budget = {"per_trial": "20s", "total": "170s"}
+    found = searched(tmp_path, lambda size, seed: 1.0, budget=budget)
+    folder, wanted = confirming.prepare(found)
+    (found.folder / "sessions.jsonl").write_text(SESSION % 100)
+    assert confirming.has_time(found, folder, wanted)
+    assert confirming.pending(found.folder, found.space)
+    (folder / "sessions.jsonl").write_text(SESSION % 60)
+    assert experiment.all_spent_s(found.folder) == 160
+    assert not confirming.has_time(found, folder, wanted)
+    assert not confirming.pending(found.folder, found.space), "nothing is left to be done"
+    assert search._confirmed(found.folder, found.space) is None, "without a run there is nothing to be told"
+    raised = experiment.reopen(found.folder, {"total": "10m"})
+    assert confirming.pending(found.folder, raised)
+
+
+def test_the_plan_of_a_limited_search_includes_confirming_runs():
+    limited = FILE | {"budget": {"per_trial": "20s", "total": "30s"}}
+    parts = evaluating.cost(space.parse(limited, "night.yaml"), None).parts(1)
+    assert parts["confirmation"] > 30
+    assert parts["wall_clock"] == 30
+
+
+def test_totals_include_the_confirming_runs(tmp_path):
+    """Five trials and twelve confirming runs of 20 s each."""
+    found = searched(tmp_path, lambda size, seed: 1.0)
+    told = confirmed(found, noise)
+    (found.folder / "sessions.jsonl").write_text(SESSION % 150)
+    (told.compared.found.folder / "sessions.jsonl").write_text(SESSION % 400)
+    runs = results.read(told.compared.found.folder)
+    block = summary.values(evidence.Evidence(found, told), experiment.all_spent_s(found.folder), [runs])
+    assert (len(found.trials), len(runs.trials)) == (5, 12)
+    assert (block["wall_s"], block["confirm_wall_s"]) == (550, 400)
+    assert (block["training_s"], block["confirm_training_s"]) == (17 * 20, 12 * 20)
+    assert block["device_s"] == 17 * 20
+    before = summary.values(evidence.Evidence(found), 150.0)
+    assert (before["training_s"], before["confirm_training_s"], before["confirm_wall_s"]) == (100, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "confirm"),
+    [
+        ([], {"of": 2, "seeds": 4}),
+        (["--confirm", "0"], None),
+        (["--confirm", "1"], {"of": 1, "seeds": 4}),
+    ],
+)
+def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, monkeypatch, words, confirm):
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    (tmp_path / "night.yaml").write_text(json.dumps(FILE))
+    args = search.arguments([str(tmp_path / "night.yaml"), "--storage", str(tmp_path), *words])
+    _, wanted, content = search._new(args)
+    assert content.get("confirm") == confirm
+    assert wanted.finalists == (confirm or {"of": 0})["of"]
+
+
+def test_confirm_on_the_command_line_is_refused_out_of_bounds(tmp_path, monkeypatch, capsys):
+    (tmp_path / "night.yaml").write_text(json.dumps(FILE))
+    for number in ("-1", "21"):
+        assert search.main([str(tmp_path / "night.yaml"), "--confirm", number]) == 2
+        assert f"--confirm: {number} is not allowed; allowed: 0 to 20 finalists; 0: none" in capsys.readouterr().err
+
+
 def test_a_planted_winner_is_named(tmp_path):
     worth = {32: 2.1, 64: 1.2, 128: 2.0, 256: 1.9, 512: 2.2}
     found = searched(tmp_path, lambda size, seed: worth[size])

@@ -1,6 +1,7 @@
 """What judging costs, told before it is done."""
 
 import os
+import sys
 import time
 from unittest import mock
 
@@ -139,6 +140,68 @@ def test_the_rate_of_a_network_is_measured(monkeypatch):
     small, large = judging.pass_s(tiny(), CPU), judging.pass_s(tiny(model__channels=64, model__blocks=3), CPU)
     assert small["network"] < large["network"]
     assert small.keys() == evaluating.work(tiny()).keys()
+
+
+class _Load:
+    """Other processes that use so much of the cores in each round."""
+
+    def __init__(self, monkeypatch, *shares):
+        self.rounds, shares = 0, iter(shares)
+        monkeypatch.setattr(judging.hardware.Usage, "now", lambda: mock.Mock())
+        monkeypatch.setattr(judging.hardware, "disturbance", lambda *_: {"other_load_share": next(shares)})
+        monkeypatch.setattr(judging.time, "sleep", lambda _: None)
+
+    def pass_s(self, each_s):
+        def measured(config, world):
+            self.rounds += 1
+            return {"": each_s[self.rounds - 1]}
+
+        return measured
+
+
+def test_passes_are_timed_again_until_the_cores_are_free(monkeypatch):
+    """Beside two others a pass takes 50 times as long; the least counts, and whose load it was measured under."""
+    load = _Load(monkeypatch, 0.9, 0.7, 0.05)
+    monkeypatch.setattr(judging, "pass_s", load.pass_s([0.5, 0.3, 0.01]))
+    assert judging.pass_s_and_load(tiny(), CPU) == ({"": 0.01}, 0.05)
+    assert load.rounds == 3
+
+
+def test_passes_are_timed_once_on_a_quiet_machine(monkeypatch):
+    load = _Load(monkeypatch, 0.0)
+    monkeypatch.setattr(judging, "pass_s", load.pass_s([0.01]))
+    assert judging.pass_s_and_load(tiny(), CPU) == ({"": 0.01}, 0.0)
+
+
+def test_a_load_that_stays_is_told(monkeypatch):
+    load = _Load(monkeypatch, *[0.9] * judging.ROUNDS)
+    monkeypatch.setattr(judging, "pass_s", load.pass_s([0.5, 0.4, 0.3, 0.6, 0.6, 0.6]))
+    found = judging.measured(tiny(), CPU, evaluates=True, prepare=False)
+    assert (found["pass_s"], found["other_load_share"], found["disturbed"]) == ({"": 0.3}, 0.9, True)
+    assert load.rounds == judging.ROUNDS
+
+
+def test_a_pass_of_many_seconds_is_timed_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(judging.time, "perf_counter", lambda: now[0])
+    slow = mock.Mock(side_effect=lambda count: now.__setitem__(0, now[0] + 20.0 * count))
+    assert judging.rate_s(slow, 64, CPU) == 20.0
+    assert slow.call_count == 1
+
+
+def test_timing_passes_ends_after_a_limit(monkeypatch, tmp_path, capfd):
+    """What is known without them is used: the data, the parameters."""
+    script = "import sys, time; open(sys.argv[1], 'w').write('{\"data\": [\"4 images\"]}'); time.sleep(600)"
+
+    def hangs(command, **options):
+        return popen([sys.executable, "-c", script, command[4]], **options)
+
+    popen = judging.subprocess.Popen
+    monkeypatch.setattr(judging.subprocess, "Popen", hangs)
+    monkeypatch.setattr(judging, "PROBE_S", 0.2)
+    found = judging.before_search(tiny(), evaluates=True, prepare=False)
+    assert found == {"data": ["4 images"], "too_long": True}
+    assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
 
 
 def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):

@@ -204,6 +204,24 @@ def test_no_trial_starts_that_would_not_end_in_time(make):
     assert fresh.suggest("d") == "FINISHED"
 
 
+@pytest.mark.parametrize(
+    ("total", "spent_s", "confirm", "starts"),
+    [
+        ("1h", 3580.0, None, True),
+        ("1h", 3570.0, {"of": 1}, True),
+        ("1h", 3580.0, {"of": 1}, False),  # two configurations, three seeds of 3 s each
+        ("20s", 5.0, {"of": 1}, True),
+        ("20s", 9.0, {"of": 1}, False),  # trials get half of it
+    ],
+)
+def test_trials_leave_time_for_confirming_runs(make, total, spent_s, confirm, starts):
+    budget = {"per_trial": "3s", "trials": 6, "total": total}
+    searcher = make(budget=budget, spent_s=spent_s, **({"confirm": confirm} if confirm else {}))
+    for name in ("a", "b"):
+        end(searcher, searcher.suggest(name), name)
+    assert (searcher.suggest("c") != "FINISHED") == starts
+
+
 def test_contradicting_knobs_are_drawn_again(make):
     searcher = make(search={"loader.batch_size": [96, 128], "parallel.workers": [1, 5]}, first=[])
     sizes = set()

@@ -156,6 +156,8 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         name, equals, text = word.partition("=")
         refuse(not (name and equals), f"command line: {word!r} is not understood; write knob=value{apart(words)}")
         knob = schema.knob(name, "command line")
+        twice = [other for other in words if other.partition("=")[0] == name]
+        refuse(name in values, f"command line: {name}: is given twice: {', '.join(twice)}")
         try:
             value = _parsed(text)
         except (yaml.YAMLError, ValueError):

@@ -139,7 +139,10 @@ class Schema:
     def _unknown(self, name: str, where: str) -> str:
         if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
             return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
-        return f"{where}: {name}: no such knob; {nearest(name, self.knobs)}"
+        hint = nearest(name, self.knobs)
+        if hint.startswith("allowed:"):  # too many to list
+            hint = f"sections: {', '.join(dict.fromkeys(knob.partition('.')[0] for knob in self.knobs))}"
+        return f"{where}: {name}: no such knob; {hint}"
 
     def default(self) -> Any:
         """The configuration in which every knob has its default."""

@@ -22,16 +22,11 @@ MOST_DAYS, MOST_TRIALS = 30, 100_000
 WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
 
 
-def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) -> dict[str, Any]:
+def values(wanted: SearchSpace, folder: Path, measured: Measured) -> dict[str, Any]:
     """What a search would run and cost, in JSON types; seconds are wall-clock and at most, None is not known.
 
-    `measured`: what was found on this machine; None: measured here and now. Raises `ConfigError` for unusable data.
+    `measured`: what was found on this machine.
     """
-    if measured is None:
-        from tunediff.distributed import alone
-        from tunediff.training import judging
-
-        measured = judging.measured(wanted.baseline, alone(), wanted.evaluates, prepare=False)
     machine = resources.local()
     share, sizes, budget = resources.share(wanted, machine), resources.world_sizes(wanted), wanted.budget
     pass_s = measured.get("pass_s")
@@ -41,7 +36,11 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
     trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
     # N devices train for as long as one, or share the budget: then its device-seconds are the same on all.
     each, parameters = 1 if budget.unit == "device" else max(sizes), measured.get("parameters", 0)
-    device_hours = each * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in wanted.again)) / 3600
+    device_hours: float = (
+        each * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in wanted.again)) / 3600
+    )
+    if budget.total_s is not None:
+        device_hours = min(device_hours, each * share.slots * budget.total_s / 3600)
     price, kept = budget.price_per_device_hour, trials + sum(runs for runs, _ in wanted.again)
     # Weights of all runs stay, float32. Those under way have a checkpoint as well, with averages and two moments of the
     # gradients, and for a moment the one before it.
@@ -55,6 +54,8 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in wanted.again],
         "seconds": spent, "total_limit_s": budget.total_s,
         "evaluation_s": cost.evaluation_s, "evaluations_per_trial": wanted.baseline.evaluation.points,
+        "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
+        "timing_too_long": measured.get("too_long", False),
         "final_evaluation_s": cost.final_s, "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
         "trial_s": cost.trial_s, "confirming_s": cost.confirming_s, "once_s": cost.once_s,
         "budget_s": budget.per_trial_s, "budget_unit": budget.unit, "device_hours": device_hours,
@@ -68,12 +69,14 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured | None = None) 
         "first": [wanted.changed(point) for point in wanted.candidates], "skipped": skipped(wanted),
         "notes": list(share.notes),
     }  # fmt: skip
-    return found | {"refused": _refused(found, trials)}
+    # No refusal rests on what was timed while other processes used the cores.
+    certain = evaluating.cost(wanted, None).parts(share.least) if found["disturbed"] else spent
+    return found | {"refused": _refused(found, trials, certain["wall_clock"])}
 
 
-def _refused(found: Mapping[str, Any], trials: int) -> str | None:
-    """Why nobody can mean such a search. `trials`: those that there is time for."""
-    days, disk, free = found["seconds"]["wall_clock"] / 86400, found["disk_mib"], found["disk_free_mib"]
+def _refused(found: Mapping[str, Any], trials: int, certain_s: float) -> str | None:
+    """Why nobody can mean such a search. `trials`: those that there is time for; `certain_s`: its wall-clock."""
+    days, disk, free = certain_s / 86400, found["disk_mib"], found["disk_free_mib"]
     if trials > MOST_TRIALS:
         return f"{trials:,} trials: over {MOST_TRIALS:,}; change --trials or give a limit, --total"
     if days > MOST_DAYS:
@@ -130,6 +133,7 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
         words = cli.seconds(spent)
         if part == "evaluation" and each_s is None:
             words = "unknown (the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device))"
+            words = "unknown (timing a few passes takes too long here)" if found["timing_too_long"] else words
         elif part == "evaluation" and each_s:
             last = f", {_short(found['final_evaluation_s'])} in the end" if found["final_evaluation_s"] else ""
             words += f" ({found['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
@@ -140,9 +144,12 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
             if (limit := found["total_limit_s"]) is not None and sum(found["seconds"].values()) > 2 * spent:
-                words += f", since no trial starts that would not end within {cli.seconds(limit)}"
+                words += f", since no run starts that would not end within {cli.seconds(limit)}"
         if spent or part != "confirmation":
             said.append(f"{WORDS.get(part, part)}: {words}")
+    if found["disturbed"] and each_s:
+        load = f"other processes use {found['other_load_share']:.0%} of the cores"
+        said.append(f"WARNING: {load}: the evaluation and what follows from it may be too long")
     return [*said, *found["advice"]]
 
 

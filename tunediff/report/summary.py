@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,7 +27,8 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     compared = known.compared
     studied = study_table.table(found) if found.space.study is not None else None
     front = found.pareto_table() if found.space.cost is not None else None
-    block = values(known, experiment.spent_s(found.folder))
+    confirming = [results.read(folder) for folder in experiment.confirming_folders(found.folder)]
+    block = values(known, experiment.all_spent_s(found.folder), confirming)
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
@@ -57,10 +59,14 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     print("\n".join(said))
 
 
-def values(known: Evidence, wall_s: float) -> dict[str, Any]:
-    """The result of a search, for people (`key: value`) and for `--json`."""
+def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:
+    """The result of a search, for people (`key: value`) and for `--json`.
+
+    `wall_s`: of all its sessions; it and all other seconds include those of the `confirming` runs.
+    """
     found, best, compared = known.found, known.best, known.compared
-    parts, folder, study = found.seconds(), found.folder, found.space.study
+    parts, folder, study = _totals([one.seconds() for one in (found, *confirming)]), found.folder, found.space.study
+    again = _totals([one.seconds() for one in confirming])
     statuses = collections.Counter(trial.status or "unfinished" for trial in found.trials)
     block: dict[str, Any] = {
         "search": folder.name,
@@ -74,10 +80,12 @@ def values(known: Evidence, wall_s: float) -> dict[str, Any]:
     block |= {
         "wall_s": wall_s,
         "training_s": training,
-        **{name: value for name, value in found.used().items() if value is not None},
+        **_totals([one.used() for one in (found, *confirming)]),
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
+        "confirm_wall_s": sum(experiment.spent_s(one.folder) for one in confirming),
+        "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
         "results": str(folder),
     }
     files = (
@@ -95,6 +103,16 @@ def values(known: Evidence, wall_s: float) -> dict[str, Any]:
             block["samples"] = str(shown)
         block["export"] = cli.command("export", folder.name, storage=folder.parent)
     return block | {"report": cli.command("report", folder.name, storage=folder.parent)}
+
+
+def _totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the sum of each number over all blocks that have it."""
+    totals: dict[str, float] = {}
+    for block in blocks:
+        for name, value in block.items():
+            if value is not None:
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def _best(found: Results, best: TrialRecord) -> dict[str, Any]:

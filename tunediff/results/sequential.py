@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.results.statistics import BETTER, LEVEL, SAME, WORSE, Difference
+from tunediff.space.model import FIRST_VERDICT
 
-FIRST = 3
+FIRST = FIRST_VERDICT
 """Rounds before the first look: two say next to nothing of their own noise."""
 PATHS = 100_000
 """Simulated comparisons behind the bounds: the error over all looks is right to 0.1 %."""

@@ -22,6 +22,8 @@ SHOWN = 20
 """Choices that are shown of a knob."""
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
+FIRST_VERDICT = 3
+"""Seeds after which confirming runs are looked at for the first time."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """What any workload can be searched by besides its own objective: it needs no evaluation."""
 
@@ -120,7 +122,7 @@ class SearchBudget:
     trials: int
     """Trials in all, the baseline included."""
     total_s: float | None = None
-    """Wall-clock of the whole search: no trial starts that is not expected to end within it."""
+    """Wall-clock of the whole search, confirming runs included: no run starts that is not expected to end within it."""
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
@@ -223,14 +225,24 @@ class SearchSpace(Manner):
         return own_s(self.budget.per_trial_s, self.budget.unit, fewest)
 
     @property
+    def finalists(self) -> int:
+        """Configurations that run again beside the baseline, at most; 0 where there is only the baseline."""
+        return 0 if self.confirm is None else max(0, min(self.confirm.of, self.budget.trials - self.noise))
+
+    @property
+    def confirming_reserve(self) -> int:
+        """Confirming runs that trials leave time for within `budget: total`: those of a first verdict."""
+        return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
+
+    @property
     def again(self) -> list[tuple[int, float]]:
         """The most confirming runs there may be, and seconds of each in the budget's unit: the search's, then more."""
-        if (confirm := self.confirm) is None:
+        if (confirm := self.confirm) is None or not self.finalists:
             return []
         runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]
         times = [int(budget.removesuffix("x")) for budget in confirm.budgets]
         each_s = self.budget.per_trial_s
-        return [((confirm.of + 1) * seeds, each_s * more) for seeds, more in zip(runs, times, strict=True)]
+        return [((self.finalists + 1) * seeds, each_s * more) for seeds, more in zip(runs, times, strict=True)]
 
     @property
     def evaluates(self) -> bool:

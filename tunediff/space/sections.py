@@ -19,6 +19,7 @@ from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, secti
 
 MAX_SEEDS = 100
 MAX_TIMES = 16
+MOST_FINALISTS = 20
 COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
 """What a second objective may be, kept small: memory of the device, training seconds times devices (GPU-seconds), and
 what the training took of energy and money."""
@@ -62,7 +63,7 @@ Times = Annotated[str, BeforeValidator(_times)]
 class Confirm:
     """How the finalists of a search are run again: `confirm:` of a search file."""
 
-    of: Annotated[Int, Ge(1), Le(20)] = 3  # the best so many
+    of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
     budgets: tuple[Times, ...] = ("1x",)  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
     final: Values = dataclasses.field(default_factory=dict)  # as in `Manner`, of every finished run

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff import config as cfg
+from tunediff import machine
 from tunediff.clock import Budget
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
@@ -30,7 +31,7 @@ from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World, from_environment
 from tunediff.points import Point
 from tunediff.record import NotFiniteError
-from tunediff.training import memory, rerun, state, weights
+from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import RecordedTrial
 from tunediff.training.trial import Outcome, run
@@ -53,6 +54,10 @@ class Report(TypedDict, total=False):
     parameters: int
     step_s: float
     evaluation_s: float
+    other_load_share: float
+    """Share of the cores that other processes used meanwhile."""
+    disturbed: bool
+    """Whether that was so much that the seconds may be too many."""
     value: float
     """The objective after two steps."""
 
@@ -112,10 +117,11 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 
 def _check(config: Systems, world: World, folder: Path) -> Report:
     short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
-    budget, began = Budget(steps=STEPS), time.monotonic()
+    budget, began, before = Budget(steps=STEPS), time.monotonic(), hardware.Usage.now()
     trial = _Checked(short, budget, world, Observer(), folder=folder)
     outcome = run(trial)
-    spent_s = time.monotonic() - began
+    spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
+    load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
     _check_model(trial, outcome, world)
     if world.main:
         weights.save(outcome.model.state_dict(), folder / weights.NAME, {})
@@ -125,6 +131,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
         "unread": list(outcome.unread), "warnings": _warnings(trial, world),
         "parameters": sum(one.numel() for one in trial.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
+        "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
     first = trial.record

@@ -18,7 +18,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from tunediff import cli, progress
+from tunediff import cli, machine, progress
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import ConfigError
@@ -28,6 +28,7 @@ from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
 from tunediff.files import write_text
+from tunediff.training import hardware
 from tunediff.training.feed import Feed
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -68,6 +69,12 @@ def judged(
 
 LONG_ENOUGH_S = 0.15
 """Seconds of passes after which a rate is known."""
+ONCE_S = 3.0
+"""A pass that takes so long is timed once: loading kernels is little of it."""
+ROUNDS, PAUSE_S, ROUNDS_S = 6, 0.5, 10.0
+"""While other processes use the cores, passes are timed again: so often, after a pause, for so many seconds at most."""
+PROBE_S = 60.0
+"""What takes longer to be timed is not known."""
 
 
 PassS = Mapping[str, float]
@@ -86,12 +93,41 @@ def pass_s(config: Systems, world: World) -> PassS | None:
     return {part: rate_s(run, most, world) for part, run in parts.items()}
 
 
+def pass_s_and_load(config: Systems, world: World) -> tuple[PassS | None, float]:
+    """`pass_s`, and the share of the cores that other processes used meanwhile.
+
+    Passes beside other processes take many times as long. So the least of several rounds counts, spread in time, until
+    one of them has the cores for itself.
+    """
+    least: PassS | None = None
+    load, began = 1.0, time.monotonic()
+    for number in range(ROUNDS):
+        if number:
+            time.sleep(PAUSE_S)
+        before = hardware.Usage.now()
+        found = pass_s(config, world)
+        used = hardware.Usage.now().since(before)
+        if found is None:
+            return None, 0.0
+        least = found if least is None else {part: min(each, found[part]) for part, each in least.items()}
+        load = min(load, hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"])
+        if load <= hardware.DISTURBED or time.monotonic() - began > ROUNDS_S:
+            break
+    return least, load
+
+
 class Measured(TypedDict, total=False):
     """What can be known of a search before it starts."""
 
     data: list[str]
     """On the images that are learned: see `Images.said`."""
     pass_s: PassS | None
+    other_load_share: float
+    """Share of the cores that other processes used while passes were timed, in the quietest round."""
+    disturbed: bool
+    """Whether that was so much that passes may take less than timed."""
+    too_long: bool
+    """Whether passes were not timed, since that took over `PROBE_S`."""
     evaluation_s: float | None
     """Of one evaluation that was made, where the workload says nothing of its passes."""
     parameters: int
@@ -104,10 +140,12 @@ MOST_FILES = 20_000
 """A dry run decodes no more files than these; a search reads them all."""
 
 
-def measured(config: Systems, world: World, evaluates: bool, prepare: bool) -> Measured:
+def measured(
+    config: Systems, world: World, evaluates: bool, prepare: bool, tell: Callable[[Measured], None] = lambda _: None
+) -> Measured:
     """Look at the data and time the parts of an evaluation; `prepare`: leave in the cache folder what trials need.
 
-    Raises what the data or the set-up of the training raise.
+    `tell` gets what is known before passes are timed. Raises what the data or the set-up of the training raise.
     """
     data, found = getattr(config.knobs, "data", None), Measured(data=[], pass_s=None, prepared=prepare)
     if isinstance(data, Data):
@@ -115,11 +153,13 @@ def measured(config: Systems, world: World, evaluates: bool, prepare: bool) -> M
     if prepare:
         run(_Prepared(dataclasses.replace(config, compile=Compile()), Budget(samples=1), world, Observer(),
                       evaluates=evaluates))  # fmt: skip
-    if evaluates:
-        found["pass_s"] = pass_s(config, world)
     if (network := cfg.of(config).offers("network")) is not None:
         with torch.device("meta"):
             found["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
+    if evaluates:
+        tell(found)
+        found["pass_s"], found["other_load_share"] = pass_s_and_load(config, world)
+        found["disturbed"] = found["other_load_share"] > hardware.DISTURBED
     return found
 
 
@@ -132,30 +172,55 @@ class _Prepared(Trial):
         yield from ()
 
 
-def before_search(config: Systems, evaluates: bool) -> Measured:
+def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Measured:
     """`measured` in a process of its own, so that nothing of it is left where the search runs; tells of it on stderr.
 
-    {} where that fails, after a line that says why. Raises `ConfigError` for data that cannot be used, as every trial
-    would.
+    {} where that fails, after a line that says why; without passes where timing them takes over `PROBE_S`. Raises
+    `ConfigError` for data that cannot be used, as every trial would.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
-        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), str(int(evaluates))]
+        flags = [str(int(evaluates)), str(int(prepare))]
+        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), *flags]
         # Ctrl-C is for the search alone, which kills this.
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            ended = _wait(process, answer)
+        finally:
+            process.kill()
+            process.wait()
         found = json.loads(answer.read_text()) if answer.exists() else {}
     if refused := found.get("refused"):
         raise ConfigError(refused)
+    if found and not ended:
+        found["too_long"] = True
+        why = f"one evaluation could not be timed: a few passes take over {PROBE_S:.0f} s here"
+        print(f"WARNING: {why}", file=sys.stderr)
     return cast("Measured", found)
 
 
-def _main(path: str, answer: str, evaluates: str) -> None:
+def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
+    """Wait until the process has ended; False once it has timed passes for too long."""
+    timing: float | None = None
+    while process.poll() is None:
+        time.sleep(0.05)
+        timing = time.monotonic() if timing is None and answer.exists() else timing
+        if timing is not None and time.monotonic() - timing > PROBE_S:
+            return False
+    return True
+
+
+def _main(path: str, answer: str, evaluates: str, prepare: str = "1") -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     found: Mapping[str, Any] = {}
+
+    def tell(known: Measured) -> None:
+        write_text(Path(answer), json.dumps(known))
+
     try:
         with progress.shown():
-            found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), prepare=True)
+            found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), bool(int(prepare)), tell)
     except ConfigError as error:
         found = {"refused": str(error)}
     except Exception as error:
@@ -177,7 +242,7 @@ def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: floa
     while True:
         taken: list[float] = []
         # The first loads kernels, others may be disturbed.
-        while sum(taken) < enough_s or len(taken) < (3 if min(taken) < enough_s else 2):
+        while not _timed_enough(taken, enough_s):
             world.synchronize()
             begin = time.perf_counter()
             run(count)
@@ -188,6 +253,13 @@ def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: floa
         if count >= most or slow or (min(taken) >= enough_s and each > 0.7 * before):
             return min(each, before)
         count, before = min(4 * count, most), each
+
+
+def _timed_enough(taken: list[float], enough_s: float) -> bool:
+    """Whether these calls tell how long one takes."""
+    if not taken or min(taken) >= ONCE_S:
+        return bool(taken)
+    return sum(taken) >= enough_s and len(taken) >= (3 if min(taken) < enough_s else 2)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,19 @@ def pending(folder: Path, space: SearchSpace) -> bool:
     prepared = prepare(found) if space.confirm is not None else None
     if prepared is None:
         return False
-    return any(not over(found, of) for of, _ in [prepared, *longer(found, prepared[0])])
+    return any(
+        not over(found, of) and has_time(found, of, again) for of, again in [prepared, *longer(found, prepared[0])]
+    )
+
+
+def has_time(found: Results, folder: Path, space: SearchSpace) -> bool:
+    """Whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
+    if (total_s := found.space.budget.total_s) is None:
+        return True
+    ended = [trial for trial in results.read(folder).trials if trial.finished] or found.trials
+    run_s = max([space.longest_s, *(sum(results.seconds_of(trial).values()) for trial in ended)])
+    round_s = run_s * len(space.candidates) / space.seeds
+    return experiment.all_spent_s(found.folder) + round_s <= total_s
 
 
 def over(found: Results, folder: Path) -> bool:
@@ -101,12 +113,12 @@ def run(
         nonlocal heard
         runs = results.read(folder)
         if not runs.trials:
-            return False
+            return not has_time(found, folder, space)
         told = confirmation.confirm(found, runs)
         if told.look.rounds > heard:
             heard = told.look.rounds
             harmless("how far the confirming runs are", tell, told)
-        return told.over
+        return told.over or not has_time(found, folder, space)
 
     with experiment.noted(folder):
         listeners = (listener, board.tell, lambda *_: experiment.alive(folder))

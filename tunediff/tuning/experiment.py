@@ -163,6 +163,17 @@ def spent_s(folder: Path) -> float:
     return total
 
 
+def confirming_folders(folder: Path) -> list[Path]:
+    """Return the folders of all confirming runs of a search, those with longer budgets included."""
+    files = (path for pattern in ("confirm*", "confirm*/*x") for path in folder.glob(f"{pattern}/search.yaml"))
+    return sorted(path.parent for path in files)
+
+
+def all_spent_s(folder: Path) -> float:
+    """Return the wall-clock of a search's sessions so far, confirming runs included."""
+    return sum(map(spent_s, [folder, *confirming_folders(folder)]))
+
+
 def alive(folder: Path) -> None:
     """Note that the session goes on: how long it lasted is known to here, whatever becomes of it."""
     with contextlib.suppress(OSError):  # a full disk is told otherwise
@@ -279,7 +290,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
     """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
-    if (why := tuner.search(folder, space, slots, spent_s(folder), listener)) is not None:
+    if (why := tuner.search(folder, space, slots, all_spent_s(folder), listener)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")
 
 

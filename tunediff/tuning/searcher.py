@@ -321,7 +321,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.longest_s])
-        return self._spent_s + (time.monotonic() - self._started) + expected > total
+        # Without a second trial there is nothing to confirm; and trials get at least half of the limit.
+        runs = self.space.confirming_reserve if len(self._durations) > 1 else 0
+        spent = self._spent_s + (time.monotonic() - self._started)
+        return spent + expected > total - min(runs * expected, total / 2)
 
     # ---- what became of it
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
