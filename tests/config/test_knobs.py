@@ -130,7 +130,6 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
         ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
-        ({"optimizer.implementation": "compiled"}, "cpu", "optimizer.implementation"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
         ({"parallel.strategy": "fsdp"}, "cuda", "parallel.strategy"),
         ({"parallel.gradients": "bf16"}, "cuda", "parallel.gradients"),
@@ -190,7 +189,6 @@ DP = {"parallel.strategy": "dp", "parallel.workers": 2}
         ({"parallel.bucket_mib": 0.0}, "above 0"),
         ({"parallel.strategy": "single", "parallel.workers": 2}, "single is one process, and parallel.workers = 2"),
         (FSDP | {"memory.channels_last": True}, "memory.channels_last: True is not allowed: parallel.strategy = fsdp"),
-        (FSDP | {"optimizer.implementation": "compiled"}, "optimizer.implementation: 'compiled' is not allowed: paral"),
         (
             FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
             "precision.amp: 'fp16' is not allowed: par",
