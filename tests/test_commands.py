@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import importlib.util
 import json
 import os
 import re
@@ -177,18 +176,6 @@ def test_tf32_is_refused_without_a_gpu(lines):
 def test_no_search_varies_the_precision_of_its_ruler():
     with pytest.raises(cfg.ConfigError, match=r"evaluation.precision"):
         space.parse(FILE | {"search": {"evaluation.precision": ["fp32", "bf16"]}}, "x.yaml")
-
-
-@pytest.mark.parametrize(
-    ("gpus", "why"), [([], "it needs an NVIDIA GPU, and there is"), (["0"], "triton is not installed")]
-)
-def test_a_kernel_that_cannot_run_here_is_refused(gpus, why, file, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find_spec(name) if name != "triton" else None)
-    words = ["model.norm=triton", "memory.channels_last=true"]
-    for command, first in ((search, [file]), (train, ["--config", "digits"]), (profile, ["--config", "digits"])):
-        assert f"model.norm: 'triton' is not allowed here: {why}" in refused(capsys, command.main, *first, *words)
 
 
 def test_shares_never_fill_the_machine():

@@ -190,7 +190,6 @@ def test_no_repository(tmp_path, capsys, monkeypatch):
             "parallel.workers: 64 is not allowed on this machine; each worker needs one",
         ),
         (["digits", "compile.mode=reduce-overhead"], "compile.mode: 'reduce-overhead' needs a GPU"),
-        (["digits", "model.norm=triton", "memory.channels_last=true"], "model.norm: 'triton' is not allowed here: it"),
         (["digits", "seed=99", "--pairs", "2"], "--pairs: 2 is not allowed; allowed: a whole number from 3 to 100"),
         (["digits", "seed=99", "--pairs", "101"], "--pairs: 101 is not allowed"),
         (["digits", "seed=99", "--budget", "20"], "--budget: '20' is not a duration"),

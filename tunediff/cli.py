@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunediff import machine, starting
-from tunediff.config import ConfigError, Systems, flat, of
+from tunediff.config import ConfigError, Systems, of
 from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
 
@@ -126,14 +126,9 @@ def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
     parser.add_argument("--gpus", type=int, help="GPUs of this machine to use (default: all)")
 
 
-def check_here(config: Systems, evaluates: bool, address: str | None = None) -> None:
-    """Refuse what this machine lacks for a training: what its workload reads, and without the cluster at `address` a
-    GPU for knobs that ask for one. Raises `ConfigError`."""
-    workload, values = of(config), flat(config)
-    for name, value in workload.gpu_only.items():
-        if values[name] == value and address is None and not machine.gpus():
-            raise ConfigError(f"{name}: {value!r} is not allowed here: it needs an NVIDIA GPU, and there is none")
-    if (check_files := workload.offers("check_files")) is not None:
+def check_here(config: Systems, evaluates: bool) -> None:
+    """Refuse missing files that the workload of a training reads. Raises `ConfigError`."""
+    if (check_files := of(config).offers("check_files")) is not None:
         check_files(config.knobs, evaluates)
 
 

@@ -134,7 +134,7 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
         checked: set[str] = set()
         cli.warn_emulated((config.precision.amp for config in sides), args.address)
         for config in sides:
-            cli.check_here(config, True, args.address)
+            cli.check_here(config, True)
             if args.address is None:
                 resources.divided([resources.local()], *_needs([config]), strategies=[config.parallel.strategy])
             if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:

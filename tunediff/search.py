@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.check_machine(args)
     folder, wanted, content = _resumed(args) if args.resume is not None else _new(args)
     # ---- data and weights that a trial would miss are missed now
-    cli.check_here(wanted.baseline, wanted.evaluates, args.address)
+    cli.check_here(wanted.baseline, wanted.evaluates)
     cli.warn_emulated(resources.values_of(wanted, "precision.amp"), args.address)
     if args.address is None:
         resources.share(wanted, resources.local())

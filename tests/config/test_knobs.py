@@ -14,8 +14,7 @@ DEFAULT = DIFFUSION.default()
 
 KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
-model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups
-model.norm model.checkpoint_levels
+model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.checkpoint_levels
 process.schedule process.steps process.prediction process.variance
 timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
 timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
@@ -129,10 +128,8 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({}, "cpu", "precision.conv_tf32"),
         ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
-        ({"model.norm": "triton", "memory.channels_last": True}, "cpu", "model.norm"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
         ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
-        ({"optimizer.implementation": "compiled"}, "cpu", "optimizer.implementation"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
         ({"parallel.strategy": "fsdp"}, "cuda", "parallel.strategy"),
         ({"parallel.gradients": "bf16"}, "cuda", "parallel.gradients"),
@@ -166,7 +163,6 @@ def test_what_has_an_effect_is_not_said_to_have_none():
     effective = {"precision.matmul": "high", "precision.cudnn_benchmark": True, "compile.mode": "reduce-overhead"}
     effective |= {"parallel.workers": 2, "parallel.static_graph": True, "parallel.bucket_mib": 5.0}
     effective |= {"memory.keep_freed": False, "parallel.gradients": "bf16"}
-    effective |= {"memory.channels_last": True, "model.norm": "triton"}
     assert cfg.not_effective(cfg.override(DEFAULT, effective), "cuda") == {}
     assert cfg.not_effective(cfg.override(DEFAULT, {"precision.matmul": "medium"}), "cpu").keys() == {
         "loader.pin_memory", "loader.non_blocking", "precision.conv_tf32",
@@ -182,10 +178,6 @@ DP = {"parallel.strategy": "dp", "parallel.workers": 2}
     ("knobs", "reason"),
     [
         ({"model.checkpoint_levels": [4]}, "there is no level 4; levels here: 0 … 3"),
-        (
-            {"model.norm": "triton"},
-            "model.norm: 'triton' is not allowed: its kernel reads NHWC; set memory.channels_last",
-        ),
         ({"compile.mode": "max-autotune", "loader.accumulation": 2}, "uses CUDA graphs, which cannot accumulate"),
         ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
         ({"compile.scope": "blocks", "compile.mode": "reduce-overhead"}, "compile.scope: 'blocks' is not allowed"),
@@ -197,7 +189,6 @@ DP = {"parallel.strategy": "dp", "parallel.workers": 2}
         ({"parallel.bucket_mib": 0.0}, "above 0"),
         ({"parallel.strategy": "single", "parallel.workers": 2}, "single is one process, and parallel.workers = 2"),
         (FSDP | {"memory.channels_last": True}, "memory.channels_last: True is not allowed: parallel.strategy = fsdp"),
-        (FSDP | {"optimizer.implementation": "compiled"}, "optimizer.implementation: 'compiled' is not allowed: paral"),
         (
             FSDP | {"weighting.name": "uncertainty", "precision.amp": "fp16"},
             "precision.amp: 'fp16' is not allowed: par",

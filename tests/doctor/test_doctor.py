@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import importlib
 import json
 import os
 import shutil
@@ -44,7 +43,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "cached", lambda: "here.pth")
     monkeypatch.setattr(hardware, "EnergyMeter", lambda device: types.SimpleNamespace(joules=lambda: 1.0))
     monkeypatch.setattr(software, "gains", lambda: {"bf16": 2.0, "tf32": 4.0})
-    monkeypatch.setattr(apart, "ask", lambda module, probe, **how: dict(WELL[probe]))
+    monkeypatch.setattr(apart, "ask", lambda probe, **how: dict(WELL[probe]))
     monkeypatch.delenv(machine.VISIBLE, raising=False)
     software._cluster.cache_clear()
     yield Site(tmp_path, "cpu")
@@ -63,7 +62,7 @@ def said(probe, **changes):
     """What a process that was asked says when something is broken."""
 
     def broken(monkeypatch):
-        monkeypatch.setattr(apart, "ask", lambda module, name, **how: WELL[name] | changes)
+        monkeypatch.setattr(apart, "ask", lambda name, **how: WELL[name] | changes)
 
     return broken
 
@@ -191,7 +190,7 @@ def test_checks_of_a_gpu_fail_where_the_gpu_does(site, monkeypatch):
         assert check(gpu).state == "wrong"
         raises(RuntimeError("CUDA error"))(monkeypatch)
         assert check(gpu).state == "missing"
-        monkeypatch.setattr(apart, "ask", lambda module, probe, **how: WELL[probe])
+        monkeypatch.setattr(apart, "ask", lambda probe, **how: WELL[probe])
     monkeypatch.setenv("PATH", "")
     assert site_machine.condition(gpu).state == "missing"
     assert site_machine.condition(site).state == "skipped"
@@ -227,7 +226,7 @@ def test_weights_are_never_fetched_and_their_source_is_named(site, tmp_path, mon
 # -------------------------------------------------------------------------------------------- in processes of their own
 def test_two_processes_agree_and_one_that_is_wrong_is_noticed(monkeypatch, capsys):
     """Really two processes; then a world whose mean is wrong."""
-    found = apart.ask("probes", "group", ranks=2, within_s=120)
+    found = apart.ask("group", ranks=2, within_s=120)
     assert found["right"]
     assert found["backend"] == "gloo"
     assert found["mean_s"] > 0
@@ -261,9 +260,9 @@ def test_who_dies_or_says_nothing_is_told(tmp_path, monkeypatch):
         subprocess, "Popen", lambda line, **how: popen([sys.executable, str(tmp_path / "one.py"), line[-1]], **how)
     )
     with pytest.raises(RuntimeError, match="broken pipe"):
-        apart.ask("probes", "0", within_s=60)
+        apart.ask("0", within_s=60)
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
-        apart.ask("probes", "60", within_s=1)
+        apart.ask("60", within_s=1)
 
 
 @pytest.mark.slow
@@ -328,26 +327,9 @@ def test_sigterm_ends_a_look_as_ctrl_c_does(checks, monkeypatch):
     assert command.main([]) == 130
 
 
-def test_the_parts_of_a_full_look_come_last_and_count(checks, capsys, monkeypatch):
-    checks(("ok", True))
-    for name, module in command.PARTS.items():
-        whole = importlib.import_module(f"tunediff.doctor.{module}")
-        assert {one.part for one in whole.CHECKS} == {name}
-        wrong = finding.check("a part", needed=name == "A", part=name)(lambda site: Answer("wrong", "other numbers"))
-        monkeypatch.setattr(whole, "CHECKS", (wrong,))
-    assert command.main(["--json"]) == 0
-    capsys.readouterr()
-    assert command.main(["--full", "--json"]) == 1
-    assert [one["part"] for one in json.loads(capsys.readouterr().out)["findings"]] == ["basic", *command.PARTS]
-    assert command.main(["--full", "--part", "A"]) == 1
-    assert "\n\npart A, right\nwrong   a part" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--part", "A"], "--part: goes with --full"),
-        (["--full", "--part", "D"], "'D' is not allowed; allowed: 'A', 'B', 'C'"),
         (["--out", "page.md"], "--out: 'page.md' is not allowed; allowed: a file that ends with .html"),
         (["digits"], "unrecognized arguments: digits"),
     ],
@@ -359,7 +341,6 @@ def test_the_doctor_refuses(capsys, words, message):
 
 def test_a_line_keeps_addresses_whole():
     one = Finding(
-        "basic",
         "a name that is longer than its column",
         "ok",
         "x " * 50 + "https://a-b.example/" + "c" * 90,

@@ -49,32 +49,6 @@ def test_trace(bench, tmp_path):
     assert not trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
 
 
-def kernel(begin, end, number, stream=7, cat="kernel"):
-    return {"cat": cat, "ts": begin, "dur": end - begin, "args": {"device": 0, "stream": stream, "correlation": number}}
-
-
-def launch(at, number):
-    return {"cat": "cuda_runtime", "ts": at, "dur": 2.0, "args": {"correlation": number}}
-
-
-def test_idle_time_by_hand():
-    """Microseconds: a kernel queued early, one launched late, one that waits for a copy, one for nothing known."""
-    events = [
-        {"ph": "M", "name": "process_name"}, kernel(0.0, 100.0, 1),
-        launch(50.0, 2), kernel(101.0, 200.0, 2),
-        launch(230.0, 3), kernel(235.0, 300.0, 3),
-        launch(240.0, 4), kernel(290.0, 340.0, 9, stream=14, cat="gpu_memcpy"), kernel(330.0, 335.0, 10, stream=15),
-        kernel(350.0, 400.0, 4), kernel(404.0, 500.0, 5), kernel(420.0, 430.0, 6),
-    ]  # fmt: skip
-    found = trace.idle(events)
-    assert sum(found) == pytest.approx(500e-6)
-    assert found.host_s == pytest.approx(30e-6)
-    assert found.kernel_s == pytest.approx(40e-6)
-    assert found.other_s == pytest.approx((1 + 5 + 10 + 4) * 1e-6)
-    assert found.busy_s == pytest.approx((100 + 99 + 65 + 50 + 96) * 1e-6)
-    assert trace.idle(events[:1]) is None
-
-
 def row(name, calls, seconds, kernel=False):
     return trace.Row(name, calls, seconds, 2 * seconds, kernel)
 

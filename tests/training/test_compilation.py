@@ -13,7 +13,6 @@ from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config.systems import CUDA_GRAPHS, Compile
-from tunediff.training import compilation
 from tunediff.training.compilation import Compilation, cold_cache
 from tunediff.workloads.diffusion import unet
 
@@ -194,32 +193,3 @@ def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
         assert seen == pytest.approx([k / steps for k in range(steps)])
         assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
         assert outcome.points[-1].train_s == pytest.approx(10.0)
-
-
-def test_the_optimizers_own_compilation_is_setup(monkeypatch):
-    """As it is where only the optimizer's function is compiled: it is no price of compiling the network."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
-    monkeypatch.setattr(compilation, "time", hands := Hands())
-    hands.monotonic = hands
-    made, others = [], compilation._others
-    monkeypatch.setattr(compilation, "_all_graphs", lambda: len(made))
-
-    def update():
-        if not made:
-            made.append("graph")
-            hands.s += 1.5
-        hands.s += 0.25
-
-    own = compilation.apart(update)
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 2.0 if trial._warming else 0.25
-            own()
-            trial.step(loss_of(net, batch), optimizer)
-
-    clock = timed(10.0, hands, compile_charged=True)
-    outcome = train(toy(compile__mode="default"), seconds=10.0, compile_charged=True, clock=clock, body=body)
-    assert (len(made), compilation._others - others) == (1, 1)
-    assert (outcome.seconds["compile"], outcome.seconds["setup"], outcome.steps) == (2.0, 1.75, 16)

@@ -8,9 +8,8 @@ called; `QUANTITIES`, what its points hold besides what all have; `ruler(config)
 objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything starts;
 `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
 evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
-many samples at once as it is told, to be timed; `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next to
-nothing about device memory, and of lists that save the more of it the longer they are; and `GPU_ONLY`, values that a
-knob, by dotted name, may be set to on a GPU only.
+many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
+to nothing about device memory, and of lists that save the more of it the longer they are.
 """
 
 from __future__ import annotations
@@ -116,11 +115,6 @@ class Workload:
     def quantities(self) -> Mapping[str, Quantity]:
         """What its points hold besides what all have, by name."""
         return getattr(self.declared, "QUANTITIES", {})
-
-    @property
-    def gpu_only(self) -> Mapping[str, Any]:
-        """Values that a knob, by dotted name, may be set to on a GPU only; a search that draws one runs without it."""
-        return getattr(self.declared, "GPU_ONLY", {})
 
     @functools.cached_property
     def code(self) -> ModuleType:

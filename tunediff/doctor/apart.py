@@ -17,13 +17,12 @@ from typing import Any
 ANSWER = "answer: "
 
 
-def ask(module: str, *words: str, ranks: int = 1, within_s: float, survivors: int | None = None) -> dict[str, Any]:
-    """What `answer` printed in `python -m tunediff.doctor.MODULE WORDS…`, of rank 0 where several processes train.
+def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
+    """Return what `answer` printed in `python -m tunediff.doctor.probes PROBE`, on rank 0 of several.
 
-    How the others end counts for the first `survivors` of them alone. Raises RuntimeError with the last thing one of
-    them said, and TimeoutError.
+    Raises RuntimeError with the last line that one of them wrote, and TimeoutError.
     """
-    command, env = [sys.executable, "-m", f"tunediff.doctor.{module}", *words], dict(os.environ)
+    command, env = [sys.executable, "-m", "tunediff.doctor.probes", probe], dict(os.environ)
     if ranks > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -38,7 +37,7 @@ def ask(module: str, *words: str, ranks: int = 1, within_s: float, survivors: in
                 with open(path, "wb") as file:  # a session of its own: all that it starts can be ended with it
                     how: dict[str, Any] = {"stdout": file, "stderr": file, "start_new_session": True, "env": own}
                     processes.append(subprocess.Popen(command, **how))
-            code = _wait(processes[:survivors], time.monotonic() + within_s)
+            code = _wait(processes, time.monotonic() + within_s)
         finally:
             for process in processes:
                 _end(process)

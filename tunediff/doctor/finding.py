@@ -43,8 +43,6 @@ class Answer:
 class Finding:
     """One line of the result."""
 
-    part: str
-    """`basic`, or A, B, C of `--full`."""
     name: str
     state: State
     found: str
@@ -67,7 +65,6 @@ class Check:
     name: str
     look: Callable[[Site], Answer]
     needed: bool
-    part: str
 
     def __call__(self, site: Site) -> Finding:
         begin = time.monotonic()
@@ -77,14 +74,12 @@ class Check:
             text = " ".join(described(error).split())
             answer = Answer("missing", text[:300], "looking at it ended so; a search that needs it will too")
         seconds = time.monotonic() - begin
-        return Finding(
-            self.part, self.name, answer.state, answer.found, answer.means, self.needed, seconds, answer.numbers
-        )
+        return Finding(self.name, answer.state, answer.found, answer.means, self.needed, seconds, answer.numbers)
 
 
-def check(name: str, needed: bool = False, part: str = "basic") -> Callable[[Callable[[Site], Answer]], Check]:
+def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Check]:
     """Makes a `Check` of the function below it."""
-    return lambda look: Check(name, look, needed, part)
+    return lambda look: Check(name, look, needed)
 
 
 # -------------------------------------------------------------------------------------------------------------- shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ from tunediff.environment import hardware
 from tunediff.files import write_text
 from tunediff.report.html import Html, el, join, page, table
 
-HEADINGS = {"basic": "This machine", "A": "Right: in every form as on the CPU", "B": "Fast", "C": "Whole: a search"}
-
 
 def write(path: Path, whole: Mapping[str, Any], found: Sequence[Finding]) -> None:
     """Raises `OSError`."""
@@ -24,8 +21,7 @@ def write(path: Path, whole: Mapping[str, Any], found: Sequence[Finding]) -> Non
         el("p", f"{device}, {time.strftime('%Y-%m-%d %H:%M')}", class_="soft"),
         el("p", whole["verdict"], class_="lead"),
     )
-    parts = [(part, list(of)) for part, of in itertools.groupby(found, lambda one: one.part)]
-    sections = [(part, HEADINGS[part], _table(of)) for part, of in parts]
+    sections = [("machine", "This machine", _table(found))]
     foot = join(el("p", "Written by ", el("code", whole["command"])), el("p", f"It took {whole['wall_s']:.0f} s."))
     write_text(path, page("doctor", head, sections, foot))
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import copy
 import http.client
-import os
-import shutil
-import signal
 import sys
-import tempfile
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import machine
 from tunediff.config.systems import Compile, Precision
 from tunediff.distributed import alone, from_environment
 from tunediff.doctor.apart import answer
@@ -30,12 +23,6 @@ MIB = 25.0
 """Of gradients that are averaged at once, as `parallel.bucket_mib` has it."""
 CLOSE = 1e-3
 """Relative, and a tenth of it absolute: within which a compiled float32 network agrees with itself run eagerly."""
-BUSY: dict[str, dict[str, Any]] = {
-    "cuda": {"loader.batch_size": 256, "precision.amp": "bf16"}, "cpu": {"loader.batch_size": 32},
-}  # fmt: skip
-"""How several ranks are timed: of the same batch, each takes its part."""
-WAITS_S = 60.0
-"""How long a rank may wait for one that is gone."""
 
 
 def group() -> None:
@@ -55,21 +42,6 @@ def group() -> None:
         right = not world.any(not right)
         if world.main:
             answer(right=right, backend=torch.distributed.get_backend(), mean_s=min(taken[1:]))
-
-
-def one_rank() -> None:
-    """A group of this process alone, and what DDP makes of gradients in it."""
-    device, free = alone().device, tempfile.mkdtemp()
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{free}/store", rank=0, world_size=1)
-    torch.manual_seed(0)
-    net, x = nn.Linear(64, 64).to(device), torch.randn(8, 64, device=device)
-    plain = copy.deepcopy(net)
-    found, expected = _passes(nn.parallel.DistributedDataParallel(net), x), _passes(plain, x)
-    right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(found, expected, strict=True))
-    torch.distributed.destroy_process_group()
-    shutil.rmtree(free, ignore_errors=True)
-    answer(right=right, backend=backend)
 
 
 def compiled() -> None:
@@ -147,56 +119,7 @@ def cluster() -> None:
     answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=said)
 
 
-# ------------------------------------------------------------------------------------------------------- several ranks
-def together(strategy: str) -> None:
-    """Ten steps of all ranks beside those of a CPU alone, and how fast they train the network of part B."""
-    from tunediff import config as cfg
-    from tunediff.doctor import fast, trainings
-
-    with from_environment() as world:
-        mine = {"parallel.workers": 2 if strategy == "dp" else world.size, "parallel.strategy": strategy}
-        ten = trainings.trained(cfg.override(trainings.small(), mine), world)
-        reference = trainings.trained(trainings.small(), trainings.CPU)
-        torch.set_num_threads(max(1, machine.cores() // world.size))
-        kind = world.device.type
-        speed = fast.speed(cfg.override(fast.network(kind), BUSY[kind] | mine), world)
-        if world.main:
-            far, loss = trainings.apart(ten.says, reference.says), abs(ten.loss / reference.loss - 1)
-            answer(apart=far, loss_apart=loss, images_per_s=speed["samples_per_s"])
-
-
-def killed() -> None:
-    """Rank 1 of two kills itself after three steps: how long the other waits for it, and what it raises then; nothing
-    is said where it still waits after `WAITS_S`."""
-    from tunediff.doctor import trainings
-
-    steps: list[float] = []
-    torch.set_num_threads(1)  # two for each rank would wait for each other's cores
-
-    def told(said: str) -> None:
-        answer(waited_s=time.monotonic() - steps[-1], said=said)
-        os._exit(0)  # there is nobody left to say goodbye to
-
-    with from_environment() as world:
-
-        def after_step() -> None:
-            steps.append(time.monotonic())
-            if len(steps) == 3 and world.main:
-                threading.Timer(WAITS_S, told, ("",)).start()
-            elif len(steps) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            trainings.short(trainings.small(parallel__workers=2), world, 100_000, after_step=after_step)
-        except Exception as error:
-            if len(steps) < 3:
-                raise
-            told(f"{type(error).__name__}: {error}")
-
-
-PROBES: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (group, one_rank, compiled, graphs, fp8, cluster, together, killed)
-}
+PROBES: dict[str, Callable[[], None]] = {one.__name__: one for one in (group, compiled, graphs, fp8, cluster)}
 
 if __name__ == "__main__":
-    PROBES[sys.argv[1]](*sys.argv[2:])
+    PROBES[sys.argv[1]]()

@@ -73,7 +73,7 @@ def fp8(site: Site) -> Answer:
     no_knob = "no knob of tunediff asks for it"
     if site.device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
         return Answer("missing", "no units for it here; NVIDIA GPUs from Ada and Hopper on have them", no_knob)
-    right = apart.ask("probes", "fp8", within_s=60)["right"]
+    right = apart.ask("fp8", within_s=60)["right"]
     return Answer("ok" if right else "wrong", "a product of ones is right" if right else "a product is wrong", no_knob)
 
 
@@ -83,8 +83,8 @@ def group(site: Site) -> Answer:
     """Collectives between all GPUs, or two processes on a CPU."""
     ranks = max(2, len(machine.gpus()))
     if site.device == "cuda" and len(machine.gpus()) == 1:
-        return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is; --full --part A starts NCCL alone")
-    found = apart.ask("probes", "group", ranks=ranks, within_s=120)
+        return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is")
+    found = apart.ask("group", ranks=ranks, within_s=120)
     said = f"{ranks} processes over {found['backend']}: 25 MiB averaged in {1000 * found['mean_s']:.0f} ms"
     if not found["right"]:
         return Answer("wrong", f"{said}, wrongly", "parallel.workers = 1 only: several would learn something else")
@@ -120,7 +120,7 @@ def compiling(site: Site) -> Answer:
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     without = "compile.mode = none only: search files that draw it fail in each such trial"
     try:
-        found = apart.ask("probes", "compiled", within_s=300)
+        found = apart.ask("compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
         who = f"{error}; C++ compiler: {compiler or 'none'}; Triton: {_triton()}"
         return Answer("missing", who, f"{without}; a C++ compiler and Python's headers are what it takes")
@@ -146,7 +146,7 @@ def cuda_graphs(site: Site) -> Answer:
     """A recorded graph computes with the numbers that lie there when it is replayed."""
     if site.device != "cuda":
         return Answer("missing", "no GPU", "compile.mode = reduce-overhead and max-autotune gain nothing")
-    if not apart.ask("probes", "graphs", within_s=120)["right"]:
+    if not apart.ask("graphs", within_s=120)["right"]:
         return Answer("wrong", "a replay computed something else", "compile.mode = none or default only")
     return Answer("ok", "recorded and replayed", "compile.mode = reduce-overhead and max-autotune can be searched")
 
@@ -154,7 +154,7 @@ def cuda_graphs(site: Site) -> Answer:
 # ----------------------------------------------------------------------------------------------------------------- Ray
 @functools.cache
 def _cluster() -> dict[str, Any]:
-    return apart.ask("probes", "cluster", within_s=180)
+    return apart.ask("cluster", within_s=180)
 
 
 @check("Ray", needed=True)

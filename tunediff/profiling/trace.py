@@ -74,58 +74,6 @@ def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------- idle time
-class Idle(NamedTuple):
-    """Seconds of the GPU's stream that works most, from its first operation to the end of its last. All but `busy_s` is
-    divided as Holistic Trace Analysis does (its idle time breakdown), which asks when the next kernel was launched."""
-
-    busy_s: float
-    host_s: float
-    """Nothing was launched yet: the GPU waits for its host."""
-    kernel_s: float
-    """Something was launched, and kernels or copies of other streams ran."""
-    other_s: float
-    """Something was launched and nothing ran: mostly what it takes to start a kernel."""
-
-
-def idle(events: Iterable[Mapping[str, Any]]) -> Idle | None:
-    """Of a Chrome trace of torch's profiler; None where no GPU worked in it."""
-    launched, streams = dict[int, float](), dict[tuple[int, int], list[tuple[float, float, int]]]()
-    for event in events:
-        of = event.get("args", {})
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in of:
-            launched[of["correlation"]] = event["ts"]
-        elif event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            run = event["ts"], event["ts"] + event["dur"], of.get("correlation", -1)
-            streams.setdefault((of["device"], of["stream"]), []).append(run)
-    if not streams:
-        return None
-    most = max(streams, key=lambda stream: sum(end - begin for begin, end, _ in streams[stream]))
-    runs, here = sorted(streams[most]), (one for one in streams if one != most and one[0] == most[0])
-    others = _joined(run[:2] for stream in here for run in streams[stream])
-    host = kernel = gaps = 0.0
-    until = runs[0][0]
-    for begin, end, number in runs:
-        if begin > until:
-            queued = min(max(until, launched.get(number, until)), begin)
-            gaps, host = gaps + begin - until, host + queued - until
-            kernel += sum(max(0.0, min(begin, last) - max(queued, first)) for first, last in others)
-        until = max(until, end)
-    seconds = until - runs[0][0] - gaps, host, kernel, gaps - host - kernel
-    return Idle(*(microseconds / 1e6 for microseconds in seconds))
-
-
-def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same without overlaps."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
 # --------------------------------------------------------------------------------------------------------- operations
 class Row(NamedTuple):
     """A line of the profiler's table. `self_s`: without the operations that it calls; on a GPU the device's."""

@@ -7,8 +7,7 @@ import functools
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -86,35 +85,10 @@ def _kind(value: Any, static: bool) -> Hashable:
     return shape, value.dtype, value.requires_grad
 
 
-_others, _others_s = 0, 0.0
-
-
 def graphs() -> int:
-    """Graphs that torch.compile has compiled in this process, but for those of functions that are `apart`."""
-    return _all_graphs() - _others
-
-
-def _all_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
-
-
-def apart(compiled: Callable[..., None]) -> Callable[..., None]:
-    """The same function; its graphs and the seconds of making them are not the network's."""
-
-    def call(*inputs: Any) -> None:
-        global _others, _others_s
-        before, began = _all_graphs(), time.monotonic()
-        compiled(*inputs)
-        if made := _all_graphs() - before:
-            _others, _others_s = _others + made, _others_s + time.monotonic() - began
-
-    return call
-
-
-def apart_s() -> float:
-    """Seconds in which functions that are `apart` were compiled in this process."""
-    return _others_s
 
 
 @contextlib.contextmanager

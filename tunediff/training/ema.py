@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.training import knobs
-from tunediff.training.joint import Joint
 
 
 class Ema:
@@ -20,11 +19,7 @@ class Ema:
     the network that went into `trial.prepare`, after that; `update` takes what came out as well.
     """
 
-    def __init__(self, ema: knobs.Ema, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """`optimizer`: of the network; a `Joint` one takes its step at `update`."""
-        self._joint = optimizer if isinstance(optimizer, Joint) else None
-        if self._joint is not None:
-            self._joint.waits = True
+    def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
 
@@ -43,9 +38,8 @@ class Ema:
 
         `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
         """
-        averaged, share = _here(self.model), 1 - self.decay(progress, delta)
-        if self._joint is None or not self._joint.finish(averaged, share):
-            torch._foreach_lerp_(averaged, [parameter.float() for parameter in _here(model)], share)
+        share, weights = 1 - self.decay(progress, delta), [parameter.float() for parameter in _here(model)]
+        torch._foreach_lerp_(_here(self.model), weights, share)
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
 

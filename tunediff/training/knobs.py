@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.knobs import Float, Refusal, section
+from tunediff.config.knobs import Float, section
 
 
 @section
@@ -28,20 +27,10 @@ class Optimizer:
     """Learning rate after the warm-up: constant (DDPM), or falling to zero at the end of the budget."""
     clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] = 1.0
     """The gradient is scaled down to this global norm."""
-    implementation: Literal["foreach", "fused", "for_loop", "compiled"] = "fused"
+    implementation: Literal["foreach", "fused", "for_loop"] = "fused"
     """How AdamW's step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop`
-    one tensor after the other; `compiled`, for NVIDIA GPUs, in one kernel with clipping and the averaged weights, which
-    is compiled before the clock starts. With precision.amp = fp16 on a GPU only `fused` goes on without waiting at each
-    step for whether the gradients are finite."""
-
-    def check(self, config: Any) -> None:
-        if self.implementation == "compiled" and config.parallel.workers > 1 and config.parallel.strategy != "ddp":
-            why = f"parallel.strategy = {config.parallel.strategy} divides what it needs as a whole; use fused, or ddp"
-            raise Refusal("optimizer.implementation", why)
-
-    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        if self.implementation == "compiled" and device != "cuda":
-            yield "optimizer.implementation", "it is compiled for NVIDIA GPUs; here it is fused"
+    one tensor after the other. With precision.amp = fp16 on a GPU only `fused` goes on without waiting at each step for
+    whether the gradients are finite."""
 
 
 @section

@@ -21,7 +21,7 @@ from tunediff.config.code import WorkloadError, described
 from tunediff.distributed import World
 from tunediff.points import Point
 from tunediff.record import CHECKPOINT, NotFiniteError
-from tunediff.training import compilation, findings, hardware, memory, state, strategies
+from tunediff.training import findings, hardware, memory, state, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed, Primed
 from tunediff.training.meter import Meter
@@ -200,7 +200,7 @@ class Loop:
         """
         with self._clock.part("setup"):
             before = found or state.copied(self._learned())
-        self._warming, others_s = True, compilation.apart_s()
+        self._warming = True
         with self._clock.part("compile" if self.config.compile.active else "setup"):
             began = time.monotonic()
             with self._compilation.noting():
@@ -210,8 +210,6 @@ class Loop:
             for _ in range(1, self._warm_ups):
                 yield from self._passes(feed)
         self._warming = False
-        if self.config.compile.active:  # the optimizer's own is setup, as it is where the network is not compiled
-            self._clock.move(compilation.apart_s() - others_s, "compile", "setup")
         with self._clock.part("setup"):
             self._take_up(before)
             if found is not None:

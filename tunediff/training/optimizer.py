@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from tunediff.training import knobs
-from tunediff.training.joint import Joint
 
 
 def build(
@@ -20,16 +19,13 @@ def build(
     groups: list[dict[str, Any]] = [{"params": list(parameters)}]
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
-    rate, compiled = peak_learning_rate(section, batch_size), section.implementation == "compiled"
-    if compiled and groups[0]["params"][0].is_cuda:
-        return Joint(groups, rate, section.beta2, section.weight_decay, section.clip_norm)
     return torch.optim.AdamW(
         groups,
-        lr=rate,
+        lr=peak_learning_rate(section, batch_size),
         betas=(0.9, section.beta2),
         weight_decay=section.weight_decay,
         foreach=section.implementation == "foreach",
-        fused=section.implementation == "fused" or compiled,
+        fused=section.implementation == "fused",
     )
 
 

@@ -29,7 +29,6 @@ from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import hardware, losses, memory, state
 from tunediff.training.feed import Endless
-from tunediff.training.joint import Joint
 from tunediff.training.loop import Facts, Loop, Outcome
 from tunediff.training.observer import Shown
 
@@ -222,7 +221,7 @@ class Trial(Loop):
         with self._phases("optimizer"):
             self.world.average_gradients(beside)
             self._amp.scaler.unscale_(optimizer)
-            if clip_norm is not None and self._model is not None and not isinstance(optimizer, Joint):
+            if clip_norm is not None and self._model is not None:
                 self._strategy.clip(self._model.parameters(), clip_norm)
             self._amp.scaler.step(optimizer)
             self._amp.scaler.update()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -33,10 +31,6 @@ class Model:
     """Dropout probability inside the residual blocks."""
     norm_groups: Annotated[Int, Ge(1), Le(64)] = 32
     """Groups of every GroupNorm."""
-    norm: Literal["torch", "triton"] = "torch"
-    """GroupNorm and the SiLU behind it: `torch` runs them one after the other, under autocast in float32; `triton` in
-    one kernel of ours, for NVIDIA GPUs, in the activations' own format with float32 arithmetic. Needs
-    `memory.channels_last`; learns the same but for rounding. torch.compile joins the two by itself."""
     checkpoint_levels: tuple[Annotated[Int, Ge(0), Le(15)], ...] = ()
     """Activation checkpointing: resolution levels (0 is full resolution) whose residual blocks keep no activations but
     compute them again in the backward pass. Less memory, more time, the same result; level 0 holds most of the memory.
@@ -57,12 +51,6 @@ class Model:
             raise Refusal("model.attention", why)
         if beyond := [level for level in self.checkpoint_levels if level > halvings]:
             raise Refusal("model.checkpoint_levels", f"there is no level {beyond[0]}; levels here: 0 … {halvings}")
-        if self.norm == "triton" and config.memory.channels_last is not True:
-            raise Refusal("model.norm", "its kernel reads NHWC; set memory.channels_last: true")
-
-    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        if self.norm == "triton" and device != "cuda":
-            yield "model.norm", "its kernel is for NVIDIA GPUs; here torch computes the same"
 
 
 @section
@@ -155,7 +143,6 @@ MEMORY_FREE = (
     *("timesteps.", "weighting.", "process."),  # tables of T numbers
 )
 """Knobs that change no more than a few MiB of device memory; a dot at the end: a whole section."""
-GPU_ONLY = {"model.norm": "triton"}
 MEMORY_SAVING = ("model.checkpoint_levels",)
 """Lists that save memory with everything more that is in them."""
 
@@ -210,12 +197,10 @@ def evaluation_once(knobs: Knobs) -> dict[str, float]:
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:
-    """Refuse missing data, weights and Triton before anything starts; fetches Inception's. Raises `ConfigError`."""
+    """Refuse missing data and weights before anything starts; fetches Inception's. Raises `ConfigError`."""
     from tunediff.data import sources
     from tunediff.evaluation import weights
 
     sources.check(knobs.data)
-    if knobs.model.norm == "triton" and importlib.util.find_spec("triton") is None:
-        raise ConfigError("model.norm: 'triton' is not allowed here: triton is not installed; run: pip install triton")
     if evaluates:
         weights.check(knobs.data, knobs.evaluation)

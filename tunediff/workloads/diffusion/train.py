@@ -39,7 +39,7 @@ def train(trial: Trial) -> None:
     weights = weighting.build(knobs.weighting, process)
     objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
     optimizer = adam.build(knobs.optimizer, batch_size, unet.parameters(), weights.parameters())
-    ema = Ema(knobs.ema, unet, optimizer)
+    ema = Ema(knobs.ema, unet)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.exports(ema.model)

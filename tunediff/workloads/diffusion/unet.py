@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import math
 from collections.abc import Callable
 
@@ -72,7 +71,7 @@ class UNet(nn.Module):
             if level > 0:
                 self.up.append(Upsample(width))
 
-        self.norm = NormSiLU(model, width)
+        self.norm = NormSiLU(model.norm_groups, width)
         self.output = nn.Conv2d(width, image_channels, 3, padding=1)
 
         self._initialise()
@@ -187,22 +186,13 @@ class TimeEmbedding(nn.Module):
 
 
 class NormSiLU(nn.GroupNorm):
-    """GroupNorm, then SiLU: by one kernel where `model.norm` asks for it and it can run, else by torch's two."""
+    """GroupNorm, then SiLU: [B, C, H, W] → the same."""
 
-    def __init__(self, model: Model, width: int) -> None:
-        super().__init__(model.norm_groups, width, _EPS)
-        self.devices: tuple[str, ...] = ()
-        if model.norm == "triton" and importlib.util.find_spec("triton") is not None:
-            from tunediff.workloads.diffusion import norm
-
-            self.devices = norm.DEVICES
+    def __init__(self, groups: int, width: int) -> None:
+        super().__init__(groups, width, _EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] → the same."""
-        if x.device.type not in self.devices:
-            return F.silu(super().forward(x))
-        y: Tensor = torch.ops.tunediff.group_norm_silu(x, self.weight, self.bias, self.num_groups, self.eps)[0]
-        return y
+        return F.silu(super().forward(x))
 
 
 class Block(nn.Module):
@@ -213,10 +203,10 @@ class Block(nn.Module):
 
     def __init__(self, width_in: int, width_out: int, embedding_width: int, model: Model, attention: bool) -> None:
         super().__init__()
-        self.norm1 = NormSiLU(model, width_in)
+        self.norm1 = NormSiLU(model.norm_groups, width_in)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
         self.time = nn.Linear(embedding_width, width_out)
-        self.norm2 = NormSiLU(model, width_out)
+        self.norm2 = NormSiLU(model.norm_groups, width_out)
         self.dropout = nn.Dropout(model.dropout)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
         self.shortcut = nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
