@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from tests.helpers import measure_here, point
-from tunediff import compare, environment, export, machine, profile, record, results, search, space, train
+from tunediff import compare, environment, export, record, results, search, space, train
 from tunediff import config as cfg
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
