@@ -43,8 +43,9 @@ from tunediff.distributed import World, alone
 from tunediff.files import write_text
 from tunediff.points import Point
 from tunediff.report.words import markdown_table
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.trial import run
 from tunediff.workloads.diffusion import timesteps
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
@@ -121,8 +122,8 @@ def train(
 
     plain, timesteps.build = timesteps.build, build
     try:
-        trial = Trial(config, Budget(samples=samples), alone("cpu"), Observer(), initial=initial, evaluates=judged)
-        outcome = run(trial)
+        engine = Engine(config, Budget(samples=samples), alone("cpu"), Observer(), initial=initial, evaluates=judged)
+        outcome = run(engine)
     finally:
         timesteps.build = plain
     p = built[0].probabilities()

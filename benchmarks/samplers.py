@@ -23,8 +23,9 @@ from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.distributed import World, alone
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.trial import run
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.objective import Objective
 
@@ -40,13 +41,13 @@ class Stopwatch:
 
     def __init__(self, world: World) -> None:
         self.seconds, self._depth, self._world = 0.0, 0, world
-        self.trial: Trial | None = None
+        self.engine: Engine | None = None
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """`method`, timed; waits for the device at both ends."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or self.trial is None or self.trial._warming:  # the first step is done twice
+            if self._depth or self.engine is None or self.engine.warming_up:  # the first step is done twice
                 return method(*args, **kwargs)
             self._depth += 1
             self._world.synchronize()
@@ -90,8 +91,8 @@ def main() -> int:
             config = cfg.override(base, knobs)
             watch.seconds = 0.0
             budget = Budget(samples=args.steps * config.loader.batch_size)
-            watch.trial = Trial(config, budget, world, Observer(), evaluates=False)
-            outcome = run(watch.trial)
+            watch.engine = Engine(config, budget, world, Observer(), evaluates=False)
+            outcome = run(watch.engine)
             steps, spent = outcome.steps, outcome.seconds["train"] + outcome.seconds["data_wait"]
             found[name].append((watch.seconds / steps, (spent - watch.seconds) / steps))
     load = os.getloadavg()[0]

@@ -22,6 +22,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget
 from tunediff.config import workload
 from tunediff.distributed import alone
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 
@@ -74,7 +75,7 @@ def seam() -> float:
     """Seconds of a step through the seam, its data wait included."""
     values = {"loader.resident": True, "loader.batch_size": BATCH, "evaluation.points": 1, "memory.keep_freed": False}
     config = cfg.override(workload.find("empty").schema.default(), values)
-    outcome = run(Trial(config, Budget(samples=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False))
+    outcome = run(Engine(config, Budget(samples=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False))
     seconds = outcome.points[-1].step_s
     assert seconds is not None
     return seconds

@@ -40,8 +40,9 @@ from tunediff.report.words import markdown_table
 from tunediff.results import sequential
 from tunediff.results.statistics import BETTER, WORSE, Difference
 from tunediff.space import Draw, SearchSpace
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.trial import run
 
 BATCH = {"loader.batch_size": 64}
 """Of all: at other sizes equal images are other seconds."""
@@ -61,7 +62,7 @@ def train(
 ) -> list[tuple[int, float]]:
     """Images and distance at each point."""
     config = cfg.override(wanted.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
-    outcome = run(Trial(config, Budget(samples=images), alone("cpu"), Observer()))
+    outcome = run(Engine(config, Budget(samples=images), alone("cpu"), Observer()))
     return [(point.samples, float(point["frechet"])) for point in outcome.points]
 
 

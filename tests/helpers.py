@@ -17,6 +17,7 @@ from tunediff.config import workload
 from tunediff.distributed import World
 from tunediff.points import Point
 from tunediff.training import hardware, trial
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 
 CPU = World(0, 1, torch.device("cpu"))
@@ -102,7 +103,7 @@ def train(
         samples = 16 * 20
     config = config or tiny()
     budget = Budget(seconds, samples, compile_charged=compile_charged, open_ended=open_ended)
-    one = trial.Trial(config, budget, world, observer or Observer(), folder=folder, evaluates=evaluates, **how)
+    one = Engine(config, budget, world, observer or Observer(), folder=folder, evaluates=evaluates, **how)
     with shipped_toy():
         code = cfg.of(config).code
         with mock.patch.object(code, "train", body or code.train):

@@ -119,8 +119,9 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
     from tunediff.record import NotFiniteError
     from tunediff.training import weights
     from tunediff.training.console import Console
+    from tunediff.training.engine import Engine
     from tunediff.training.observer import Observer
-    from tunediff.training.trial import Trial, run
+    from tunediff.training.trial import run
 
     with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.processes:
@@ -148,10 +149,10 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
                 print("open-ended: Ctrl-C stops it, the same command goes on", file=sys.stderr)
 
         # ---- train
-        trial = Trial(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
-                      initial=start)  # fmt: skip
+        engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
+                        initial=start)  # fmt: skip
         try:
-            outcome = run(trial)
+            outcome = run(engine)
         except NotFiniteError as error:
             if world.main:
                 journal.end(End("nan", str(error)))

@@ -27,6 +27,7 @@ from tunediff.distributed import World, alone
 from tunediff.points import Point
 from tunediff.training import hardware, memory, trial
 from tunediff.training.compilation import Compilation
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
 from tunediff.workloads.diffusion import handoff, unet
@@ -131,7 +132,7 @@ def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
 
     data.load = lambda section: random_images(config)  # this process has no other data
     budget = Budget(samples=(job.rounds + 1) * job.steps * config.loader.batch_size)
-    trial.run(trial.Trial(config, budget, world, Told(), evaluates=False))
+    trial.run(Engine(config, budget, world, Told(), evaluates=False))
 
 
 Steps = tuple[Callable[[Tensor], Any], int]

@@ -75,7 +75,7 @@ def plain(source, seen=None):
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches(source):
-            if seen is not None and not trial._warming:
+            if seen is not None and not trial.warming_up:
                 seen.append(batch)
             trial.step(loss_of(net, batch), optimizer)
 

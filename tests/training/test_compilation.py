@@ -121,7 +121,7 @@ def test_steps_of_the_warm_up_leave_no_trace(monkeypatch):
         optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
         trial.keep(net=net, optimizer=optimizer)
         for inputs, targets in trial.batches((INPUTS, TARGETS)):
-            seen.append((trial._warming, inputs.clone()))
+            seen.append((trial.warming_up, inputs.clone()))
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
             inputs.zero_()
 
@@ -162,7 +162,7 @@ def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 11.0 * trial._warming
+            hands.s += 11.0 * trial.warming_up
             trial.step(loss_of(net, batch), optimizer)
 
     with pytest.raises(
@@ -179,8 +179,8 @@ def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 4.0 if trial._warming else 0.5
-            if not trial._warming:
+            hands.s += 4.0 if trial.warming_up else 0.5
+            if not trial.warming_up:
                 seen.append(trial.progress)
             trial.step(loss_of(net, batch), optimizer)
 

@@ -21,6 +21,7 @@ from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
 from tunediff.training import hardware, strategies
 from tunediff.training.compilation import Compilation
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
 from tunediff.training.strategies.pipeline import cuts
@@ -203,7 +204,7 @@ def test_cudnn_benchmark(benchmark):
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_channels_last(channels_last):
     found, config = [], tiny(memory__channels_last=channels_last)
-    model = Trial(config, Budget(samples=1), ALONE, Observer()).prepare(network())
+    model = Trial(Engine(config, Budget(samples=1), ALONE, Observer())).prepare(network())
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.out_channels > 1:
             module.register_forward_hook(
@@ -218,7 +219,7 @@ def test_channels_last_as_measured(monkeypatch, gain, chosen):
     told = {}
     monkeypatch.setattr(hardware, "channels_last_gain", lambda model, device, dtype: gain)
     monkeypatch.setattr(Observer, "about", lambda self, facts: told.update(facts))
-    model = Trial(tiny(memory__channels_last="auto"), Budget(samples=1), ALONE, Observer()).prepare(network())
+    model = Trial(Engine(tiny(memory__channels_last="auto"), Budget(samples=1), ALONE, Observer())).prepare(network())
     weight = model.get_parameter("middle.0.conv1.weight")
     assert (weight.is_contiguous(memory_format=torch.channels_last), told) == (chosen, {"channels_last": chosen})
 

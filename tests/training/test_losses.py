@@ -67,7 +67,7 @@ def test_several_losses_are_one_step_and_each_reaches_its_own_parameters():
             trial.step({generator: g_loss, critic: d_loss})
             assert_equal([parameter.detach() for parameter, _ in parts], aim, rtol=1e-6, atol=1e-7)
             assert all(parameter.grad is None for parameter in net.parameters())
-            if not trial._warming:
+            if not trial.warming_up:
                 batches.append(real)
                 expected.append((g_loss + d_loss).item())
 

@@ -26,12 +26,13 @@ from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, erro
 from tunediff.clock import Budget
 from tunediff.record import NotFiniteError
 from tunediff.training import hardware, state, trial
+from tunediff.training.engine import Engine
 
 
 # --------------------------------------------------------------------------------------------------- the warm-up step
 def everything(trial):
     """What a training can change, all of it."""
-    return state.copied(trial._state.take()) | {"scaler": dict(trial._amp.scaler.state_dict())}
+    return state.copied(trial.engine.state.take()) | {"scaler": dict(trial.engine.amp.scaler.state_dict())}
 
 
 @pytest.mark.parametrize("amp", ["none", "fp16"])
@@ -138,7 +139,7 @@ def test_what_a_training_used_before_it_was_killed_counts(tmp_path, monkeypatch)
     changed(tmp_path, meter={"device_s": 3600.0, "energy_j": 3600.0})
     with shipped_toy():
         budget = Budget(samples=IMAGES, price_per_device_hour=7.0)
-        again = trial.run(trial.Trial(toy(), budget, CPU, Told(), folder=tmp_path, evaluates=False))
+        again = trial.run(Engine(toy(), budget, CPU, Told(), folder=tmp_path, evaluates=False))
     last = again.points[-1]
     assert last.device_s == pytest.approx(3600 + last.train_s - point["train_s"])
     assert last.price == pytest.approx(7.0 * last.device_s / 3600)
@@ -164,8 +165,8 @@ def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):
     def body(trial):
         net, optimizer = begin(trial)
         for inputs, targets in trial.batches((INPUTS, TARGETS)):
-            if not trial._warming:
-                seen.append((trial.progress, trial._amp.scaler.get_scale()))
+            if not trial.warming_up:
+                seen.append((trial.progress, trial.engine.amp.scaler.get_scale()))
             with trial.autocast():
                 loss = F.mse_loss(net(inputs).float(), targets)
             trial.step(loss, optimizer)
@@ -192,9 +193,9 @@ def test_checkpoints_are_written_between_evaluations(tmp_path, monkeypatch):
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial._warming:
+            if not trial.warming_up:
                 hands.s += 1.0
-            if trial._pace.steps == dies_at:
+            if trial.step_count == dies_at:
                 raise KilledError
             trial.step(loss_of(net, batch), optimizer)
 
@@ -338,7 +339,7 @@ def test_a_loss_that_is_not_finite_ends_it():
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            factor = math.nan if trial._pace.steps == 3 else 1.0
+            factor = math.nan if trial.step_count == 3 else 1.0
             trial.step(factor * loss_of(net, batch), optimizer)
 
     with pytest.raises(NotFiniteError, match="the loss is not finite after 4 steps"):
@@ -351,7 +352,7 @@ def test_losses_that_the_scale_is_found_by_are_no_divergence():
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            factor = math.inf if trial._pace.steps in bad else 1.0
+            factor = math.inf if trial.step_count in bad else 1.0
             trial.step(factor * loss_of(net, batch), optimizer)
 
     bad = (1, 2)

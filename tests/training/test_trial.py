@@ -27,7 +27,7 @@ def test_a_tensor_several_tensors_and_a_dataset_give_the_same_batches():
         net, optimizer = begin(trial)
         for inputs in trial.batches(INPUTS):
             assert isinstance(inputs, torch.Tensor)
-            if not trial._warming:
+            if not trial.warming_up:
                 alone.append(inputs)
             trial.step(loss_of(net, (inputs, inputs.square().sum(1, keepdim=True))), optimizer)
 
@@ -76,7 +76,7 @@ def test_own_loaders_are_run_through_again_and_again():
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.steps([(INPUTS[:8], TARGETS[:8], 0), (INPUTS[8:16], TARGETS[8:16], 1)]):
-            if not trial._warming:
+            if not trial.warming_up:
                 seen.append(batch[2])
             trial.step(loss_of(net, batch[:2]), optimizer)
 
@@ -176,7 +176,7 @@ def test_progress_and_stride_follow_the_budget():
         for batch in trial.batches((INPUTS, TARGETS)):
             before = trial.progress
             trial.step(loss_of(net, batch), optimizer)
-            if not trial._warming:
+            if not trial.warming_up:
                 seen.append((before, trial.progress, trial.stride))
 
     train(toy(), samples=IMAGES, body=body)
@@ -241,7 +241,7 @@ def test_a_points_loss_is_the_mean_since_the_one_before():
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
             loss = loss_of(net, batch)
-            if not trial._warming:
+            if not trial.warming_up:
                 losses.append(loss.item())
             trial.step(loss, optimizer)
 
@@ -261,7 +261,7 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
         net, optimizer = begin(trial)
         trial.evaluate_with(judge)
         for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial._warming:
+            if not trial.warming_up:
                 hands.s += 1.0 if hands.s < 1000.0 else 2.5  # slower after the first evaluation
             trial.step(loss_of(net, batch), optimizer)
 

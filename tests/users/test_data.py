@@ -51,7 +51,7 @@ def seen(source, steps=3, world=CPU, call=Trial.batches, settings=(), **how):
     def body(trial):
         net, optimizer = begin(trial)
         for batch in call(trial, source, **how):
-            if not trial._warming:
+            if not trial.warming_up:
                 found.append(batch)
             trial.step(F.mse_loss(net(INPUTS[:4]), TARGETS[:4]), optimizer)
 

@@ -16,6 +16,7 @@ from tunediff.clock import Budget
 from tunediff.config import ConfigError, code
 from tunediff.space import own
 from tunediff.training import weights
+from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -33,7 +34,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def trained(config, folder=None, samples=64):
-    return run(Trial(config, Budget(samples=samples), CPU, Observer(), folder=folder))
+    return run(Engine(config, Budget(samples=samples), CPU, Observer(), folder=folder))
 
 
 def test_tunediff_itself_imports_no_torch():
@@ -218,7 +219,8 @@ def test_a_file_says_where_the_systems_knobs_are_searched(mine):
 def test_noise_is_that_of_the_whole_batch(mine):
     config = cfg.baseline("mine.py")
     alone, of_two = (
-        Trial(config, Budget(samples=1), world, Observer()) for world in (CPU, dataclasses.replace(CPU, rank=1, size=2))
+        Trial(Engine(config, Budget(samples=1), world, Observer()))
+        for world in (CPU, dataclasses.replace(CPU, rank=1, size=2))
     )
     whole, part = alone.randn_like(torch.empty(16, 3)), of_two.randn_like(torch.empty(8, 3))
     assert torch.equal(part, whole[8:])

@@ -89,7 +89,7 @@ def test_resume_goes_on_with_the_draws_of_items_and_loop(tmp_path, workers):
         trial.evaluate_with(lambda: error(net) | {"drawn": draw()[1]})
         for batch in trial.batches(Augmented()):
             own = [draw(), random.gauss(), numpy.random.randn()]
-            if not trial._warming:
+            if not trial.warming_up:
                 heard.append([batch.tolist(), own])
             trial.step(F.mse_loss(net(INPUTS[:4]), TARGETS[:4]), optimizer)
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,9 +27,11 @@ from tunediff.data import loader
 from tunediff.distributed import World, alone
 from tunediff.points import Point
 from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
-from tunediff.training import hardware, memory, state
+from tunediff.training import hardware, memory
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.session import Program, Session
+from tunediff.training.trial import run
 
 SEGMENTS = 3
 """Parts a timed training is cut into after its warm-up: their spread says how steady the machine was."""
@@ -61,22 +63,17 @@ class _Watch(Observer):
             self._after_step()
 
 
-class _Keeping(Trial):
-    """Remembers what its training keeps."""
+class Measure(Program):
+    """Train, and remember the plain model."""
 
     model: nn.Module
 
-    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
+    def before_prepare(self, session: Session, model: nn.Module) -> None:
         self.model = model
-        return super().prepare(model, **options)
 
-    def keep(self, **kept: state.Stateful) -> None:
-        self.kept = {**getattr(self, "kept", {}), **kept}
-        super().keep(**kept)
-
-    def kept_mib(self) -> dict[str, float]:
-        """Of the model (`parameters`), and by the workload's names of whatever else is kept."""
-        others = {name: one for name, one in getattr(self, "kept", {}).items() if one is not self.model}
+    def kept_mib(self, session: Session) -> dict[str, float]:
+        """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever else is kept."""
+        others = {name: one for name, one in session.state.kept.items() if one is not self.model}
         sizes = {name: _bytes(one.state_dict()) for name, one in {"parameters": self.model, **others}.items()}
         return {name: size / 2**20 for name, size in sizes.items()}
 
@@ -89,21 +86,15 @@ def _bytes(content: Any) -> int:
     return sum(map(_bytes, inside))
 
 
-class _Look(Trial):
-    """Stops a training where it asks for its first batch: by then it has said from what it learns."""
+class Look(Program):
+    """Stop a training where it asks for its first batch: by then it has said from what it learns."""
 
     source: loader.Source | None = None  # a loader of the workload's own
     made: loader.Prepare | None = None
     collate: loader.Collate | None = None
 
-    def batches(
-        self, source: loader.Source, prepare: loader.Prepare | None = None, *, collate: loader.Collate | None = None,
-        samples_each: int = 1,
-    ) -> Iterator[Any]:  # fmt: skip
-        self.source, self.made, self.collate = source, prepare, collate
-        raise _Seen
-
-    def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
+    def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
+        self.source, self.made, self.collate = source, options.get("prepare"), options.get("collate")
         raise _Seen
 
 
@@ -114,9 +105,9 @@ class Bench:
         """What the workload of `config` learns from. Raises what its training raises by then."""
         self.world, self.cuda = world, world.device.type == "cuda"
         observer = _Watch()
-        look = _Look(config, Budget(samples=1), world, observer, evaluates=False)
+        look = Look()
         with contextlib.suppress(_Seen):
-            run(look)
+            run(Engine(config, Budget(samples=1), world, observer, look, evaluates=False))
         self._source, self._prepare, self._collate = look.source, look.made, look.collate
         count = 0 if look.source is None else loader.length(look.source) or 0
         size = sum(column.nbytes for column in loader.columns(look.source))
@@ -136,9 +127,10 @@ class Bench:
         short = cfg.override(config, {"evaluation.points": points})
         try:
             budget = Budget(steps=steps)
-            trial = _Keeping(short, budget, self.world, _Watch(after_step), evaluates=False)
-            outcome = run(trial)
-            self.kept_mib = trial.kept_mib()
+            program = Measure()
+            engine = Engine(short, budget, self.world, _Watch(after_step), program, evaluates=False)
+            outcome = run(engine)
+            self.kept_mib = program.kept_mib(engine)
             return outcome.points
         finally:
             if config.compile.active:

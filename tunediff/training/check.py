@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tunediff import config as cfg
 from tunediff import machine
@@ -29,11 +29,12 @@ from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World, from_environment
-from tunediff.points import Point
 from tunediff.record import NotFiniteError
 from tunediff.training import hardware, memory, rerun, state, weights
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.rerun import RecordedTrial
+from tunediff.training.rerun import Record
+from tunediff.training.session import Session
 from tunediff.training.trial import Outcome, run
 
 STEPS = 2
@@ -71,17 +72,17 @@ class _Calls:
         self.count += torch.is_grad_enabled()
 
 
-class _Checked(RecordedTrial):
-    """A training that is watched."""
+class Check(Record):
+    """Train, watching what the workload does with its model."""
 
     outer: nn.Module
     plain: nn.Module
     passes = 0
     """Of strategies that own them."""
 
-    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
+    def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
-        self.plain, prepared = model, super().prepare(model, **options)
+        self.plain = model
         self.outer = prepared if prepared is not model else copy.copy(model)
         self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
         self.outer._forward_pre_hooks = hooks
@@ -94,16 +95,14 @@ class _Checked(RecordedTrial):
         """How often the prepared model was called to train it."""
         return self.calls.count + self.passes
 
-    def forward_backward(self, *passed: Any, **options: Any) -> Tensor:
-        self.passes += self._strategy.owns_passes
-        return super().forward_backward(*passed, **options)
+    def on_passes(self, session: Session) -> None:
+        self.passes += 1
 
-    def _save(self, pending: Point | None = None) -> None:
-        for name, content in self._state.take()["kept"].items():
+    def before_save(self, session: Session) -> None:
+        for name, content in session.state.take()["kept"].items():
             if where := state.unreadable_part(content):
                 holds = "a checkpoint holds tensors, numbers, strings, lists and dictionaries"
-                raise self._mistake(f"keep({name}=…): {where}; {holds}")
-        super()._save(pending)
+                raise session.mistake(f"keep({name}=…): {where}; {holds}")
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
@@ -118,24 +117,25 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 def _check(config: Systems, world: World, folder: Path) -> Report:
     short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
     budget, began, before = Budget(steps=STEPS), time.monotonic(), hardware.Usage.now()
-    trial = _Checked(short, budget, world, Observer(), folder=folder)
-    outcome = run(trial)
+    program = Check()
+    engine = Engine(short, budget, world, Observer(), program, folder=folder)
+    outcome = run(engine)
     spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
     load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
-    _check_model(trial, outcome, world)
+    _check_model(engine, program, outcome)
     if world.main:
         weights.save(outcome.model.state_dict(), folder / weights.NAME, {})
     world.barrier()
     last = outcome.points[-1]
     report: Report = {
-        "unread": list(outcome.unread), "warnings": _warnings(trial, world),
-        "parameters": sum(one.numel() for one in trial.plain.parameters()),
+        "unread": list(outcome.unread), "warnings": _warnings(engine, program),
+        "parameters": sum(one.numel() for one in program.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
-    first = trial.record
-    del trial, outcome  # the device may not hold two trainings at once
+    first = program.record
+    del engine, program, outcome  # the device may not hold two trainings at once
     memory.reset(world.device)
     report["warnings"] += rerun.warnings(short, world, folder, budget, first, RUNS * spent_s)
     return report
@@ -146,20 +146,20 @@ def _plain(config: Systems) -> dict[str, Any]:
     return {f"compile.{name}": value for name, value in vars(Compile()).items() if name != "mode"}
 
 
-def _check_model(trial: _Checked, outcome: Outcome, world: World) -> None:
-    title = cfg.of(trial.config).title
-    if not trial.called:
+def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
+    title, world = cfg.of(session.config).title, session.world
+    if not program.called:
         write = "net = trial.prepare(net) returns the model to call"
         raise WorkloadError(f"{title}: the model that is trained is not the one that was prepared; {write}")
-    after = trial.plain.state_dict()
-    learned = [name for name, _ in trial.plain.named_parameters()]
-    if not any(bool((after[name].cpu() != trial.before[name]).any()) for name in learned):
+    after = program.plain.state_dict()
+    learned = [name for name, _ in program.plain.named_parameters()]
+    if not any(bool((after[name].cpu() != program.before[name]).any()) for name in learned):
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
-    result = {id(one) for one in (trial._result, trial.outer) if one is not None}
-    result |= {id(one) for one in trial._result.modules()} if trial._result is not None else set()
-    if trial.judging and not trial.judging & result:
+    result = {id(one) for one in (session.result, program.outer) if one is not None}
+    result |= {id(one) for one in session.result.modules()} if session.result is not None else set()
+    if program.judging and not program.judging & result:
         say = "trial.exports(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
     own = [float(after[name].double().sum()) for name in learned]
@@ -170,13 +170,13 @@ def _check_model(trial: _Checked, outcome: Outcome, world: World) -> None:
         )
 
 
-def _warnings(trial: _Checked, world: World) -> list[str]:
+def _warnings(session: Session, program: Check) -> list[str]:
     found = []
-    if not trial._seeded:
+    if not session.seeded:
         found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
-    firsts = world.gather(trial.record.batches[0])
-    if trial.replicas.size > 1 and len(set(firsts)) == 1:
+    firsts = session.world.gather(program.record.batches[0])
+    if session.strategy.replicas.size > 1 and len(set(firsts)) == 1:
         found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
     return found
 

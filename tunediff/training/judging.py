@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -29,28 +29,30 @@ from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
 from tunediff.files import write_text
 from tunediff.training import hardware
-from tunediff.training.feed import Feed
+from tunediff.training.engine import Engine
+from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.session import Program, Session
+from tunediff.training.trial import run
 
 
-class WeightsTrial(Trial):
+class Judge(Program):
     """A training that asks for its first batch gets none: its model becomes the finished one, and is judged."""
 
-    weights: Mapping[str, Tensor]
-    found: Mapping[str, Any]
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.weights = weights
+        self.values: Mapping[str, Any] = {}
+        """What the evaluation found."""
 
-    def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
-        self._check_begun()
-        self._setup.close()
-        self.load()
-        self.found, self._done = self._judged(), True
-        yield from ()
+    def begin(self, session: Session) -> bool:
+        self.load(session)
+        self.values = self.judge(session, lambda: evaluate(session))
+        return False
 
-    def load(self) -> None:
-        """The exported model has the finished one's weights."""
-        assert self._result is not None
-        self._result.load_state_dict(self.weights)
+    def load(self, session: Session) -> None:
+        """Give the exported model the finished one's weights."""
+        assert session.result is not None
+        session.result.load_state_dict(self.weights)
 
 
 def judged(
@@ -61,10 +63,9 @@ def judged(
     Raises what the workload's evaluation raises.
     """
     eager = dataclasses.replace(config, compile=Compile())
-    judge = WeightsTrial(eager, Budget(samples=1), world, observer or Observer())
-    judge.weights = weights
-    run(judge)
-    return judge.found
+    program = Judge(weights)
+    run(Engine(eager, Budget(samples=1), world, observer or Observer(), program))
+    return program.values
 
 
 LONG_ENOUGH_S = 0.15
@@ -151,8 +152,8 @@ def measured(
     if isinstance(data, Data):
         found["data"] = images.told(data, None if prepare else MOST_FILES)
     if prepare:
-        run(_Prepared(dataclasses.replace(config, compile=Compile()), Budget(samples=1), world, Observer(),
-                      evaluates=evaluates))  # fmt: skip
+        eager, budget = dataclasses.replace(config, compile=Compile()), Budget(samples=1)
+        run(Engine(eager, budget, world, Observer(), Build(), evaluates=evaluates))
     if (network := cfg.of(config).offers("network")) is not None:
         with torch.device("meta"):
             found["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
@@ -163,13 +164,11 @@ def measured(
     return found
 
 
-class _Prepared(Trial):
+class Build(Program):
     """A training that asks for its first batch gets none: all that it makes before is made."""
 
-    def _loop(self, build: Callable[[int], Feed]) -> Iterator[Any]:
-        self._setup.close()
-        self._done = True
-        yield from ()
+    def begin(self, session: Session) -> bool:
+        return False
 
 
 def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Measured:

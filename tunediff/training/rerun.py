@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.distributed import World
 from tunediff.training import memory, weights
-from tunediff.training.feed import Feed
-from tunediff.training.judging import WeightsTrial
+from tunediff.training.engine import Engine
+from tunediff.training.judging import Judge
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.session import Program, Session
+from tunediff.training.trial import run
 
 MOST_S = 240.0
 """Seconds that the runs of `warnings` may take, as expected from the first run; longer ones are left out."""
@@ -53,32 +55,29 @@ class RunRecord:
     """Of the parameters of the trial's modules at that evaluation, in the order of their calls."""
 
 
-class RecordedTrial(Trial):
-    """A training that remembers what it begins with, what it trains on and what it is judged by."""
+class Record(Program):
+    """Train, and remember what the training begins with, what it trains on and what it is judged by."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self) -> None:
         self.record, self.generators = RunRecord([], [], {}, []), GeneratorWatch()
         self.judging = set[int]()
         """Ids of the modules that the last evaluation called."""
 
-    def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
-        if isinstance(model, nn.Module):
-            self.record.initial.extend(_digests(model))
-        return super().prepare(model, **options)
+    def before_prepare(self, session: Session, model: nn.Module) -> None:
+        self.record.initial.extend(_digests(model))
 
-    def _passes(self, feed: Feed) -> Iterator[Any]:
-        for batch in super()._passes(feed):
-            if len(self.record.batches) < BATCHES and not self._warming:
-                self.record.batches.append(digest(batch))
-            self.generators.watching = True
-            yield batch
-            self.generators.watching = False
+    @contextlib.contextmanager
+    def batch(self, session: Session, batch: Any) -> Iterator[None]:
+        if len(self.record.batches) < BATCHES and not session.warming_up:
+            self.record.batches.append(digest(batch))
+        self.generators.watching = True
+        yield
+        self.generators.watching = False
 
-    def _judged(self) -> Mapping[str, Any]:
+    def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Remembers the weights at the moment when they are called: an evaluation may swap others in before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
-        models = [model for model in (self._model, self._result) if model is not None]
+        models = [model for model in (session.model, session.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
 
         def note(module: nn.Module, inputs: Any) -> None:
@@ -91,26 +90,30 @@ class RecordedTrial(Trial):
         random.seed(0)  # torch's generators are seeded for every evaluation
         numpy.random.seed(0)
         try:
-            findings = super()._judged()
+            findings = super().judge(session, evaluate)
         finally:
             hook.remove()
         self.record = dataclasses.replace(self.record, findings=findings, called=called)
         return findings
 
 
-class _RecordedWeights(RecordedTrial, WeightsTrial):
-    """The training that `tunediff.evaluate` runs."""
+class RecordedJudge(Record, Judge):
+    """What `tunediff.evaluate` does with a training, remembered."""
 
     fresh: set[str]
     """Digests of the exported model's parameters as it was made."""
     loaded: set[str]
     """With the saved weights."""
 
-    def load(self) -> None:
-        assert self._result is not None
-        self.fresh = set(_digests(self._result))
-        super().load()
-        self.loaded = set(_digests(self._result))
+    def __init__(self, saved: Mapping[str, Tensor]) -> None:
+        Record.__init__(self)
+        Judge.__init__(self, saved)
+
+    def load(self, session: Session) -> None:
+        assert session.result is not None
+        self.fresh = set(_digests(session.result))
+        super().load(session)
+        self.loaded = set(_digests(session.result))
 
 
 class GeneratorWatch(TorchFunctionMode):
@@ -156,55 +159,56 @@ def _resumed(
 ) -> tuple[set[str], set[int]]:
     """Judge the model that a resumed training has; returns the findings that differ from one evaluation to the next of
     one model, and the seeds of the generators that its step drew from."""
-    trial = RecordedTrial(config, budget, world, Observer(), folder=folder)
-    with trial.generators:
-        _run_again(trial, "it goes on from its checkpoint")
-    if trial._restart_reason:
-        raise trial._mistake(f"a resumed training starts from the beginning: {trial._restart_reason}")
-    trial._judged()
-    resumed, noisy = trial.record, set[str]()
+    program = Record()
+    engine = Engine(config, budget, world, Observer(), program, folder=folder)
+    with program.generators:
+        _run_again(engine, "it goes on from its checkpoint")
+    if engine.restart_reason:
+        raise engine.mistake(f"a resumed training starts from the beginning: {engine.restart_reason}")
+    engine.judge()
+    resumed, noisy = program.record, set[str]()
     if differing(first.findings, resumed.findings, world):
-        trial._judged()  # of a model that has not changed
-        noisy = differing(resumed.findings, trial.record.findings, world)
+        engine.judge()  # of a model that has not changed
+        noisy = differing(resumed.findings, program.record.findings, world)
     hint = "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict restores it"
-    _compare(trial, first, resumed, noisy, "after a resume", hint)
-    return noisy, trial.generators.seeds
+    _compare(engine, first, resumed, noisy, "after a resume", hint)
+    return noisy, program.generators.seeds
 
 
 def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, noisy: set[str]) -> None:
     """Judge the weights that were saved as `tunediff.evaluate` does."""
     eager = dataclasses.replace(config, compile=Compile())
-    trial = _RecordedWeights(eager, Budget(samples=1), world, Observer())
-    trial.weights = weights.read(folder / weights.NAME)
-    _run_again(trial, "its saved weights are judged")
+    program = RecordedJudge(weights.read(folder / weights.NAME))
+    engine = Engine(eager, Budget(samples=1), world, Observer(), program)
+    _run_again(engine, "its saved weights are judged")
     saved = "trial.exports(model) names the model that is judged and saved, such as averaged weights"
-    learned, judged = trial.loaded - trial.fresh, set(trial.record.called)
+    learned, judged = program.loaded - program.fresh, set(program.record.called)
     # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the first run too.
-    if learned and not judged & learned and judged & (trial.fresh - trial.loaded):
-        raise trial._mistake(f"evaluate_with: judges other weights than those that are saved; {saved}")
-    _compare(trial, first, trial.record, noisy, "than those that are saved", saved)
+    if learned and not judged & learned and judged & (program.fresh - program.loaded):
+        raise engine.mistake(f"evaluate_with: judges other weights than those that are saved; {saved}")
+    _compare(engine, first, program.record, noisy, "than those that are saved", saved)
 
 
-def _run_again(trial: Trial, when: str) -> None:
+def _run_again(engine: Engine, when: str) -> None:
     """Run a training that has run before. Raises `WorkloadError` where it fails this time."""
     try:
-        run(trial)
+        run(engine)
     except Exception as error:
         if memory.is_oom(error):
             raise
-        raise trial._mistake(
+        raise engine.mistake(
             f"train(trial) works once and fails when {when}: {code.described(error)}\n{code.trace(error)}"
         ) from error
 
 
-def _compare(trial: Trial, first: RunRecord, second: RunRecord, noisy: set[str], when: str, hint: str) -> None:
+def _compare(session: Session, first: RunRecord, second: RunRecord, noisy: set[str], when: str, hint: str) -> None:
     """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
     if first.called != second.called:
-        raise trial._mistake(f"evaluate_with: judges other weights {when}; {hint}")
-    if keys := sorted(differing(first.findings, second.findings, trial.world) - noisy):
+        raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")
+    if keys := sorted(differing(first.findings, second.findings, session.world) - noisy):
         a, b = (run.findings.get(keys[0], "missing") for run in (first, second))
         where = when if when.startswith("after") else "of the saved weights"
-        raise trial._mistake(f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}')
+        raise session.mistake(f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}')
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any], world: World) -> set[str]:
@@ -234,18 +238,19 @@ def _of_noise(config: Systems, noisy: set[str]) -> list[str]:
 def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]) -> list[str]:
     """Train with another seed, and name what is the same. `seeds`: of the generators that the first seed drew from."""
     other = cfg.override(config, {"seed": config.seed + SEED_OFFSET}, check=False)
-    trial = RecordedTrial(other, budget, world, Observer(), evaluates=False)
-    with trial.generators:
-        _run_again(trial, "it has another seed")
+    program = Record()
+    engine = Engine(other, budget, world, Observer(), program, evaluates=False)
+    with program.generators:
+        _run_again(engine, "it has another seed")
     found, alike = [], "so runs on new seeds are more alike than they should be"
-    if trial._seeded and first.initial == trial.record.initial:
+    if engine.seeded and first.initial == program.record.initial:
         found.append(f"the initial weights are the same for two values of the knob seed, {alike} unless they are read "
                      "from a file")  # fmt: skip
-    if len(set(first.batches)) > 1 and first.batches == trial.record.batches:
+    if len(set(first.batches)) > 1 and first.batches == program.record.batches:
         found.append(
             f"the first batches are the same for two values of the knob seed, {alike}: does the loader shuffle?"
         )
-    if fixed := sorted(seeds & trial.generators.seeds):
+    if fixed := sorted(seeds & program.generators.seeds):
         which = ", ".join(map(str, fixed[:3]))
         found.append(f"train(trial) draws from a generator with the seed {which} whatever the knob seed is, {alike}: "
                      "draw from trial.rng, or seed it with trial.config.seed")  # fmt: skip

@@ -34,7 +34,7 @@ class State:
     """Everything that changes while a training learns, by name."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._kept = world, dict[str, Stateful]()
+        self._world, self.kept = world, dict[str, Stateful]()
         self.rng = torch.Generator(world.device)
         """Of equal state on all ranks."""
 
@@ -43,18 +43,18 @@ class State:
         for name, one in kept.items():
             if not isinstance(one, Stateful):
                 raise TypeError(f"keep({name}=…): {type(one).__name__} has no state_dict and load_state_dict")
-            if name in self._kept:
+            if name in self.kept:
                 raise ValueError(f"keep({name}=…): the name is taken")
-            self._kept[name] = plain(one) if isinstance(one, nn.Module) else one
+            self.kept[name] = plain(one) if isinstance(one, nn.Module) else one
 
     @property
     def names(self) -> list[str]:
         """Of all that is kept."""
-        return list(self._kept)
+        return list(self.kept)
 
     def take(self) -> dict[str, Any]:
         """All of it, as of now. Its tensors are not copied."""
-        kept = {name: one.state_dict() for name, one in self._kept.items()}
+        kept = {name: one.state_dict() for name, one in self.kept.items()}
         return {
             "kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
             "library_rng": self._world.gather(randomness.library_state()),
@@ -65,7 +65,7 @@ class State:
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
-        for name, one in self._kept.items():
+        for name, one in self.kept.items():
             try:
                 one.load_state_dict(state["kept"][name])
             except Exception as error:

@@ -11,7 +11,7 @@ A workload is `train(trial)`, called on every rank:
             loss = F.cross_entropy(net(images), labels)
         trial.step(loss, optimizer)
 
-`run` builds the trial, calls it and returns its `Outcome`.
+`run` calls it and returns the `Outcome`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tunediff.config import of
+from tunediff.config import Systems, of
 from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import hardware, losses, memory, state
+from tunediff.training.engine import Engine, Outcome
 from tunediff.training.feed import Endless
-from tunediff.training.loop import Facts, Loop, Outcome
 from tunediff.training.observer import Shown
+from tunediff.training.session import Facts
 
 __all__ = ["Facts", "Outcome", "Place", "Trial", "run"]
 
@@ -49,25 +50,52 @@ class Place:
         return slice(self.first, self.first + self.count)
 
 
-class Trial(Loop):
+class Trial:
     """One training of one configuration, as a workload sees it. All ranks make the same calls in the same order."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        """What runs the training; no workload needs it."""
+        self.config: Systems = engine.config
+        """Every knob, those of the system included."""
+        self.knobs: Any = engine.knobs
+        """The workload's own `Knobs`."""
+        self.world: World = engine.world
+        self.device: torch.device = engine.device
+        self.evaluates: bool = engine.evaluates
+        """Whether the model will be judged; where it is not, nothing for that need be built."""
 
     # ---------------------------------------------------------------------------------------------------- what it has
     @property
     def rng(self) -> torch.Generator:
         """A generator on the device, of equal state on all ranks: draw for the whole batch and use one's own part, so
         that the number of workers changes the speed and not what is learned."""
-        return self._state.rng
+        return self.engine.state.rng
 
     @property
     def progress(self) -> float:
         """Fraction of the training there is time for, 0 to 1: what schedules follow."""
-        return self._pace.schedule
+        return self.engine.pace.schedule
+
+    @property
+    def stride(self) -> float:
+        """The part of the training that the last step took, in units of `progress`."""
+        return self.engine.stride
 
     @property
     def step_count(self) -> int:
         """Optimizer steps so far, those before a resume included."""
-        return self._pace.steps
+        return self.engine.pace.steps
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether this step will be undone: the first steps load kernels and compile, outside the budget."""
+        return self.engine.warming_up
+
+    @property
+    def last_pass(self) -> bool:
+        """Whether this batch is the last of its optimizer step: where gradients are complete and weights change."""
+        return self.engine.step.sync_gradients
 
     @property
     def place(self) -> Place:
@@ -78,11 +106,11 @@ class Trial(Loop):
     @property
     def replicas(self) -> World:
         """The ranks that have a part of every batch each: `world`, but with `pipeline`, where each sees the whole."""
-        return self._strategy.replicas
+        return self.engine.strategy.replicas
 
     def should_stop(self) -> bool:
         """Whether this rank was asked to stop; a long evaluation may raise TimeoutError, on all ranks at once."""
-        return self._observer.asks_to_stop()
+        return self.engine.observer.asks_to_stop()
 
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
@@ -94,21 +122,24 @@ class Trial(Loop):
         `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
         device's peak.
         """
+        engine = self.engine
         if not isinstance(model, nn.Module):
-            raise self._mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
-        if self._model is not None:
-            raise self._mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
-        self._seeded = torch.initial_seed() == self.config.seed
+            raise engine.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
+        if engine.model is not None:
+            raise engine.mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
+        engine.program.before_prepare(engine, model)
+        engine.seeded = torch.initial_seed() == self.config.seed
         model.to(self.device)
         if self._channels_last(model):
             model.to(memory_format=torch.channels_last)
         if (share := self.config.memory.checkpoint) > 0:
             memory.checkpoint(model, blocks, share)
-        if self._initial is not None:
-            model.load_state_dict(self._initial)
-        self._model = self._compilation.apply(self._strategy.wrap(model, blocks), model, blocks)
-        self._result, self._flops = model, flops_per_sample
-        return self._model
+        if engine.initial is not None:
+            model.load_state_dict(engine.initial)
+        prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
+        engine.model = engine.program.after_prepare(engine, model, prepared)
+        engine.result, engine.flops_per_sample = model, flops_per_sample
+        return engine.model
 
     def _channels_last(self, model: nn.Module) -> bool:
         """Whether it is trained in NHWC: on all ranks as rank 0 has measured."""
@@ -116,20 +147,20 @@ class Trial(Loop):
         if wanted != "auto":
             return wanted
         divided = self.config.parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order
-        faster = not divided and hardware.faster_in_nhwc(model, wanted, self._amp.dtype)
+        faster = not divided and hardware.faster_in_nhwc(model, wanted, self.engine.amp.dtype)
         faster = bool(self.world.agree(faster))
         self.about(channels_last=faster)
         return faster
 
     def keep(self, **kept: state.Stateful) -> None:
         """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""
-        self._state.keep(kept)
+        self.engine.state.keep(kept)
         for one in kept.values():
-            self._strategy.keeps(one)
+            self.engine.strategy.keeps(one)
 
     def exports(self, model: nn.Module) -> None:
         """The model that is the result, where it is not the prepared one: averaged weights, for example."""
-        self._result = model
+        self.engine.result = model
 
     def evaluate_with(self, judge: Facts) -> None:
         """Call `judge` at every point, while the budget's clock stands still.
@@ -138,53 +169,39 @@ class Trial(Loop):
         computed in IEEE float32, whatever number format the training has. `judge` returns a dictionary of numbers, the
         objective among them.
         """
-        self._judge = judge
+        self.engine.evaluation = judge
 
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, also where nothing is evaluated, for facts that cost next to nothing."""
-        self._describe = describe
+        self.engine.description = describe
 
     def about(self, **facts: Any) -> None:
         """Facts about the data or the model that belong in the trial's record, once."""
         if self.world.main:
-            self._observer.about(facts)
+            self.engine.observer.about(facts)
 
     def show(self, name: str, what: Shown) -> None:
         """Something to look at: images uint8 [n, C, H, W], or a table, columns by name. The latest of a name stays."""
         if self.world.main:
-            self._observer.show(name, what)
+            self.engine.observer.show(name, what)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A part of the step of its own, measured and shown by its name."""
-        return self._phases(name)
+        return self.engine.phases(name)
 
     # ----------------------------------------------------------------------------------------------------- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes, in the number format of `precision.amp`; in an evaluation it changes nothing,
         so that all trials are judged in one format."""
-        if self._judging:
-            return contextlib.nullcontext()
-        self._autocast_entered = True
-        return self._amp.autocast()
+        return self.engine.autocast()
 
     def backward(self, loss: Tensor) -> None:
         """The gradients of one pass's mean loss, under loss scaling and accumulation."""
-        if self._strategy.owns_passes:
-            raise self._mistake("parallel.strategy = pipeline needs trial.forward_backward(…) in place of trial.step")
-        self._phases.switch("backward")
-        accumulation = self.config.loader.accumulation
-        share = loss / accumulation if accumulation > 1 else loss
-        self._amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._note(share.detach())
-        self._phases.switch(None)
-
-    def _note(self, share: Tensor) -> None:
-        """One pass's share of the step's loss."""
-        self._loss = share if self._loss is None else self._loss + share
+        self.engine.step.backward(loss)
 
     def backward_beside(self, loss: Tensor) -> None:
         """Gradients of parameters outside the prepared model, which learn from a loss of their own."""
-        self._amp.scaler.scale(loss / self.config.loader.accumulation).backward()  # type: ignore[no-untyped-call]
+        self.engine.step.backward_beside(loss)
 
     def forward_backward(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_of: Callable[..., Tensor],
@@ -195,19 +212,7 @@ class Trial(Loop):
         `loss_of(output, *targets)` gives the loss of each item [b], float32, outside autocast; their mean, weighted by
         `weights` [b], is what is minimised. Returns the items' losses, detached.
         """
-        assert self._model is not None, "trial.prepare(model) comes first"
-        if self._strategy.owns_passes:
-            count = len(inputs[0]) * self.config.loader.accumulation
-            factors = (torch.ones(len(inputs[0]), device=self.device) if weights is None else weights) / count
-            losses = self._strategy.passes(inputs, targets, loss_of, factors, self.autocast)
-            self._note((factors * losses).sum())
-            self._phases.switch(None)
-            return losses
-        with self.autocast():
-            output = self._model(*inputs)
-        losses = loss_of(output, *targets)
-        self.backward((losses if weights is None else weights * losses).mean())
-        return losses.detach()
+        return self.engine.step.forward_backward(inputs, targets, loss_of, weights)
 
     def update(
         self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, beside: Iterable[nn.Parameter] = ()
@@ -217,39 +222,7 @@ class Trial(Loop):
         `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters outside it, whose
         gradients are averaged over ranks here.
         """
-        self._mark_updated("update")
-        with self._phases("optimizer"):
-            self.world.average_gradients(beside)
-            self._amp.scaler.unscale_(optimizer)
-            if clip_norm is not None and self._model is not None:
-                self._strategy.clip(self._model.parameters(), clip_norm)
-            self._amp.scaler.step(optimizer)
-            self._amp.scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-        if self._warming:
-            return
-        self._count(optimizer.param_groups[0]["lr"])
-
-    def _mark_updated(self, call: str) -> None:
-        """Note that the step of these batches was made. Raises `WorkloadError` if it was already."""
-        self._refuse_second(call, self._updated)
-        self._updated = True
-
-    def _refuse_second(self, call: str, done: bool) -> None:
-        if done:
-            raise self._mistake(
-                f"trial.{call} was called twice for one batch; several losses and optimizers go into one call: "
-                "trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
-            )
-
-    def _count(self, learning_rate: float) -> None:
-        """One optimizer step was queued."""
-        if self._loss is None:
-            raise self._mistake("trial.update without trial.backward(loss)")
-        self._meter.add(self._loss)
-        before, self._learning_rate = self._pace.schedule, learning_rate
-        self._pace.step(self._counts)
-        self.stride = self._pace.schedule - before
+        self.engine.step.update(optimizer, clip_norm, beside)
 
     def step(
         self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None = None, *,
@@ -262,56 +235,7 @@ class Trial(Loop):
         themselves, and all are updated at once, after the last backward pass. It is one step; its recorded loss is the
         sum and its learning rate that of the first optimizer.
         """
-        try:
-            by_optimizer = losses.of_step(loss, optimizer)
-        except ValueError as error:
-            raise self._mistake(str(error)) from None
-        self._refuse_second("step", self._stepped)
-        self._stepped = True
-        if isinstance(loss, Tensor):
-            self.backward(loss)
-            if self.last_pass:
-                assert optimizer is not None
-                self.update(optimizer, clip_norm=clip_norm)
-            return
-        self._backward_each(by_optimizer)
-        if self.last_pass:
-            self._update_each(by_optimizer, clip_norm)
-
-    def _backward_each(self, by_optimizer: losses.Losses) -> None:
-        """The gradients of several losses, each of its own optimizer's parameters."""
-        strategy = self.config.parallel.strategy
-        if not self._strategy.separate_losses:
-            raise self._mistake(
-                f"parallel.strategy: {strategy} is not allowed with several losses: it averages gradients in one "
-                "backward pass; allowed: ddp, dp, single"
-            )
-        self._phases.switch("backward")
-        count = self.config.loader.accumulation
-        try:
-            losses.backward(by_optimizer, lambda one: self._amp.scaler.scale(one / count))
-        except ValueError as error:
-            raise self._mistake(str(error)) from None
-        for one in by_optimizer.values():
-            self._note(one.detach() / count)
-        self._phases.switch(None)
-
-    def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
-        """The steps of several optimizers, counted as one."""
-        self._mark_updated("step")
-        with self._phases("optimizer"):
-            for optimizer in by_optimizer:
-                own = losses.parameters(optimizer)
-                self._strategy.average(own)
-                self._amp.scaler.unscale_(optimizer)
-                if clip_norm is not None:
-                    self._strategy.clip(own, clip_norm)
-                self._amp.scaler.step(optimizer)
-            self._amp.scaler.update()
-            for optimizer in by_optimizer:
-                optimizer.zero_grad(set_to_none=True)
-        if not self._warming:
-            self._count(next(iter(by_optimizer)).param_groups[0]["lr"])
+        self.engine.step.step(loss, optimizer, clip_norm)
 
     def stepped(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Instead of `step`: the workload has called `loss.backward()` and its optimizer itself.
@@ -319,12 +243,7 @@ class Trial(Loop):
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
         accumulation, which needs `step`.
         """
-        if self.config.loader.accumulation > 1:
-            raise self._mistake("loader.accumulation needs trial.step(loss, optimizer) instead of trial.stepped(loss)")
-        self._mark_updated("stepped")
-        self._loss = loss.detach()
-        if not self._warming:
-            self._count(optimizer.param_groups[0]["lr"] if optimizer is not None else float("nan"))
+        self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
         """Standard normal numbers of the shape of this rank's part of a batch, drawn for the whole batch from `rng`, so
@@ -345,14 +264,15 @@ class Trial(Loop):
         what the loop gets, with random numbers that no way of dividing the batch changes. `samples_each`: what one item
         counts as in `UNIT`, such as the tokens of a sequence.
         """
-        section, world = self.config.loader, self.replicas
-        self._counts = section.batch_size * samples_each
+        engine, section, world = self.engine, self.config.loader, self.replicas
+        engine.program.on_source(engine, source, {"prepare": prepare, "collate": collate})
+        engine.samples_per_step = section.batch_size * samples_each
         if (length := loader.length(source)) == 0:
-            raise self._mistake("trial.batches: the data set is empty")
+            raise engine.mistake("trial.batches: the data set is empty")
         order = loader.Order(
             length or 1, section.batch_size, section.accumulation, world.rank, world.size, self.config.seed
         )
-        return self._loop(lambda start: loader.build(source, section, order, self.device, start, prepare, collate))
+        return engine.batches(lambda start: loader.build(source, section, order, self.device, start, prepare, collate))
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         """A loader of one's own, run through again and again until the budget is spent; begun anew at a resume.
@@ -360,22 +280,27 @@ class Trial(Loop):
         `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the first batch has
         rows. The knobs of `loader` have no effect but where the loader is made of them.
         """
+        engine = self.engine
+        engine.program.on_source(engine, None, {})
 
         def build(start: int) -> Endless:
             feed = Endless(batches, self.device)
-            each = samples if samples is not None else feed.samples
-            self._counts = int(self.world.agree(each)) * self.replicas.size * self.config.loader.accumulation
+            each = int(self.world.agree(samples if samples is not None else feed.samples))
+            engine.samples_per_step = each * self.replicas.size * self.config.loader.accumulation
             return feed
 
-        self._own_loader = True
-        return self._loop(build)
+        engine.own_loader = True
+        return engine.batches(build)
 
 
-def run(trial: Trial) -> Outcome:
-    """Train it, as its workload says. All ranks call it; raises what the training raises, and `NotFiniteError` when the
-    loss is NaN or infinite, on all ranks at the same step."""
+def run(engine: Engine) -> Outcome:
+    """Train as the workload says. All ranks call it.
+
+    Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same
+    step.
+    """
     try:
-        of(trial.config).code.train(trial)
+        of(engine.config).code.train(Trial(engine))
     finally:
-        trial.close()
-    return trial.outcome()
+        engine.close()
+    return engine.outcome()

@@ -14,8 +14,9 @@ from tunediff.config import Systems
 from tunediff.distributed import World
 from tunediff.files import write_text
 from tunediff.profiling import trace
+from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.trial import Trial, run
+from tunediff.training.trial import run
 
 _BEFORE = 3
 """Steps that are not looked at."""
@@ -45,7 +46,7 @@ def write(config: Systems, world: World, folder: Path, steps: int) -> None:
     ) as profiler:
         short = cfg.override(config, {"evaluation.points": 1})
         budget = Budget(steps=_BEFORE + steps)
-        run(Trial(short, budget, world, _Stepping(profiler), evaluates=False))
+        run(Engine(short, budget, world, _Stepping(profiler), evaluates=False))
     torch.compiler.reset()
     if not world.main:
         return

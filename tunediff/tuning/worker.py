@@ -28,9 +28,10 @@ from tunediff.progress import DOING, Noted, heard
 from tunediff.record import End, NotFiniteError
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
+from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
-from tunediff.training.trial import Outcome, Trial, run
+from tunediff.training.trial import Outcome, run
 from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Job, Lost, get
 
@@ -201,7 +202,7 @@ def _train(
         )  # fmt: skip
     with cold_cache(config.compile):
         kept = job.folder if job.keeps else None
-        outcome = run(Trial(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
+        outcome = run(Engine(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
         record.Journal(job.folder).write("unread", knobs=outcome.unread)
     if not outcome.finished:

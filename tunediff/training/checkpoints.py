@@ -1,0 +1,95 @@
+"""Write a training's checkpoints and go on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunediff.config import to_dict
+from tunediff.config.code import described
+from tunediff.points import Point
+from tunediff.record import CHECKPOINT
+from tunediff.training import memory, state
+from tunediff.training.session import Session
+
+
+def save(session: Session, pending: Point | None = None) -> None:
+    """Write everything that the training has learned and measured. All ranks call it; rank 0 writes.
+
+    `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
+    """
+    session.program.before_save(session)
+    if session.folder is None:
+        return
+    with session.clock.part("checkpoint"):
+        result = session.result
+        session.strategy.complete(*([result] if result is not None else []))
+        content = learned(session) | {
+            "config": to_dict(session.config),
+            "result": result.state_dict() if result is not None else {},  # shares what is kept anyway
+            "clock": session.clock.state_dict(),
+            "pace": session.pace.state_dict(),
+            "meter": session.meter.state_dict(),
+            "points": [point.flat for point in session.points],
+            "pending": pending.flat if pending is not None else None,
+        }
+        if session.world.main:
+            state.save(content, session.folder)
+        session.world.barrier()
+
+
+def learned(session: Session) -> dict[str, Any]:
+    """Return what the training has learned so far; its tensors are not copied."""
+    return session.state.take() | {"scaler": session.amp.scaler.state_dict()}
+
+
+def put(session: Session, content: Mapping[str, Any]) -> None:
+    """Put back what the training had learned when `content` was taken."""
+    session.state.put(content)
+    session.amp.scaler.load_state_dict(content["scaler"])
+
+
+def find(session: Session) -> Mapping[str, Any] | None:
+    """Return the checkpoint to go on from; None: the training begins at its first step.
+
+    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set aside, and
+    `session.restart_reason` says why.
+    """
+    if session.folder is None:
+        return None
+    reasons: list[str] = []
+    content: Mapping[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
+    content, reasons = session.world.tell((content, reasons))
+    if content is not None and (misfit := _misfit(session, content)):
+        if session.world.main:
+            state.set_aside(session.folder)
+        content, reasons = None, [misfit]
+        session.points, session.pending = [], None
+    session.restart_reason = "".join(reasons)
+    return content
+
+
+def _misfit(session: Session, content: Mapping[str, Any]) -> str:
+    """Return why this training cannot take up a checkpoint, of another version or model; "" where it can.
+
+    Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's own tensors.
+    """
+    before = state.copied(learned(session))
+    error: Exception | None = None
+    try:
+        session.points = [Point.of(flat) for flat in content["points"]]
+        session.pending = Point.of(content["pending"]) if content["pending"] is not None else None
+        for part, expected in {"pace": session.pace.state_dict(), "clock": session.clock.state_dict()}.items():
+            if missing := sorted(expected.keys() - content[part].keys()):
+                raise KeyError(f"{part}: {missing[0]} is missing")
+        put(session, state.copied(content))
+    except Exception as raised:
+        if memory.is_oom(raised):
+            raise
+        error = raised
+    fails = session.world.any(error is not None)
+    put(session, before)
+    if not fails:
+        return ""
+    notes = [described(error), *getattr(error, "__notes__", ())] if error is not None else ["on another rank"]
+    return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"

@@ -1,0 +1,305 @@
+"""Run one training: the loop around a workload's steps, with its clock, evaluations, checkpoints and points."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunediff import cli, randomness
+from tunediff.config import flatten, of, to_dict
+from tunediff.points import Point
+from tunediff.record import NotFiniteError
+from tunediff.training import checkpoints, evaluation, findings, hardware, memory, state
+from tunediff.training.feed import Feed, Primed
+from tunediff.training.meter import Meter
+from tunediff.training.session import Session
+from tunediff.training.step import OptimizerStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A training that ended."""
+
+    points: list[Point]
+    finished: bool
+    """False: asked to stop before the budget was spent, as an open-ended training always is."""
+    seconds: dict[str, float]
+    steps: int
+    samples: int
+    peak: dict[str, float]
+    """Peak memory in MiB, by the names of `Point`."""
+    model: nn.Module
+    """What was learned, as it is evaluated and exported."""
+    unread: tuple[str, ...] = ()
+    """Knobs that a user's workload never looked at, by dotted name: they change nothing."""
+
+
+class Engine(Session):
+    """Trains until the budget is spent. A workload sees it through `Trial`."""
+
+    saved_s = 0.0
+    """Training seconds at the last checkpoint."""
+
+    def __init__(self, *args: Any, checkpoint_every_s: float = 300.0, **options: Any) -> None:
+        """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as `Session` has it."""
+        super().__init__(*args, **options)
+        self.checkpoint_every_s = checkpoint_every_s
+        self.step = OptimizerStep(self, self.count_step)
+        self.stride = 0.0
+        """The part of the training that the last step took, in units of `progress`."""
+        self.training = True
+        """False once it was asked to stop."""
+        self.done = False
+        self.feed: Feed | None = None
+        self.setup = contextlib.ExitStack()
+        self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+    def batches(self, build: Callable[[int], Feed]) -> Iterator[Any]:
+        """Yield all batches of the training; between two segments the model is judged, saved and reported.
+
+        `build(start)` makes the feed that has already given `start` batches.
+        """
+        # ---- set up: everything must have been said; what is seeded here differs between ranks, as dropout must
+        self.check_begun()
+        self.setup.close()
+        if not self.program.begin(self):
+            self.done = True
+            return
+        torch.manual_seed(self.config.seed + 1 + self.world.rank)
+        randomness.seed_libraries(self.config.seed + 1 + self.world.rank)
+
+        # ---- restore a checkpoint, warm up, and put everything back
+        checkpoint = self.restore(build)
+        yield from self.warm_up(checkpoint)
+        del checkpoint  # it holds all that is learned once more
+        self.training = all([self.report(point) for point in self.points])  # noqa: C419 – every point is reported
+        self.saved_s = self.world.agree(self.clock.read())
+        self.meter.restart()
+
+        # ---- train and evaluate, segment by segment
+        total = self.config.evaluation.points
+        for index in itertools.count(len(self.points) + 1):
+            if not self.training or (index > total and not self.budget.open_ended):
+                break
+            with self.clock.part("train"):
+                self.pace.aim(index / total)
+                while self.training and not self.pace.reached:
+                    yield from self.passes()
+                    self.after_step()
+            if not self.training:
+                checkpoints.save(self)
+                break
+            self.evaluate_point(index, index / total)
+        self.done = True
+        self.close()
+
+    def passes(self) -> Iterator[Any]:
+        """Yield the batches of one optimizer step."""
+        assert self.feed is not None
+        self.step.begin()
+        for index in range(self.step.accumulation):
+            self.step.begin_pass(index)
+            # ---- fetch: a host that waits while its device has work to do waits for nothing, see `Meter.read`
+            self.phases.switch("data_wait")
+            host = not self.phases.of_device
+            with self.clock.part("data_wait", synchronize=False) if host else contextlib.nullcontext():
+                fetched = self.feed.fetch()
+            self.phases.switch("host_to_device")
+            batch = self.feed.move(fetched)
+
+            # ---- forward and backward pass, in the workload's loop
+            self.phases.switch("forward")
+            if self.config.compile.active:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            synchronized = contextlib.nullcontext() if self.step.sync_gradients else self.strategy.unsynchronized()
+            with synchronized, self.program.batch(self, batch):
+                yield batch
+        self.phases.switch(None)
+        if not self.step.updated:
+            took = "a batch was taken and trial.step(loss, optimizer) not called"
+            raise self.mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
+
+    def count_step(self) -> None:
+        """Count one optimizer step, which was queued on the device."""
+        assert self.step.loss is not None
+        self.meter.add(self.step.loss)
+        before = self.pace.schedule
+        self.pace.step(self.samples_per_step)
+        self.stride = self.pace.schedule - before
+
+    def after_step(self) -> None:
+        """Look at the loss, report it and write a checkpoint, where the clock was read: the device was waited for."""
+        self.observer.stepped()
+        pace = self.pace
+        if not pace.checked:
+            return
+        self.meter.read()
+        if self.world.any(self.meter.streak >= self.amp.patience):
+            steps = cli.some(pace.steps, "step")
+            raise NotFiniteError(f"the loss is not finite after {steps} ({pace.train_s:.1f} s)")
+        if self.world.main:
+            loss = self.step.loss
+            rates = {"loss": float(loss if loss is not None else 0.0), "learning_rate": self.step.learning_rate}
+            finite = {name: value for name, value in rates.items() if math.isfinite(value) or name == "loss"}
+            self.observer.scalars({**pace.position(), **finite})
+        if self.world.any(self.observer.asks_to_stop()):
+            self.training = False
+        elif pace.train_s - self.saved_s > self.checkpoint_every_s and not pace.reached:
+            checkpoints.save(self)
+            self.saved_s = pace.train_s
+
+    # ------------------------------------------------------------------------------------------------- before the loop
+    def restore(self, build: Callable[[int], Feed]) -> Mapping[str, Any] | None:
+        """Find the checkpoint, measure the device's peak, and start the loaders where the training goes on."""
+        with self.clock.part("setup"):
+            checkpoint = checkpoints.find(self)
+            peak = hardware.peak_flops_per_s(self.device, self.amp.dtype, self.amp.fastest_matmul)
+            self.peak_flops_per_s = self.world.total(peak * self.strategy.devices)
+            memory.reset(self.device)  # its matrices, and what was needed to get here, are not the training's
+            steps = checkpoint["pace"]["steps"] if checkpoint is not None else 0
+            self.warm_ups = self.compilation.warm_ups(self.device.type)
+            feed = build(steps * self.step.accumulation)
+            self.feed = Primed(feed, self.step.accumulation, self.warm_ups)
+        if checkpoint is None and self.world.main:
+            self.observer.restarted(self.restart_reason)
+        return checkpoint
+
+    def warm_up(self, checkpoint: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Yield the first batch for steps that load kernels, tune and compile; then everything is as it was.
+
+        Without compilation this is setup: only the first trial of a process loads libraries and kernels.
+        """
+        with self.clock.part("setup"):
+            before = checkpoint or state.copied(checkpoints.learned(self))
+        self.warming_up = True
+        with self.clock.part("compile" if self.config.compile.active else "setup"):
+            began = time.monotonic()
+            with self.compilation.noting():
+                yield from self.passes()
+            self.world.synchronize()
+            first_step_s = time.monotonic() - began
+            for _ in range(1, self.warm_ups):
+                yield from self.passes()
+        self.warming_up = False
+        with self.clock.part("setup"):
+            checkpoints.put(self, before)
+            if checkpoint is not None:
+                self.clock.load_state_dict(checkpoint["clock"])
+                self.pace.load_state_dict(checkpoint["pace"])
+            constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.peak_flops_per_s}
+            if self.flops_per_sample is not None:
+                constant["flops_per_sample"] = self.flops_per_sample
+            devices = self.config.devices
+            self.meter = Meter(self.clock, self.pace, self.phases, self.world, devices, constant)
+            self.meter.load_state_dict((checkpoint or {}).get("meter", {}))
+
+    # ---------------------------------------------------------------------------------------------------- every point
+    def evaluate_point(self, index: int, fraction: float) -> None:
+        """Measure, judge, save and report; the clock of the budget stands still."""
+        if not self.pace.steps:
+            spent_s = self.clock.seconds["compile"]
+            raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
+        point = self.meter.measure(index, fraction)
+        described = findings.finite(findings.plain(self.description(), "describe_with", self.config.schema.title))
+        point = dataclasses.replace(point, **self.compilation.facts())
+        if self.pending is not None and self.pending.steps == point.steps:  # nothing was trained since
+            point, described = self.pending, {}
+        if not math.isfinite(point.loss):
+            raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
+        point = dataclasses.replace(point, found={**point.found, **described})
+        if self.evaluates and self.evaluation is not None:
+            with self.clock.part("evaluation"):
+                try:
+                    values = self.judge()
+                except TimeoutError:  # asked to stop: it will be measured when the training goes on
+                    self.training = False
+            if not self.training:
+                checkpoints.save(self, pending=point)
+                return
+            point = dataclasses.replace(point, found={**point.found, **values})
+            memory.restart_peak(self.device)  # what judging needs is not what training needs
+        self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
+        checkpoints.save(self)
+        self.saved_s = self.pace.train_s
+        self.meter.restart()
+        self.training = self.report(self.points[-1])
+
+    def judge(self) -> Mapping[str, Any]:
+        """Return what the workload's evaluation finds; see `evaluation.evaluate`."""
+        return self.program.judge(self, lambda: evaluation.evaluate(self))
+
+    def report(self, point: Point) -> bool:
+        """Report a point; returns whether to train on after it, on all ranks alike."""
+        return bool(self.world.agree(float(self.observer.point(point)) if self.world.main else 0.0))
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def close(self) -> None:
+        """Stop what loads data, and the clock's part that is running before the first batch."""
+        self.setup.close()
+        self.phases.switch(None)
+        if self.feed is not None:
+            self.feed.close()
+
+    def outcome(self) -> Outcome:
+        """Return how it ended. Raises `WorkloadError` if it did not run as a training does."""
+        self.check_done()
+        assert self.result is not None
+        last = self.points[-1].flat if self.points else {}
+        return Outcome(
+            points=self.points,
+            finished=len(self.points) == self.config.evaluation.points and not self.budget.open_ended,
+            seconds=dict(self.clock.seconds),
+            steps=self.pace.steps,
+            samples=self.pace.samples,
+            peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
+            model=self.strategy.whole(self.result),
+            unread=self.unread_knobs(),
+        )
+
+    # ---------------------------------------------------------------------------------------- mistakes of a workload
+    def check_begun(self) -> None:
+        """Raise `WorkloadError` for what must have been said before the first batch."""
+        if self.feed is not None:
+            once = "train(trial) asked twice for batches; one loop lasts for the whole budget, over all epochs"
+            raise self.mistake(once)
+        if self.model is None:
+            raise self.mistake("train(trial): net = trial.prepare(net) must come before the loop over its batches")
+        if not self.state.names:
+            keep = "trial.keep(net=net, optimizer=optimizer)"
+            raise self.mistake(f"train(trial): {keep} must come before the loop: a resumed training needs them")
+        if self.evaluates and self.evaluation is None:
+            judge = f'trial.evaluate_with(lambda: {{"{of(self.config).objective.name}": …}})'
+            raise self.mistake(f"train(trial): {judge} must come before the loop: nothing else judges the model")
+
+    def check_done(self) -> None:
+        """Raise `WorkloadError` unless the training has run to its end, or was asked to stop."""
+        if self.model is None:
+            raise self.mistake("train(trial) never called trial.prepare(model)")
+        if self.feed is None and not self.done:
+            raise self.mistake("train(trial) never asked for a batch: for batch in trial.batches(data): …")
+        if not self.done:
+            left = f"train(trial) left its loop after {cli.some(self.pace.steps, 'step')}, before its budget was spent"
+            raise self.mistake(f"{left}; trial.batches ends by itself")
+
+    def unread_knobs(self) -> tuple[str, ...]:
+        """Return the knobs of a user's workload that its training has never looked at, on this rank."""
+        if not self.config.schema.version:
+            return ()
+        own = {field.name for field in dataclasses.fields(self.config.schema.own)}
+        names = [name for name in flatten(to_dict(self.config)) if name.partition(".")[0] in own]
+        unread = [name for name in names if name not in self.read_knobs]
+        unread += [] if self.autocast_entered else ["precision.amp"]
+        code = of(self.config).file
+        mentioned = code is not None and any(b".config" in text for text in code.contents.values())
+        if self.own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
+            unread += [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
+        return tuple(unread)

@@ -1,0 +1,76 @@
+"""Evaluate a training's model under conditions that are the same for all trials."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunediff import cli, randomness
+from tunediff.config import of
+from tunediff.record import NotFiniteError
+from tunediff.training import findings, state
+from tunediff.training.precision import one_ruler
+from tunediff.training.session import Session
+
+
+def evaluate(session: Session) -> Mapping[str, Any]:
+    """Return what the workload's evaluation finds of its model, in plain numbers and words. All ranks call it.
+
+    Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or infinite.
+    """
+    assert session.evaluation is not None
+    assert session.model is not None
+    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0 saves.
+    for buffer in session.model.buffers() if session.strategy.replicas.size > 1 else ():
+        session.world.first(buffer)
+    models = [model for model in (session.model, session.result) if model is not None]
+    alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
+    with _evaluation_mode(models), alone, torch.no_grad(), _fixed_conditions(session), session.compilation.noting():
+        found = session.evaluation()
+    return _checked(session, findings.plain(found, "evaluate_with", session.config.schema.title))
+
+
+def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the finite values; the objective must be one of them."""
+    metric = of(session.config).objective.name
+    if metric not in values:
+        there = ", ".join(values) or "nothing"
+        raise session.mistake(f'evaluate_with: found {there}, and not OBJECTIVE "{metric}"')
+    value = values[metric]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
+    if session.world.any(not math.isfinite(value)):
+        raise NotFiniteError(f"{metric} is {value} after {cli.some(session.pace.steps, 'step')}")
+    return findings.finite(values)
+
+
+@contextlib.contextmanager
+def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Put the models into evaluation mode; afterwards each of their modules is in the mode that it had."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextlib.contextmanager
+def _fixed_conditions(session: Session) -> Iterator[None]:
+    """The same number format and random numbers for all trials, without trace in the training."""
+    session.evaluating = True
+    try:
+        devices = [session.device] if session.device.type == "cuda" else []
+        with one_ruler(session.device), torch.random.fork_rng(devices), randomness.forked():
+            torch.manual_seed(0)
+            randomness.seed_libraries(0)
+            yield
+    finally:
+        session.evaluating = False

@@ -1,0 +1,152 @@
+"""Everything that one training has: its parts, its model, how far it is; and the program, what is done with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunediff import randomness
+from tunediff.clock import Budget, Clock
+from tunediff.config import Systems
+from tunediff.config.code import WorkloadError
+from tunediff.data import loader
+from tunediff.distributed import World
+from tunediff.points import Point
+from tunediff.training import memory, state, strategies
+from tunediff.training.compilation import Compilation
+from tunediff.training.meter import Meter
+from tunediff.training.observer import Observer
+from tunediff.training.pace import Pace
+from tunediff.training.phases import Phases
+from tunediff.training.precision import Amp
+from tunediff.training.watched import watched
+
+Facts = Callable[[], Mapping[str, Any]]
+"""What a workload gives to be called at every point: it returns values by name."""
+
+
+class Session:
+    """One training of one configuration, as the engine runs it. All ranks have the same parts."""
+
+    config: Systems
+    budget: Budget
+    world: World
+    device: torch.device
+    observer: Observer
+    program: Program
+    folder: Path | None
+    """Where checkpoints are written; None: nowhere."""
+    evaluates: bool
+    """Whether the model is judged; without it, points carry throughput only."""
+    initial: Mapping[str, torch.Tensor] | None
+    """Weights to start from."""
+    clock: Clock
+    pace: Pace
+    phases: Phases
+    state: state.State
+    strategy: strategies.Single
+    amp: Amp
+    compilation: Compilation
+    meter: Meter
+    """Made after the warm-up."""
+
+    def __init__(
+        self, config: Systems, budget: Budget, world: World, observer: Observer, program: Program | None = None, *,
+        folder: Path | None = None, evaluates: bool = True, clock: Clock | None = None,
+        initial: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Set up the parts, and seed all generators for equal initial weights on all ranks."""
+        self.config, self.budget, self.world, self.device = config, budget, world, world.device
+        self.program = program or Program()
+        self.observer, self.folder, self.evaluates, self.initial = observer, folder, evaluates, initial
+        self.knobs, self.read_knobs = watched(config.knobs) if config.schema.version else (config.knobs, set[str]())
+        self.clock, self.phases = clock or Clock(budget, world.synchronize), Phases(world.device)
+        self.pace, self.state = Pace(budget, self.clock, world), state.State(world)
+        self.strategy, self.amp = strategies.build(config, world), Amp(config.precision, world.device)
+        self.compilation = Compilation(config.compile)
+
+        # ---- what the workload hands over
+        self.model: nn.Module | None = None
+        """The prepared model, which is trained."""
+        self.result: nn.Module | None = None
+        """The model that is judged and saved."""
+        self.evaluation: Facts | None = None
+        self.description: Facts = dict
+        self.flops_per_sample: float | None = None
+        self.samples_per_step = config.loader.batch_size
+        """Samples of an optimizer step, of all ranks."""
+        self.own_loader = False
+        """Whether batches come from a loader of the workload's own."""
+
+        # ---- how far it is
+        self.points: list[Point] = []
+        self.pending: Point | None = None
+        """A point whose evaluation was interrupted."""
+        self.restart_reason = ""
+        """Why a checkpoint that was there is of no use."""
+        self.warming_up = False
+        """Whether steps are made that will be undone: for kernels, autotuning and compilation."""
+        self.evaluating = False
+        self.autocast_entered = False
+        self.seeded = True
+        """Whether torch's generator had the configuration's seed when the model was prepared."""
+
+        memory.reset(world.device)
+        memory.keep_freed(config.memory.keep_freed, world.device)
+        torch.manual_seed(config.seed)
+        randomness.seed_libraries(config.seed)
+        self.state.rng.manual_seed(config.seed)
+
+    def mistake(self, what: str) -> WorkloadError:
+        """Return the error that names the workload and what is wrong in it."""
+        return WorkloadError(f"{self.config.schema.title}: {what}")
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of forward passes, in the number format of `precision.amp`.
+
+        In an evaluation it changes nothing, so that all trials are judged in one format.
+        """
+        if self.evaluating:
+            return contextlib.nullcontext()
+        self.autocast_entered = True
+        return self.amp.autocast()
+
+
+class Program:
+    """Train to the end of the budget, and watch nothing: the program of every trial of a search.
+
+    Others look at a training, judge or measure it: they override some of these methods. All ranks run the same one.
+    """
+
+    def before_prepare(self, session: Session, model: nn.Module) -> None:
+        """The workload has handed over its model, which nothing was done to yet."""
+
+    def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
+        """Return what the workload gets as its prepared model; `model` is the plain one inside."""
+        return prepared
+
+    def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
+        """The workload asks for batches of `source` (`prepare` and `collate` in `options`); None: of its own loader."""
+
+    def begin(self, session: Session) -> bool:
+        """Return whether to train, once everything is set up and the first batch is asked for."""
+        return True
+
+    def batch(self, session: Session, batch: Any) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which the workload gets this batch and trains it."""
+        return contextlib.nullcontext()
+
+    def on_passes(self, session: Session) -> None:
+        """The strategy has run a forward and a backward pass of its own."""
+
+    def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what `evaluate()` finds of the model, in plain numbers and words."""
+        return evaluate()
+
+    def before_save(self, session: Session) -> None:
+        """A checkpoint is about to be written."""

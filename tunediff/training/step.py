@@ -1,0 +1,184 @@
+"""One optimizer step: the backward passes and updates that a workload asks for, in whichever of the ways it can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from tunediff.training import losses
+from tunediff.training.session import Session
+
+LossOf = Callable[..., Tensor]
+"""Gives the loss of each item [b], float32, from the model's output and the targets."""
+
+
+class OptimizerStep:
+    """Backward passes and updates between two optimizer steps, under loss scaling and accumulation."""
+
+    def __init__(self, session: Session, on_update: Callable[[], None]) -> None:
+        """`on_update` is called after every update that is not undone."""
+        self.session, self.on_update = session, on_update
+        self.accumulation = session.config.loader.accumulation
+        self.pass_index = 0
+        self.loss: Tensor | None = None
+        """Of this step so far, a scalar on the device."""
+        self.learning_rate = math.nan
+        self.updated = False
+        self.stepped = False
+        """Whether the workload has called `step` for this batch."""
+
+    def begin(self) -> None:
+        """Begin the next optimizer step."""
+        self.loss, self.updated = None, False
+
+    def begin_pass(self, index: int) -> None:
+        """Begin with the batch of pass number `index` of this step."""
+        self.pass_index, self.stepped = index, False
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this batch is the last of its step: gradients are complete after it, and weights change."""
+        return self.pass_index == self.accumulation - 1
+
+    # ------------------------------------------------------------------------------------------------ backward passes
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of one pass's mean loss."""
+        session = self.session
+        if session.strategy.owns_passes:
+            needs = "parallel.strategy = pipeline needs trial.forward_backward(…) in place of trial.step"
+            raise session.mistake(needs)
+        session.phases.switch("backward")
+        share = loss / self.accumulation if self.accumulation > 1 else loss
+        session.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+        self._add_loss(share.detach())
+        session.phases.switch(None)
+
+    def backward_beside(self, loss: Tensor) -> None:
+        """Add the gradients of parameters outside the prepared model, which learn from a loss of their own."""
+        self.session.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
+
+    def forward_backward(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_of: LossOf, weights: Tensor | None
+    ) -> Tensor:
+        """Forward and backward pass in one; returns the items' losses [b], detached."""
+        session = self.session
+        assert session.model is not None, "trial.prepare(model) comes first"
+        if session.strategy.owns_passes:
+            count = len(inputs[0]) * self.accumulation
+            factors = (torch.ones(len(inputs[0]), device=session.device) if weights is None else weights) / count
+            session.program.on_passes(session)
+            item_losses = session.strategy.passes(inputs, targets, loss_of, factors, session.autocast)
+            self._add_loss((factors * item_losses).sum())
+            session.phases.switch(None)
+            return item_losses
+        with session.autocast():
+            output = session.model(*inputs)
+        item_losses = loss_of(output, *targets)
+        self.backward((item_losses if weights is None else weights * item_losses).mean())
+        return item_losses.detach()
+
+    def _backward_each(self, by_optimizer: losses.Losses) -> None:
+        """Add the gradients of several losses, each to its own optimizer's parameters."""
+        session = self.session
+        if not session.strategy.separate_losses:
+            raise session.mistake(
+                f"parallel.strategy: {session.config.parallel.strategy} is not allowed with several losses: it "
+                "averages gradients in one backward pass; allowed: ddp, dp, single"
+            )
+        session.phases.switch("backward")
+        try:
+            losses.backward(by_optimizer, lambda loss: session.amp.scaler.scale(loss / self.accumulation))
+        except ValueError as error:
+            raise session.mistake(str(error)) from None
+        for loss in by_optimizer.values():
+            self._add_loss(loss.detach() / self.accumulation)
+        session.phases.switch(None)
+
+    def _add_loss(self, share: Tensor) -> None:
+        self.loss = share if self.loss is None else self.loss + share
+
+    # -------------------------------------------------------------------------------------------------------- updates
+    def update(
+        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, beside: Iterable[nn.Parameter] = ()
+    ) -> None:
+        """Update the weights after the last pass; see `Trial.update`."""
+        self._mark_updated("update")
+        session, scaler = self.session, self.session.amp.scaler
+        with session.phases("optimizer"):
+            session.world.average_gradients(beside)
+            scaler.unscale_(optimizer)
+            if clip_norm is not None and session.model is not None:
+                session.strategy.clip(session.model.parameters(), clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        self._finish(optimizer.param_groups[0]["lr"])
+
+    def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
+        """Update the weights of several optimizers, counted as one step."""
+        self._mark_updated("step")
+        session, scaler = self.session, self.session.amp.scaler
+        with session.phases("optimizer"):
+            for optimizer in by_optimizer:
+                own = losses.parameters(optimizer)
+                session.strategy.average(own)
+                scaler.unscale_(optimizer)
+                if clip_norm is not None:
+                    session.strategy.clip(own, clip_norm)
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in by_optimizer:
+                optimizer.zero_grad(set_to_none=True)
+        self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
+
+    def step(
+        self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None, clip_norm: float | None
+    ) -> None:
+        """Do the backward pass, and after the last pass the update; see `Trial.step`."""
+        try:
+            by_optimizer = losses.of_step(loss, optimizer)
+        except ValueError as error:
+            raise self.session.mistake(str(error)) from None
+        self._refuse_second("step", self.stepped)
+        self.stepped = True
+        if isinstance(loss, Tensor):
+            self.backward(loss)
+            if self.sync_gradients:
+                assert optimizer is not None
+                self.update(optimizer, clip_norm)
+            return
+        self._backward_each(by_optimizer)
+        if self.sync_gradients:
+            self._update_each(by_optimizer, clip_norm)
+
+    def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+        """Count a step that the workload has made by itself; see `Trial.record_step`."""
+        if self.accumulation > 1:
+            needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.stepped(loss)"
+            raise self.session.mistake(needs)
+        self._mark_updated("stepped")
+        self.loss = loss.detach()
+        self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
+
+    def _finish(self, learning_rate: float) -> None:
+        if self.session.warming_up:
+            return
+        if self.loss is None:
+            raise self.session.mistake("trial.update without trial.backward(loss)")
+        self.learning_rate = learning_rate
+        self.on_update()
+
+    def _mark_updated(self, call: str) -> None:
+        """Note that the step of these batches was made. Raises `WorkloadError` if it was already."""
+        self._refuse_second(call, self.updated)
+        self.updated = True
+
+    def _refuse_second(self, call: str, done: bool) -> None:
+        if done:
+            raise self.session.mistake(
+                f"trial.{call} was called twice for one batch; several losses and optimizers go into one call: "
+                "trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
+            )
