@@ -139,7 +139,9 @@ def test_a_file_of_a_package_brings_its_package(repository):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("mine.py@gone", "error: mine.py@gone: fatal: not a valid object name: gone"),
+        ("mine.py@gone", "error: mine.py@gone: fatal: Needed a single revision"),
+        ("mine.py@", "error: mine.py@: fatal: Needed a single revision"),
+        ("mine.py@-owritten", "error: mine.py@-owritten: fatal: Needed a single revision"),
         ("new.py@HEAD", "error: new.py@HEAD: no such file in that revision"),
         ("nowhere/mine.py@HEAD", "error: nowhere/mine.py@HEAD: "),
     ],
@@ -147,6 +149,7 @@ def test_a_file_of_a_package_brings_its_package(repository):
 def test_revisions_that_are_not_there(repository, capsys, given, message):
     Path("new.py").write_text(PLAIN)
     assert message in refused(capsys, given, "mine.py")
+    assert not Path("written").exists()
 
 
 def test_no_repository(tmp_path, capsys, monkeypatch):

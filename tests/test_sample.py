@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from tests.helpers import CPU, pair, tiny
 from tests.test_models import network, run_folder
 from tunediff import config as cfg
-from tunediff import progress, sample
+from tunediff import evaluate, export, progress, sample
 from tunediff.workloads.diffusion import drawing, handoff
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import Noise
@@ -226,3 +227,48 @@ def test_progress(run, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     sample.main(["small", "--images", "4", "--batch-size", "2"])
     assert "100/100" in capsys.readouterr().err
+
+
+def stored(folder, kind):
+    """A file of weights, training or search whose workload is a file beside it that leaves a trace; and its name."""
+    program = folder / "workload" / "mine.py"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"# {folder}\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    (folder / "weights.safetensors").touch()
+    if kind == "weights":
+        (folder / "config.yaml").write_text("workload: workload/mine.py\n")
+        return folder / "weights.safetensors"
+    if kind == "checkpoint":
+        torch.save({"config": {"workload": str(program)}, "result": {}}, folder / "checkpoint.pt")
+        return folder / "checkpoint.pt"
+    if kind == "training":
+        start = {"event": "start", "time": 1.0, "name": "t0000", "number": 0, "config": {"workload": str(program)}}
+        start |= {"drawn": {}, "fingerprint": "", "budget_s": 1.0}
+        (folder / "journal.jsonl").write_text(f"{json.dumps(start)}\n")
+    else:
+        text = "budget: {trials: 2, per_trial: 1s}\nsearch: {lr: [1, 2]}\n"
+        (folder / "search.yaml").write_text(f"workload: workload/mine.py\n{text}")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["weights", "checkpoint", "training", "search"])
+@pytest.mark.parametrize("command", ["sample", "export"])
+def test_weights_of_another_workload_are_refused_before_its_file_is_run(tmp_path, capsys, kind, command):
+    """Whoever looks at weights that somebody sent runs no program of theirs."""
+    name = str(stored(tmp_path / "sent", kind))
+    if command == "sample":
+        code, what = sample.main([name]), "sample"
+    else:
+        code, what = export.main([name, "--diffusers", "--out", str(tmp_path / "out")]), "--diffusers"
+    error = capsys.readouterr().err
+    assert (code, (tmp_path / "sent" / "workload" / "ran").exists()) == (2, False)
+    assert f"mine.py is not allowed: {what} is for diffusion; allowed: diffusion" in error
+    assert "runs " not in error
+
+
+def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = stored(tmp_path / "sent", "weights")
+    assert evaluate.main([str(name)]) == 2
+    assert f"runs {tmp_path / 'sent' / 'workload' / 'mine.py'}\n" in capsys.readouterr().err
+    assert (tmp_path / "sent" / "workload" / "ran").exists()

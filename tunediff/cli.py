@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from tunediff import machine, starting
 from tunediff.config import ConfigError, Systems, of
+from tunediff.config import code as users
 from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
 
@@ -40,6 +41,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
         if sys.stdout is None:  # `>&-`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         _replace_what_cannot_be_written()
+        users.announces = True
         if early := signal.getsignal(signal.SIGINT) is starting.end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -213,7 +213,9 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
         except tarfile.FilterError:  # a link out of the repository, such as one to data
             return None
 
-    archive = git("archive", "--format=tar", revision, ".")
+    # Its hash: git would take a revision that begins with a dash for an option, such as a file to write.
+    resolved = git("rev-parse", "--verify", "--end-of-options", revision).decode().strip()
+    archive = git("archive", "--format=tar", resolved, ".")
     with tarfile.open(fileobj=io.BytesIO(archive)) as content:
         content.extractall(elsewhere, filter=inside)
     if not there.is_file():

@@ -64,13 +64,8 @@ def _export_configuration(args: argparse.Namespace) -> None:
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
-    what = args.name
-    if args.trial is not None:
-        found = results.read(space.folder_of(args.name, args.storage))
-        what = str(found.folder / "trials" / choose(found, args.trial).name)
-    model = models.find(what, args.storage)
+    model = models.find_of("diffusion", "--diffusers", args.name, args.storage, args.trial)
     folder = args.out or model.folder / "diffusers"
-    model.need("diffusion", "--diffusers")
     handoff.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())

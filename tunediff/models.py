@@ -63,10 +63,24 @@ class Saved:
             return handoff.read_unet(self.weights.parent)[1]
         return read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
 
-    def need(self, workload: str, what: str) -> None:
-        """Raise `ConfigError` unless it is a model of one of our workloads, which `what` is for."""
-        title = cfg.of(self.config).title
-        refuse(self.config.schema.workload != workload, f"{self.name}: is a model of {title}; {what} is for {workload}")
+
+def find_of(workload: str, purpose: str, what: str, storage: Path, trial: str | None = None) -> Saved:
+    """As `find`, for a command that is for one of our workloads alone: tells by the name, and runs no user's file.
+
+    `trial`: of the search that `what` names. Raises `ConfigError` for models of other workloads.
+    """
+    with cfg.shipped_only(f"{purpose} is for {workload}; allowed: {workload}"):
+        if trial is not None:
+            from tunediff import results, space
+            from tunediff.results import evidence
+
+            search = results.read(space.folder_of(what, storage))
+            what = str(search.folder / "trials" / evidence.choose(search, trial).name)
+        saved = find(what, storage)
+    title = cfg.of(saved.config).title
+    other = saved.config.schema.workload != workload
+    refuse(other, f"{saved.name}: is a model of {title}; {purpose} is for {workload}")
+    return saved
 
 
 def find(what: str, storage: Path = cli.STORAGE) -> Saved:

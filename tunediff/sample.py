@@ -51,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
-    model = models.find(args.run, args.storage)
-    model.need("diffusion", "sample")
+    model = models.find_of("diffusion", "sample", args.run, args.storage)
     wanted = {name: getattr(args, name) for name in ("sampler", "seed", "steps", "skip", "eta", "batch_size")}
     config = drawing.configured(model.config, wanted)
     cli.check_writable("--out", args.out or model.folder / "samples.png")

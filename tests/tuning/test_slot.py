@@ -194,6 +194,25 @@ def test_which_job_needs_another_group(slot, first, end, second, groups):
     assert asyncio.run(both()) == groups
 
 
+def test_a_job_is_not_forgotten_where_changed_workers_leave_early(slot):
+    """Their group ends before the slot gets to replace it."""
+
+    async def renewed():
+        serial = await slot.submit(job())
+        await slot.post(serial, End("ok"))
+        serial, old = await slot.submit(job("t0001/1")), slot._generation
+        async with slot._turn:
+            await slot.renew(old)
+            slot.groups[0].set_result(None)
+            while slot._group is not None:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        return await slot.event(serial, 0), await slot.take(slot._generation, "")
+
+    lost, order = asyncio.run(renewed())
+    assert (lost, order.job) == (None, job("t0001/1"))
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["a job waits", "none waits"])
 def test_workers_that_a_trial_has_changed_are_replaced(slot, waits):
     """Also where the next job was handed to them already."""

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import gc
 import json
 import os
 import pickle
@@ -10,11 +11,14 @@ import sys
 import threading
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from tests.helpers import shipped_toy
+from tests.toy import train as toy_train
 from tunediff import config as cfg
 from tunediff import record
 from tunediff.clock import Budget
@@ -24,8 +28,8 @@ from tunediff.points import Point
 from tunediff.progress import DOING, Progress
 from tunediff.record import NotFiniteError
 from tunediff.training import state, weights
-from tunediff.tuning import group, worker
-from tunediff.tuning.messages import Job, Kind, Lost
+from tunediff.tuning import group, process_settings, worker
+from tunediff.tuning.messages import Job, Kind, Lost, Order
 from tunediff.tuning.resources import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,6 +266,19 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
         assert slot.last.reason == f"{type(error).__name__}: {error}"
 
 
+def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, monkeypatch):
+    """Python has such a byte of a file's name as a surrogate, which no encoding of text takes."""
+
+    def fail(trial):
+        raise ValueError(os.fsdecode(b"caf\xe9.png") + " is no image")
+
+    monkeypatch.setattr(worker, "run", fail)
+    with pytest.raises(ValueError, match="is no image"):
+        worker.work(job, "s1", Slot(tmp_path), alone())
+    assert record.read_trial(tmp_path).status == "error"
+    assert "caf\\udce9.png" in (tmp_path / "traceback-rank0.txt").read_text(encoding="utf-8")
+
+
 def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, monkeypatch):
     def fail(trial):
         raise ValueError("could not be written")
@@ -282,6 +299,77 @@ def test_a_process_is_as_it_was_after_a_trial(tmp_path, job):
     assert torch.equal(drawn, torch.rand(3))
 
 
+SETTINGS = {
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "cuDNN": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "attention kernels": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "reduced precision of products": lambda: setattr(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "garbage collector": gc.disable,
+    "working directory": lambda: os.chdir("/"),
+    "environment": lambda: os.environ.update(SET_BY_A_TRIAL="1", HOME="/elsewhere"),
+}
+
+
+def toy_job(folder):
+    with shipped_toy():
+        return job_of(folder, cfg.baseline("toy"), samples=32)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_reset_puts_back_what_a_training_sets(tmp_path, job, name, capfd):
+    """Its next trial is not measured with another's settings; the trial itself is as good as any."""
+    toy, before, train = toy_job(tmp_path / "toy"), process_settings.read(), toy_train.train
+
+    def changing(trial):
+        train(trial)
+        SETTINGS[name]()
+
+    with shipped_toy(), mock.patch.object(toy_train, "train", changing):
+        assert worker.work(toy, "s1", Slot(toy.folder), alone())
+    assert process_settings.read() == before
+    assert record.read_trial(toy.folder).status == "ok"
+    more = " (HOME, SET_BY_A_TRIAL)" if name == "environment" else ""
+    assert f"toy: train(trial) has changed the process: {name}{more};" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_workers_leave_when_a_trial_has_changed_their_process(tmp_path, job, monkeypatch, stays):
+    orders, renewed = [Order("s1", job), Order()], []
+    slot = types.SimpleNamespace(
+        take=types.SimpleNamespace(remote=lambda generation, done: orders.pop(0)),
+        renew=types.SimpleNamespace(remote=renewed.append),
+    )
+    context = types.SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+    monkeypatch.setattr(worker.ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(worker.ray.train.torch, "get_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(worker, "get", lambda name: slot)
+    monkeypatch.setattr(worker, "work", lambda *_: not stays)
+    worker.serve({"slot": "s", "generation": "g1", "threads": torch.get_num_threads(), "here": os.getcwd()})
+    assert renewed == ([] if stays else ["g1"])
+    assert len(orders) == (0 if stays else 1), "they take no other job"
+
+
+def test_what_a_file_sets_when_it_is_imported_stays(tmp_path, job, monkeypatch):
+    """It is imported once in a process, for all trials of its workload: put back, it would be missing in the second."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("SET_BY_A_FILE", "0")
+    text = (ROOT / "tests" / "users" / "plain.py").read_text()
+    for name, more in (("plain_one", ""), ("plain_two", "import os\nos.environ['SET_BY_A_FILE'] = '1'\n")):
+        (tmp_path / f"{name}.py").write_text(f"{text}{more}")
+    config = cfg.baseline(str(tmp_path / "plain_one.py"))
+    one = job_of(tmp_path / "t0000", config, samples=32)
+    one = dataclasses.replace(one, config={**one.config, "workload": str(tmp_path / "plain_two.py")})
+    assert not worker.work(one, "s1", Slot(one.folder), alone())
+    assert (record.read_trial(one.folder).status, os.environ["SET_BY_A_FILE"]) == ("ok", "1")
+
+
 def test_a_point_travels_whole(tmp_path, job):
     """Jobs and events go from process to process."""
     worker.work(job, "s1", Slot(tmp_path), alone())
@@ -299,7 +387,8 @@ from tests.tuning import test_worker
 from tunediff.tuning import worker
 worker.ray = types.SimpleNamespace(get=lambda answer: answer)
 for job in pickle.load(sys.stdin.buffer):
-    worker.work(job, "serial", test_worker.Slot(job.folder), test_worker.alone())
+    changed = worker.work(job, "serial", test_worker.Slot(job.folder), test_worker.alone())
+    assert not changed, "our own trainings leave their process to the next"
 """
 
 

@@ -26,6 +26,9 @@ _roots: list[Path] = []
 """Where these files lie."""
 _names: set[str] = set()
 """What these modules and those that they import are called."""
+announces = False
+"""Whether stderr names a file that lies in the folder of a search, a training or an export before it is run: commands
+do, for a user who may have meant to look at results only."""
 
 
 class WorkloadError(RuntimeError):
@@ -132,6 +135,8 @@ def load(code: Code) -> ModuleType:
     known = _imported.get(code.version)
     if known is None:
         _check_name(code)
+        if announces and code.root.name == FOLDER:
+            print(f"runs {shown(code.file)}", file=sys.stderr)
         _put_first(code)
         module = _import(code)
         names = [name for name in map(_name, code.contents) if name in sys.modules]

@@ -14,12 +14,14 @@ to nothing about device memory, and of lists that save the more of it the longer
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -143,6 +145,8 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
     if name in SHIPPED:
         return _shipped(name)
     refuse(not is_users(name), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}")
+    if (purpose := _shipped_only.get()) is not None:
+        raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
     found = _users(str(file), users.read(file).version)
     assert found.file is not None
@@ -151,6 +155,18 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
 
 
 FILES = "a file such as mine.py, or package.module"
+_shipped_only: contextvars.ContextVar[str | None] = contextvars.ContextVar("shipped_only", default=None)
+
+
+@contextlib.contextmanager
+def shipped_only(purpose: str) -> Iterator[None]:
+    """Raise `ConfigError` with `purpose` where a user's file would be imported: configurations inside may come from
+    people whose programs one would not run."""
+    token = _shipped_only.set(purpose)
+    try:
+        yield
+    finally:
+        _shipped_only.reset(token)
 
 
 def is_users(name: str) -> bool:

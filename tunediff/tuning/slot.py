@@ -146,6 +146,20 @@ class Slot:
 
         return await self._wait(next_order)
 
+    async def renew(self, generation: str) -> None:
+        """The workers of this group leave: a job that waits for them, and all to come, get others."""
+
+        async def replaced() -> None:
+            async with self._turn:
+                if generation == self._generation:
+                    await self._retire()
+                    if self._job is not None and not self._ended:
+                        self._start(self._job.kind, self._job.fresh)
+
+        async with self._changed:
+            self._retired.add(generation)  # its end is no loss of a job
+        self._renewing = asyncio.ensure_future(replaced())  # not awaited: the group goes once this call is answered
+
     async def post(self, serial: str, event: Event) -> None:
         """Tell the driver: a point (the workers then ask for the `decision`), the end of the job, or that they leave
         its node."""

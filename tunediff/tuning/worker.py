@@ -32,7 +32,7 @@ from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.trial import Outcome, run
-from tunediff.tuning import cluster, messages
+from tunediff.tuning import cluster, messages, process_settings
 from tunediff.tuning.messages import Job, Lost, get
 
 GONE = (
@@ -77,7 +77,10 @@ def serve(setup: Setup) -> None:
         if order.job is None:
             return
         done = order.serial
-        work(order.job, done, slot, world)
+        if work(order.job, done, slot, world):
+            if world.main:
+                ray.get(slot.renew.remote(setup["generation"]))
+            return
 
 
 def _import_what_trials_need(device: torch.device) -> None:
@@ -111,16 +114,25 @@ class Teller(Recorder):
             super().show(name, what)
 
 
-def work(job: Job, serial: str, slot: Any, world: World) -> None:
-    """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it."""
+def work(job: Job, serial: str, slot: Any, world: World) -> bool:
+    """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it.
+
+    Returns whether the training has changed settings of the process, on any rank. They are put back, but what was made
+    under them may live on: the next job needs other processes.
+    """
     print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
     known = record.read_trial(job.folder)
     if world.agree(float(known is not None and known.finished)):
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
         if world.main and known is not None:
             ray.get(slot.post.remote(serial, known.end))
-        return
+        return False
+    settings: dict[str, Any] = {}
+    changed: list[str] = []
     try:
+        # A file is imported once, for all trials of its workload: what it sets meanwhile is theirs too.
+        _ = cfg.of(cfg.from_dict(job.config, where=job.name)).code
+        settings = process_settings.read()
         nodes = job.kind.place.nodes if world.main else ()
         with heard(doing := Noted(job.folder if world.main else None)), cluster.watched(nodes) as draining:
             outcome = _train(job, serial, slot, world, doing.part, draining)
@@ -138,7 +150,12 @@ def work(job: Job, serial: str, slot: Any, world: World) -> None:
         _blame(error, job, serial, slot, world)
         raise
     finally:
+        changed = process_settings.restore(settings)
         _reset(world.device)
+    if changed:
+        what = f"train(trial) has changed the process: {', '.join(changed)}"
+        print(f"{job.name}: {what}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
+    return world.any(bool(changed))
 
 
 def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> None:
@@ -151,7 +168,9 @@ def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> 
         raise OSError(why) from error
     status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
-        (job.folder / f"traceback-rank{world.rank}.txt").write_text(code.trace(error), encoding="utf-8")
+        (job.folder / f"traceback-rank{world.rank}.txt").write_text(
+            code.trace(error), encoding="utf-8", errors="backslashreplace"
+        )
     held = memory.shares_mib(error, world.device, world.size) if status == "oom" else {}
     _end(
         job, serial, slot, messages.out_of_memory(End(status, reason, peak=memory.peak_mib(world.device), memory=held))
@@ -176,7 +195,7 @@ def _lost_a_process(error: Exception, ranks: int) -> bool:
 
 
 def _reset(device: torch.device) -> None:
-    """Undo what a trial may have set for the whole process, and free what it left."""
+    """Undo what tunediff sets for the whole process, and free what a trial left."""
     precision.set_backends(Precision(), device.type)
     torch.manual_seed(0)
     random.seed(0)
