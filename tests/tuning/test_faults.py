@@ -6,6 +6,7 @@ TUNEDIFF_FAULTS=FILE the table of what happened is written there.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -240,11 +241,12 @@ def test_one_name_once_and_two_searches_side_by_side(search):
 
 
 @pytest.fixture
-def disk(tmp_path):
-    """The folder of results on a file system of its own."""
+def disk(tmp_path, request):
+    """The folder of results on a file system of its own, of 64 MiB or as many as the test asks for."""
     folder = tmp_path / "results"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], capture_output=True).returncode:
+    size = f"size={getattr(request, 'param', 64)}m"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
@@ -283,3 +285,62 @@ def test_storage_that_becomes_read_only_ends_it_cleanly(search, disk):
     stopped(one, process, "Read-only file system")
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     settle(one, process, "storage becomes read-only", "remounted", ["ok"] * 4)
+
+
+@pytest.mark.parametrize("disk", [512], indirect=True)
+def test_disk_that_fits_all_but_a_checkpoint_ends_it_cleanly(search, disk):
+    """20 MiB are free, and a checkpoint takes more; a probe of the disk finds room."""
+    one, process = begin(search, "checkpoint", fixed={"model.channels": 128})
+    one.wait_for(lambda: one.events("t0000", "start"))
+    one.family = set(of_search(process))
+    with open(disk / "filler", "wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(disk).free - 20 * 2**20)
+    stopped(one, process, "No space left on device")
+    assert not one.trial("t0000").finished
+    assert (disk / "filler").stat().st_size > 400 * 2**20
+    (disk / "filler").unlink()
+    settle(one, process, "disk fits all but a checkpoint", "20 MiB left of 512", ["ok"] * 4, before=True)
+    assert max(path.stat().st_size for path in one.folder.glob("trials/*/weights.safetensors")) > 5 * 2**20
+
+
+def test_home_that_cannot_be_written_is_no_reason_to_fail(search, tmp_path, monkeypatch):
+    """As in a read-only container, or with a user id that has no home."""
+    monkeypatch.setenv("HOME", "/proc")
+    for name in ("TUNEDIFF_CACHE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    one, process = begin(search, "homeless")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    assert "set RAY_AUTH_TOKEN before the search" in one.log
+    settle(one, process, "home folder cannot be written", "HOME=/proc", ["ok"] * 4, resumed=False)
+
+
+LOCKLESS = """
+import errno, fcntl, os
+flock, lockf = fcntl.flock, fcntl.lockf
+def without(lock):
+    def refuse(file, *how):
+        number = file if isinstance(file, int) else file.fileno()
+        if os.readlink(f"/proc/self/fd/{number}").startswith(os.environ["TUNEDIFF_LOCKLESS"]):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        return lock(file, *how)
+    return refuse
+fcntl.flock, fcntl.lockf = without(flock), without(lockf)
+"""
+
+
+def test_file_system_without_locks_works_with_a_warning(search, tmp_path, monkeypatch):
+    """As NFS without its lock daemon: Python's locks are refused, and SQLite is told to ask for none."""
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "sitecustomize.py").write_text(LOCKLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "early"), prepend=os.pathsep)
+    monkeypatch.setenv("TUNEDIFF_LOCKLESS", str(tmp_path / "results"))
+    one, process = begin(search, "lockless")
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    assert "WARNING: --storage: no file can be locked" in one.log
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(100) == 130
+    settle(one, process, "file system without locks", "flock and lockf raise ENOLCK", ["ok"] * 4)
+    assert "is running in another process" not in one.log
+    assert not list(one.folder.glob("study.db.damaged*"))
