@@ -87,15 +87,16 @@ DISTURBED, OTHERS = "†", "others used the machine meanwhile"
 def disturbed_words(known: Evidence) -> str:
     """Return how many trials others disturbed, and whether the best and the baseline are among them; '' for none."""
     trials, chosen = known.found.trials, {"the best": known.best, "the baseline": known.baseline}
-    if not (names := {trial.name for trial in trials if disturbed(trial)}):
-        return ""
+    names = {trial.name for trial in trials if disturbed(trial)}
     among = [what for what, trial in chosen.items() if trial is not None and trial.name in names]
     among = ["the baseline"] if known.best is known.baseline and among else among
     who = f" ({' and '.join(among)} among them)" if among else ""
-    return (
-        f"During {len(names):,} of {some(len(trials), 'trial')}{who} others used the machine: their speed, and what "
-        "they learned in their seconds, may be too low."
-    )
+    return _disturbed(len(names), f"{some(len(trials), 'trial')}{who}")
+
+
+def _disturbed(count: int, of: str) -> str:
+    said = f"During {count:,} of {of} others used the machine: their speed, and what they learned in their seconds, may "
+    return f"{said}be too low." if count else ""
 
 
 def unmoved_words(found: Results) -> str:
@@ -147,6 +148,9 @@ def sentences(told: Confirmation) -> list[str]:
         own = "" if told.primary is None else f"It was not the finalist ahead in the search, {told.primary.name}, "
         picked = "but picked by these very seeds: its interval allows for that, its mean flatters it"
         said = [f"{group.name} wins: {noise}.", f"{own}{picked}."]
+    runs = told.compared.found.trials
+    if remark := _disturbed(sum(map(disturbed, runs)), some(len(runs), "confirming run")):
+        said.append(remark)
     if (bias := told.bias(group)) is None:
         return said
     chosen = f"Its {told.compared.found.label} was {number(bias[0])} when the search chose it as one of its best"
