@@ -95,8 +95,8 @@ def disturbed_words(known: Evidence) -> str:
 
 
 def _disturbed(count: int, of: str) -> str:
-    said = f"During {count:,} of {of} others used the machine: their speed, and what they learned in their seconds, may "
-    return f"{said}be too low." if count else ""
+    said = f"During {count:,} of {of} others used the machine"
+    return f"{said}: their speed, and what they learned in their seconds, may be too low." if count else ""
 
 
 def unmoved_words(found: Results) -> str:
