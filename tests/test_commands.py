@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import yaml
 
 from tests.helpers import measure_here, point
 from tunediff import compare, environment, export, record, results, search, space, train
+from tests import searches
 from tunediff import config as cfg
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
@@ -348,6 +350,45 @@ def test_summary_is_key_value(found):
     assert (block["training_s"], block["evaluation_s"], block["overhead_s"]) == (50.0, 5.0, 45.0)
     assert (block["ok"], block["oom"], block["unfinished"]) == (2, 1, 1)
     assert "loader.batch_size=64" in block["best_configuration"]
+
+
+def test_summary_says_what_was_disturbed_what_did_not_move_and_why_nothing_is_confirmed(tmp_path, capsys):
+    folder = tmp_path / "night"
+    wanted = searches.make(folder, searches.FILE | {"confirm": {"of": 1, "seeds": 4}})
+    curve = ((5.0, 1000, 12.5), (20.0, 4000, 12.5))
+    searches.write(folder, wanted, 0, curve=curve, found={"disturbed": True})
+    searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=curve[:1], status="pruned")
+    found = results.read(folder)
+    assert list(found.table()["disturbed"]) == [True, False]
+    block = summary.values(evidence.read(found), 100.0)
+    assert (block["nothing_to_confirm"], block["disturbed_trials"], block["unmoved_trials"]) == (
+        "only the baseline finished", 1, 1,
+    )  # fmt: skip
+    summary.conclude(found, None, False)
+    said = capsys.readouterr().out
+    assert "During 1 of 2 trials (the baseline among them) others used the machine: their speed" in said
+    assert "The objective did not move in any trial with a result: from the first evaluation to the last" in said
+    searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 12.5), (20.0, 4000, 3.0)))
+    searches.write(folder, wanted, 0)
+    keys = summary.values(evidence.read(results.read(folder)), 100.0).keys()
+    assert not keys & {"nothing_to_confirm", "disturbed_trials", "unmoved_trials"}
+
+
+@pytest.mark.parametrize(("status", "said"), [("pruned", True), ("ok", False)])
+def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monkeypatch, capsys, status, said):
+    folder = tmp_path / "night"
+    wanted = searches.make(folder, searches.FILE | {"confirm": {"of": 1, "seeds": 4}})
+
+    def run_trials(*_):
+        searches.write(folder, wanted, 0)
+        searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status=status)
+
+    workers = contextlib.nullcontext(mock.Mock())
+    monkeypatch.setattr(search.experiment, "workers", lambda *_: workers)
+    monkeypatch.setattr(search.experiment, "search", run_trials)
+    monkeypatch.setattr(search, "_run_again", lambda *_: None)
+    search._run(folder, wanted, argparse.Namespace(quiet=False, json=False, address=None), None)
+    assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
 
 
 def test_figures_and_tables_are_written(found):

@@ -234,6 +234,8 @@ def _run(
         slots.tell(console.say)
         if not searched:
             experiment.search(folder, wanted, slots, console.listen)
+        if why := confirmation.nothing_to_confirm(results.read(folder)):
+            console.say(f"nothing to confirm: {why}")
         session.close()
         if not confirming.pending(folder, wanted):
             if wanted.finalists and wanted.budget.total_s is not None:

@@ -233,6 +233,34 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     )
 
 
+def test_end_of_a_search_promises_no_confirming_where_only_the_baseline_finished(tmp_path, capsys):
+    content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}, "budget": {"per_trial": "20s", "trials": 2}}
+    wanted = searches.make(folder := tmp_path / "night", content)
+    lines = console.Console(folder, wanted, quiet=False)
+    searches.write(folder, wanted, 0)
+    searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status="pruned")
+    lines.listen("end", "t0001", {})
+    said = capsys.readouterr().out
+    assert "2/2, nothing to confirm: only the baseline finished" in said
+    assert "of confirming" not in said
+
+
+def test_trials_that_others_disturbed_are_marked(tmp_path, capsys):
+    wanted = searches.make(folder := tmp_path / "night")
+    searches.write(folder, wanted, 0, found={"disturbed": True})
+    searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0), (20.0, 4000, 1.0)))
+    head, _, *rows = (line for line in shown(folder, wanted, width=200) if line)
+    assert head.endswith(" · † others used the machine meanwhile")
+    assert [row.split()[-1] for row in rows] == ["ok", "†"]
+    lines = console.Console(folder, wanted, quiet=False)
+    point = {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0}
+    for name, disturbed in (("t0000", True), ("t0001", False)):
+        lines.listen("point", name, point | {"disturbed": disturbed})
+        lines.listen("end", name, {})
+        told = capsys.readouterr().out.splitlines()
+        assert ["others used the machine meanwhile" in line for line in told] == [disturbed] * 2
+
+
 def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
     wanted = searches.make(folder := tmp_path / "night", searches.FILE | {"budget": {"per_trial": "20s", "trials": 8,
                                                                                      "total": "5m"}})  # fmt: skip

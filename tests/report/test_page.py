@@ -13,9 +13,11 @@ import yaml
 
 from tests.report.pages import Elements, rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
-from tunediff import space
+from tunediff import colors, space
 from tunediff.report import __main__ as command
+from tunediff.report import subject
 from tunediff.report.html import SCRIPT
+from tunediff.report.sections.curves import of_trials
 from tunediff.results import journals
 
 
@@ -198,6 +200,37 @@ def test_one_trial(tmp_path):
     text = words(written(tmp_path / "night"))
     assert "The baseline (t0000) is the only trial with a result so far: FD (classifier) 2." in text
     assert "Pictures" not in text, "nothing was shown"
+
+
+def test_report_of_a_search_that_stopped_all_but_its_baseline(tmp_path):
+    folder = tmp_path / "night"
+    content = FILE | {"budget": {"per_trial": "20s", "trials": 4}, "confirm": {"of": 1, "seeds": 3}}
+    wanted = make(folder, content)
+    write(folder, wanted, 0, found={"disturbed": True})
+    for number, size in enumerate((32, 64), 1):
+        write(folder, wanted, number, {"loader.batch_size": size}, ((10.0, 1000, 2.1 * number),), status="pruned")
+    write(folder, wanted, 3, {"loader.batch_size": 256}, (), status="oom", reason="too large")
+    page = written(folder)
+    text = words(page)
+    assert "is the only trial with a result: FD (classifier) 2. 2 trials were stopped early, 1 failed." in text
+    assert "Only the baseline has a result. 2 trials were stopped early, 1 failed." in text
+    assert "Nothing to confirm: only the baseline finished." in text
+    assert "A search file with confirm:" not in text
+    assert "†: others used the machine meanwhile." in text
+    assert "<td>ok †</td>" in page
+    found = subject.read(folder)
+    (axes,) = of_trials(found.found, found.stars).axes
+    marked = [line for line in axes.lines if line.get_marker() == "o" and line.get_color() == colors.PRUNED]
+    places = [place for line in marked for place in zip(*line.get_data(), strict=True)]
+    assert places == [(10.0, 2.1), (10.0, 4.2)], "curves of one point are invisible"
+
+
+def test_report_warns_of_an_objective_that_does_not_move(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0, curve=((5.0, 1000, 12.5), (20.0, 4000, 12.5)))
+    assert "The objective did not move in any trial with a result" in words(written(tmp_path / "night"))
+    write(tmp_path / "night", wanted, 1, {"loader.batch_size": 64})
+    assert "The objective did not move" not in words(written(tmp_path / "night"))
 
 
 def test_without_its_baseline_the_best_is_compared_with_nothing(tmp_path, plain):

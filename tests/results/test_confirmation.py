@@ -192,6 +192,16 @@ def test_a_planted_winner_is_named(tmp_path):
     assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
 
 
+def test_confirming_runs_that_others_disturbed_are_told(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 128: 2.0}.get(size, 3.0))
+    told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
+    assert "others used the machine" not in " ".join(sentences(told))
+    run = record.Journal(found.folder / "confirm" / "trials" / "t0000")
+    run.write("point", index=4, train_s=20.0, samples=4000, steps=41, frechet=2.0, seconds={}, disturbed=True)
+    told = confirmation.confirm(found, results.read(found.folder / "confirm"))
+    assert "During 1 of 12 confirming runs others used the machine: their speed," in " ".join(sentences(told))
+
+
 @pytest.mark.parametrize("searched_for", [1.0, 1.5])
 def test_what_the_choice_flattered_is_said_with_the_spread_and_without_a_claim(tmp_path, searched_for):
     worth = {64: searched_for, 128: 2.0}

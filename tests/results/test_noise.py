@@ -86,6 +86,33 @@ def test_values_that_repeat_exactly_have_no_noise(ratios, falls):
     assert not Noise(0.1, 1, 2, 1, True, False).within(0.0, 1.0), "a rate of nothing has no logarithm"
 
 
+@pytest.mark.parametrize(
+    ("curves", "trials"),
+    [
+        ([(12.5, 12.51), (12.48, 12.5), (12.5, 12.5)], 3),
+        ([(12.5, 12.5), (12.5, 9.0), (12.5, 12.5)], 0),  # one learns
+        ([(12.5, 12.39), (12.5, 12.39), (12.5, 12.39), (12.5, 12.39)], 0),  # all by a little: that is no noise
+        ([(12.5,), (12.5,)], 0),  # nothing to compare the end with
+    ],
+)
+def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
+    wanted = make(tmp_path / "night")
+    for number, values in enumerate(curves):
+        curve = [(5.0 * index, 1000 * index, value) for index, value in enumerate(values, 1)]
+        write(tmp_path / "night", wanted, number, {"loader.batch_size": (128, 32, 64, 256)[number]}, curve)
+    assert noise.unmoved(results.read(tmp_path / "night")) == trials
+
+
+@pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
+def test_objective_has_not_moved_where_it_changed_by_less_than_the_noise(tmp_path, repeat, trials):
+    wanted = make(tmp_path / "night")
+    for number, (point, end) in enumerate([({}, 2.0), ({"seed": 1}, repeat), ({"loader.batch_size": 64}, 2.0)]):
+        drawn = {**wanted.candidates[0], **point}
+        start = end * (1.05, 0.96, 0.99)[number]
+        write(tmp_path / "night", wanted, number, curve=((5.0, 1000, start), (20.0, 4000, end)), drawn=drawn)
+    assert noise.unmoved(results.read(tmp_path / "night")) == trials
+
+
 @pytest.mark.parametrize("more", [{"repeats": ()}, {"status": "oom", "curve": ()}, {"status": None, "curve": ()}])
 def test_one_run_tells_of_no_noise(tmp_path, more):
     found = read(tmp_path / "night", **more)

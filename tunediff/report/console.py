@@ -16,9 +16,9 @@ from tunediff.config.code import described
 from tunediff.record import TrialRecord
 from tunediff.report import plan
 from tunediff.report.heart import Heart
-from tunediff.report.verdicts import NEAR, noise_words
+from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
-from tunediff.results import Results, confirmation, curve, evaluating, failed, last
+from tunediff.results import Results, confirmation, curve, disturbed, evaluating, failed, last
 from tunediff.results.comparison import ITSELF
 from tunediff.results.evidence import UNTOLD, Evidence
 from tunediff.results.following import MANY, Following, Seldom
@@ -130,7 +130,8 @@ class Console:
         if not self.found.by_rate and metric in point:
             words.append(f"{self.found.label} {cli.number(point[metric])}")
             words += self._beside(self._versus(trial, point["index"], point[metric]))
-        return "  ".join([*words, f"{point['samples_per_s']:.0f} {self.found.unit}/s"])
+        others = [OTHERS] if point.get("disturbed") is True else []
+        return "  ".join([*words, f"{point['samples_per_s']:.0f} {self.found.unit}/s", *others])
 
     def _end(self, trial: TrialRecord) -> str:
         found, value = self.found, trial.value(self.found.metric)
@@ -141,6 +142,7 @@ class Console:
             words += self._beside(found.versus_baseline(trial))
             words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
             words += [trial.remarks]
+        words += [OTHERS] if disturbed(trial) else []
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
         return "  ".join(word for word in [*words, self._best(), left] if word)
@@ -195,6 +197,8 @@ class Console:
         about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
         words = f"{about} {cli.seconds(rest)} left" if left > 0 else ""
         then = f"then at most {cli.seconds(self._again_s())} of confirming" if self.space.confirm else ""
+        if left <= 0 and (why := confirmation.nothing_to_confirm(self.found)):
+            then = f"nothing to confirm: {why}"
         return ", ".join(filter(None, [words, then]))
 
     def _confirming_s(self) -> float:
@@ -266,6 +270,7 @@ class Table(Console):
         ranks = ranks if self.space.seeds == 1 else {}  # places are those of configurations, not of runs
         known, near = self.known.noise, {trial.name for trial in self.known.near}
         legend = f" · {NEAR} within the noise of the best: {noise_words(known, found.label)}" if known and near else ""
+        legend += f" · {DISTURBED} {OTHERS}" if any(map(disturbed, rows)) else ""
         head = Text("\n" + self._headline() + legend, style="bold")
         room = max(3, self._terminal.height - 7 - len(head.wrap(self._terminal, self._terminal.width)[1:]))
         lines = [
@@ -332,6 +337,7 @@ class Table(Console):
         values = [value for _, value in curve(trial, found.metric)]
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
+        status = trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
         rates = {} if found.by_rate else {f"{found.unit}/s": f"{rate:.0f}" if rate is not None else ""}
         return {
             "trial": self._called(trial.name),
@@ -341,7 +347,7 @@ class Table(Console):
             found.versus_heading: beside(versus, found.ratios),
             **rates,
             "MiB": f"{memory:.0f}" if memory is not None else "",
-            "status": trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points",
+            "status": status + f" {DISTURBED}" * disturbed(trial),
         }
 
     @property

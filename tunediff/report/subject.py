@@ -13,7 +13,7 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.report.words import some
-from tunediff.results import Results, confirmation, effects, hold, journals
+from tunediff.results import Results, confirmation, effects, failed, hold, journals
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
@@ -54,6 +54,22 @@ class Subject:
     def stars(self) -> Stars:
         """The best trial beside the baseline."""
         return Stars.of(self.known)
+
+    @property
+    def over(self) -> bool:
+        """Whether the search has ended: all of its trials have, and so has its last session, if sessions are noted."""
+        ended = self.sessions[-1].end is not None if self.sessions else False
+        enough = len(self.found.trials) >= self.found.space.budget.trials
+        return (ended or enough) and all(trial.finished for trial in self.found.trials)
+
+    @property
+    def unfinished(self) -> str:
+        """How trials without a result ended, in a sentence: `4 trials were stopped early, 1 failed.`; '': none."""
+        trials = self.found.trials
+        early, bad = sum(trial.status == "pruned" for trial in trials), sum(map(failed, trials))
+        words = [f"{some(early, 'trial was', 'trials were')} stopped early"] * bool(early)
+        words += [f"{bad:,} failed" if words else f"{some(bad, 'trial')} failed"] * bool(bad)
+        return f"{', '.join(words)}." if words else ""
 
     @property
     def told(self) -> Confirmation | None:

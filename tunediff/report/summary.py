@@ -14,10 +14,11 @@ from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts, words
 from tunediff.report.sections import hold as section
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.results import Results, hold
+from tunediff.results import Results, confirmation, hold
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import Evidence
+from tunediff.results.noise import unmoved
 from tunediff.tuning import experiment
 
 
@@ -42,7 +43,8 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
             block["pareto_rows"] = records(front)
         print(json.dumps(block, indent=2))
         return
-    said = ["", cli.block(block)]
+    remarks = [verdicts.disturbed_words(known), verdicts.unmoved_words(found)]
+    said = ["", cli.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
         said += ["", table, "", *verdicts.conclusions(compared)]
@@ -76,6 +78,12 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
     if best is not None:
         block |= _best(found, best) if compared is None else _best_of_seeds(compared, best)
         block |= _speedup(known, best) | verdicts.noise_block(known)
+    if known.told is None and (why := confirmation.nothing_to_confirm(found)):
+        block["nothing_to_confirm"] = why
+    if count := sum(map(results.disturbed, found.trials)):
+        block["disturbed_trials"] = count
+    if count := unmoved(found):
+        block["unmoved_trials"] = count
     training = parts["train"] + parts["data_wait"]
     block |= {
         "wall_s": wall_s,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tunediff.cli import number
 from tunediff.report.words import OPEN, interval, percent, rounded, some, speedup, times, verdict, with_sd
-from tunediff.results import evidence
+from tunediff.results import Results, disturbed, evidence
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import UNTOLD, Evidence
-from tunediff.results.noise import Noise
+from tunediff.results.noise import Noise, unmoved
 from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
 
 
@@ -79,6 +79,37 @@ def noise_block(known: Evidence) -> dict[str, str]:
     return said if better is None else {**said, "versus_noise": APART if better else UNTOLD}
 
 
+# ------------------------------------------------------------------------------------------------------------- remarks
+DISTURBED, OTHERS = "†", "others used the machine meanwhile"
+"""Marks a trial during which others used the machine, and what that means."""
+
+
+def disturbed_words(known: Evidence) -> str:
+    """Return how many trials others disturbed, and whether the best and the baseline are among them; '' for none."""
+    trials, chosen = known.found.trials, {"the best": known.best, "the baseline": known.baseline}
+    names = {trial.name for trial in trials if disturbed(trial)}
+    among = [what for what, trial in chosen.items() if trial is not None and trial.name in names]
+    among = ["the baseline"] if known.best is known.baseline and among else among
+    who = f" ({' and '.join(among)} among them)" if among else ""
+    return _disturbed(len(names), f"{some(len(trials), 'trial')}{who}")
+
+
+def _disturbed(count: int, of: str) -> str:
+    said = f"During {count:,} of {of} others used the machine"
+    return f"{said}: their speed, and what they learned in their seconds, may be too low." if count else ""
+
+
+def unmoved_words(found: Results) -> str:
+    """Return a warning if the objective moved in no trial; '' otherwise."""
+    if not unmoved(found):
+        return ""
+    return (
+        "The objective did not move in any trial with a result: from the first evaluation to the last it changed by no "
+        "more than the noise. Either nothing is learned within the budget, as where a warm-up is longer than that, or "
+        "all is learned before the first evaluation."
+    )
+
+
 # -------------------------------------------------------------------------------------------------------- confirmation
 INTERVALS = (
     "Brackets hold 95 % intervals that allow for all finalists and for every time the runs were looked at "
@@ -117,6 +148,9 @@ def sentences(told: Confirmation) -> list[str]:
         own = "" if told.primary is None else f"It was not the finalist ahead in the search, {told.primary.name}, "
         picked = "but picked by these very seeds: its interval allows for that, its mean flatters it"
         said = [f"{group.name} wins: {noise}.", f"{own}{picked}."]
+    runs = told.compared.found.trials
+    if remark := _disturbed(sum(map(disturbed, runs)), some(len(runs), "confirming run")):
+        said.append(remark)
     if (bias := told.bias(group)) is None:
         return said
     chosen = f"Its {told.compared.found.label} was {number(bias[0])} when the search chose it as one of its best"

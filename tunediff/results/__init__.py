@@ -255,6 +255,7 @@ class Results:
             reached = {
                 "trial": trial.name,
                 "status": trial.status or "running",
+                "disturbed": disturbed(trial),
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
             }
@@ -305,6 +306,11 @@ def device_s(trial: TrialRecord) -> float:
     """Device-seconds of a training, of one that failed as well."""
     seconds = sum(seconds_of(trial).get(part, 0.0) for part in ("train", "data_wait"))
     return float(last(trial, "device_s") or seconds * int(trial.config["parallel.workers"]))
+
+
+def disturbed(trial: TrialRecord) -> bool:
+    """Whether others used the machine during any part of a training."""
+    return any(point.get("disturbed") is True for point in trial.points)
 
 
 def failed(trial: TrialRecord) -> bool:

@@ -57,6 +57,13 @@ def content(found: Results, of: int, seeds: int, final: Mapping[str, object]) ->
     return {"objective": found.metric, "budget": limits, **once}
 
 
+def nothing_to_confirm(found: Results) -> str:
+    """Return why a search that is to be confirmed has no finalist; '' where it has one, or no `confirm:`."""
+    if found.space.confirm is None or noise.candidates(found, 1):
+        return ""
+    return "only the baseline finished" if found.ranked else "no trial finished"
+
+
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
     """What the confirming runs say."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunediff.record import TrialRecord
-from tunediff.results import RATE, Results, without_seed
+from tunediff.results import RATE, Results, curve, without_seed
 from tunediff.results.statistics import quantile
 
 CONFIDENCE = 0.9
@@ -83,6 +83,31 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Nois
 def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:
     """The values of a configuration, one for each seed."""
     return list({trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}.values())
+
+
+UNMOVED = 0.01
+"""Share of its first value by which an objective may change and has not moved, where the noise is not known."""
+
+
+def unmoved(found: Results) -> int:
+    """Return how many trials ended ok, if the objective moved in none of them; 0: it moved, or that cannot be told.
+
+    It moved in a trial if its last value differs from its first by more than the noise, and in all together if the mean
+    of these differences is larger than that of as many runs may be by chance.
+    """
+    ends = [line for trial in found.trials if trial.status == "ok" and len(line := curve(trial, found.metric)) > 1]
+    if found.by_rate or not ends:
+        return 0
+    pairs = [(line[0][1], line[-1][1]) for line in ends]
+    if not all(math.isfinite(value) for pair in pairs for value in pair):
+        return 0
+    noise, ratios = measured(found), found.ratios
+    moves = [math.log(last / first) if ratios else last - first for first, last in pairs]
+    limit = UNMOVED * (1.0 if ratios else max(abs(first) for first, _ in pairs))
+    if noise is not None and noise.ratios == ratios:
+        limit = max(limit, noise.limit)
+    mean = abs(sum(moves)) / len(moves)
+    return len(moves) if max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves)) else 0
 
 
 def within_best(found: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:

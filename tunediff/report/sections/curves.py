@@ -58,7 +58,8 @@ def curves(subject: Subject, files: Files) -> Html | None:
     elif end is None:
         said = f"{some(len(ranked), 'trial has', 'trials have')} a result; the baseline has none to compare them with."
     elif not others:
-        said = "Only the baseline has a result so far."
+        so_far = "" if subject.over else " so far"
+        said = f"Only the baseline has a result{so_far}. {subject.unfinished}".rstrip()
     else:
         better = sum(found.loss(trial.value(found.metric) or 0.0) < found.loss(end) for trial in others)
         side = "below" if found.falls else "above"
@@ -125,6 +126,8 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
         )
         axes.add_collection(collection, autolim=False)
         axes.plot([], [], color=color, linestyle=dashes, linewidth=1.4, label=kind, marker="x" * (kind == "failed"))
+        if kind != "failed" and (single := [line[0] for line in mine if len(line) == 1]):  # a line has no length there
+            axes.plot(*zip(*single, strict=True), "o", color=color, markersize=4, zorder=2)
         if kind == "failed":
             axes.plot(*zip(*(line[-1] for line in mine), strict=True), "x", color=color, markersize=5, zorder=2)
         if not many and kind == "other trials":

@@ -9,7 +9,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
-from tunediff.report.verdicts import NEAR, noise_words
+from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
 from tunediff.report.words import beside, cut, is_known, rounded, some
 from tunediff.results import RATE, evidence, failed, shown
 from tunediff.results.effects import failures_table, suspects
@@ -50,6 +50,8 @@ def trials(subject: Subject, files: Files) -> Html | None:
     box = el("div", el("label", "Show only", search), count, class_="filter", hidden="hidden")
     marks = [subject.mark(trial) for trial, _ in lines]
     empty = "Empty: the knob does not apply, or nothing was measured. On paper: the first 40. "
+    if frame["disturbed"].any():
+        empty = f"{DISTURBED}: {OTHERS}. {empty}"
     if subject.noise is not None:
         empty = (
             f"{NEAR}: behind the best by no more than the noise, {noise_words(subject.noise, subject.label)}. {empty}"
@@ -70,7 +72,8 @@ def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
     value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]
     spent = [rounded(row[name]) for name in (subject.found.clock.along, "peak_memory_mib")]
-    return [row["trial"], row["status"], *value, *fast, *spent]
+    status = row["status"] + f" {DISTURBED}" * row["disturbed"]
+    return [row["trial"], status, *value, *fast, *spent]
 
 
 def _two(value: Any) -> str:
@@ -107,11 +110,7 @@ def failures(subject: Subject, files: Files) -> Html | None:
     if hints := suspects(found, subject.effects):
         words = "; ".join(f"{of.failed} of {len(of.members)} with {knob} = {of.label}" for knob, of in hints)
         parts.append(el("p", f"More than twice as often as elsewhere trials failed with these values: {words}."))
-    if disturbed := sum(any(point.get("disturbed") is True for point in trial.points) for trial in found.trials):
-        said = (
-            f"During {disturbed:,} of {some(len(found.trials), 'trial')} others used the same cores: their speed, and "
-            "what they learned in their seconds, may be too low."
-        )
+    if said := disturbed_words(subject.known):
         parts.append(el("p", said))
     if left := subject.unreadable:
         said = f"{some(len(left), 'journal was', 'journals were')} not understood and left out:"

@@ -14,9 +14,9 @@ from tunediff.record import TrialRecord
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
-from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences
+from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences, unmoved_words
 from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
-from tunediff.results import RATE, last, shown, without_seed
+from tunediff.results import RATE, confirmation, last, shown, without_seed
 from tunediff.results.comparison import Comparison
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import UNTOLD
@@ -44,6 +44,8 @@ def won(subject: Subject, files: Files) -> Html:
         files.csv("won", pd.DataFrame([_row(subject, trial, what) for trial, _, what in subject.stars.pairs()]))
     if subject.confirming:
         parts.append(note(subject.confirming))
+    if remark := unmoved_words(subject.found):
+        parts.append(el("p", remark))
     if subject.rival is not None and (changed := without_seed(subject.found.changed(winner))):
         parts += [el("h3", f"What {subject.leader} changes"), _changed(subject, winner, changed)]
     return join(*parts)
@@ -72,7 +74,9 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
     if base is not None and subject.rival is None:
         itself = el("span", f"The baseline ({base.name})", class_="baseline")
         if not others:
-            return [itself, f" is the only trial with a result so far: {subject.label} {number(value)}."]
+            so_far = "" if subject.over else " so far"
+            alone = f" is the only trial with a result{so_far}: {subject.label} {number(value)}."
+            return [itself, f"{alone} {subject.unfinished}".rstrip()]
         rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
         mean = subject.known.values.get(base.name, value)
         runs = "" if mean == value else " (mean of its runs)"
@@ -137,6 +141,9 @@ def _luck(subject: Subject) -> str:
         said = f"Noise: {noise_words(subject.noise, subject.label)}{f'; {many}' if many else ''}. "
     if subject.confirming:
         return said
+    if subject.found.space.confirm is not None:
+        why = confirmation.nothing_to_confirm(subject.found)
+        return f"{said}Nothing to confirm: {why}." if why and subject.over else f"{said}Nothing is confirmed yet."
     if subject.found.space.kind == "search" and not subject.found.by_rate:
         return said + "A search file with confirm: runs the best again on new seeds and says whether they still win."
     again = "runs every configuration several times and compares by the noise between them."
