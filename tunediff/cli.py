@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunediff import machine, starting
-from tunediff.config import ConfigError, Systems, flat, of
+from tunediff.config import ConfigError, Systems, code, flat, of
 from tunediff.config.code import WorkloadError, shown
 from tunediff.record import NotFiniteError
 
@@ -55,7 +55,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             return OK
         except OSError as error:
             where = f"{cut(str(error.filename), 60)}: " if error.filename is not None else ""
-            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            print(f"error: {where}{error.strerror or error}{code.missing_beside(error)}", file=sys.stderr)
             return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)

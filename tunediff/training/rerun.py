@@ -139,6 +139,7 @@ def warnings(
     """
     if world.any(extra_s > MOST_S):
         return [f"{UNCHECKED} takes about {extra_s:.0f} s"]
+    config = cfg.override(config, {"loader.workers": 0}, check=False)  # the first run has shown that processes work
     try:
         noisy, seeds = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)
