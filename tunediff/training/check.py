@@ -77,7 +77,7 @@ class _Checked(RecordedTrial):
     def prepare(self, model: nn.Module, **options: Any) -> nn.Module:
         """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
         self.plain, prepared = model, super().prepare(model, **options)
-        self.outer = prepared if prepared is not model else copy.copy(model)
+        self.outer = self._model = prepared if prepared is not model else copy.copy(model)
         self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
         self.outer._forward_pre_hooks = hooks
         self.outer.register_forward_pre_hook(self.calls)
