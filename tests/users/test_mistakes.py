@@ -238,7 +238,7 @@ def test_check_warns_of_an_evaluation_that_cannot_be_repeated(tmp_path):
     )
     found = check.check(cfg.baseline(str(file(tmp_path, text))), CPU)
     assert found["warnings"] == [
-        'evaluate_with: "accuracy" differs when the same model is judged again: its noise is part of every comparison'
+        'evaluate_with: "accuracy" differs when the same model is judged again: its randomness is part of every comparison'
     ]
 
 
