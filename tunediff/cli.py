@@ -58,7 +58,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             return OK
         except OSError as error:
             where = f"{cut(str(error.filename), 60)}: " if error.filename is not None else ""
-            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            print(f"error: {where}{error.strerror or error}{users.missing_beside(error)}", file=sys.stderr)
             return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)

@@ -260,3 +260,62 @@ def test_judging_leaves_no_trace(mine):
     assert len(module.DRAWN) == 2
     assert module.DRAWN[0] == module.DRAWN[1]
     assert [part.training for part in module.NETS[0].modules()] == [True, True, False, True]
+
+
+# --------------------------------------------------------------------------------------------- data beside the file
+BESIDE = PLAIN.replace(
+    "X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))",
+    'from pathlib import Path\n\nX = torch.load(Path(__file__).parent / "data" / "x.pt")',
+)
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """A package whose module reads data beside it."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("datapkg/data", "datapkg/other", "datapkg/.cache", "ray_results"):
+        (tmp_path / folder).mkdir(parents=True)
+    torch.save(torch.ones(64, 4), tmp_path / "datapkg/data/x.pt")
+    for name, text in {"__init__": "", "train": BESIDE, "unused": "", "other/__init__": ""}.items():
+        (tmp_path / f"datapkg/{name}.py").write_text(text)
+    return tmp_path
+
+
+def loaded_alone(path):
+    """What the module of a copy prints of its data, in a process that has not imported the original."""
+    text = f"from tunediff.config import find; print(find({str(path)!r}).declared.X.sum().item())"
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+
+
+def test_data_beside_the_file_is_linked_into_its_copies(beside):
+    night = beside / "ray_results/night"
+    config = cfg.take_along(cfg.baseline("datapkg/train.py"), night)
+    copy = night / "workload/datapkg"
+    assert {path.name for path in copy.iterdir()} == {"__init__.py", "train.py", "data"}, "no code, nothing hidden"
+    assert not (night / "workload/ray_results").exists(), "a folder does not lie in itself"
+    assert loaded_alone(copy / "train.py").stdout == "256.0\n"
+    (beside / "out").mkdir()
+    exported = cfg.take_along(config, beside / "out")
+    assert exported.schema.workload == str(beside / "out/workload/datapkg/train.py")
+    assert [path.name for path in (beside / "out/workload").iterdir()] == ["datapkg"], "neither itself nor the searches"
+    assert (beside / "out/workload/datapkg/data").readlink() == beside / "datapkg/data", "without the search in between"
+    assert cfg.fingerprint(exported) == cfg.fingerprint(cfg.baseline("datapkg/train.py"))
+
+
+def test_nothing_is_linked_for_a_file_that_does_not_look_beside_itself(mine, tmp_path):
+    (tmp_path / "data").mkdir()
+    cfg.take_along(cfg.baseline("mine.py"), tmp_path / "night")
+    assert [path.name for path in (tmp_path / "night/workload").iterdir()] == ["mine.py"]
+
+
+def test_data_that_is_missing_beside_a_copy_is_told_with_its_place(beside):
+    """The folder was moved to another machine, or the data came later than the copy."""
+    cfg.take_along(cfg.baseline("datapkg/train.py"), beside / "night")
+    copy = beside / "night/workload/datapkg"
+    (beside / "datapkg/data").rename(beside / "elsewhere")
+    said = loaded_alone(copy / "train.py").stderr
+    assert "No such file or directory: " in said
+    assert f"data beside the copy of the workload is a link to {beside}/datapkg/data, which is not there" in said
+    (copy / "data").unlink()
+    said = loaded_alone(copy / "train.py").stderr
+    assert "the workload runs as a copy: data that lay beside the original when it was copied are linked there" in said

@@ -239,7 +239,7 @@ def test_check_warns_of_an_evaluation_that_cannot_be_repeated(tmp_path):
     )
     found = check.check(cfg.baseline(str(file(tmp_path, text))), CPU)
     assert found["warnings"] == [
-        'evaluate_with: "accuracy" differs when the same model is judged again: its noise is part of every comparison'
+        'evaluate_with: "accuracy" differs when the same model is judged again: its randomness is part of every comparison'
     ]
 
 
@@ -394,6 +394,23 @@ def test_check_warns_of_what_is_alike_for_two_seeds(tmp_path, changes, answer):
 )  # fmt: skip
 def test_check_warns_of_no_seed_that_may_be_fixed(tmp_path, changes):
     assert check.check(cfg.baseline(str(file(tmp_path, edited(*changes)))), CPU)["warnings"] == []
+
+
+def test_check_judges_the_outermost_module_in_evaluation_mode(tmp_path):
+    """As trainings do: else a dropout by `self.training` would be on in the first evaluation and off after a resume."""
+    net = (
+        "\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.last, self.first"
+        " = nn.Linear(8, 1), nn.Linear(4, 8)\n\n    def forward(self, x):\n        return self.last(F.dropout("
+        "self.first(x), 0.5, self.training))\n"
+    )
+    text = (
+        edited(
+            ("    net = trial.prepare(net)\n", "    net = trial.prepare(Net())\n"),
+            ("float().mean()}", "float().mean(), 'sum': net(X).sum()}"),
+        )
+        + net
+    )
+    assert check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["warnings"] == []
 
 
 def test_check_leaves_out_further_runs_that_would_take_long(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,6 +20,10 @@ from tunediff.config.knobs import ConfigError, refuse
 
 FOLDER = "workload"
 """Where a copy lies in the folder of a search, of a training, and beside an exported configuration."""
+_LOOKS_BESIDE = (b"__file__", b"__path__", b"importlib.resources")
+"""What stands in files that read data by the place where they lie themselves."""
+_NO_DATA = ("__pycache__", "ray_results")
+"""Folders that are not read as data: what Python and tunediff itself write."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _imported: dict[str, dict[str, ModuleType]] = {}
 """What was imported from users' files, by version and name: a copy is not imported beside its original."""
@@ -67,7 +72,22 @@ class Code:
             refuse(taken, f"{there}: is a file of another workload already; choose another folder")
             there.parent.mkdir(parents=True, exist_ok=True)
             there.write_bytes(content)
+        if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
+            self._link_data(folder)
         return folder / self.file.relative_to(self.root)
+
+    def _link_data(self, folder: Path) -> None:
+        """Link what lies beside the files and is neither code nor hidden: they may read it by their own path."""
+        for place in {self.root / path.parent for path in self.contents} | {self.root}:
+            for entry in place.iterdir():
+                there = folder / entry.relative_to(self.root)
+                no_data = entry.suffix == ".py" or entry.name in _NO_DATA or (entry / "__init__.py").exists()
+                # A link to a folder that holds the copy would let it contain itself.
+                around = folder.resolve().is_relative_to(entry.resolve())
+                if no_data or around or entry.name.startswith(".") or there.exists() or there.is_symlink():
+                    continue
+                with contextlib.suppress(OSError):  # a file system without links: what is missing is told by its name
+                    there.symlink_to(entry.resolve())
 
 
 def locate(name: str, where: str, folder: Path) -> Path:
@@ -89,11 +109,12 @@ def locate(name: str, where: str, folder: Path) -> Path:
 
 def read(file: Path) -> Code:
     """A file with what it imports from its folder. Raises `ConfigError` for what is not Python."""
-    root = file.parent
+    root, packages = file.parent, list[Path]()
     while (root / "__init__.py").is_file():
+        packages.append(root / "__init__.py")
         root = root.parent
     contents: dict[Path, bytes] = {}
-    waiting = [file]
+    waiting = [file, *packages]  # they run too, and without them a copy would be no package
     while waiting:
         path = waiting.pop()
         if (relative := path.relative_to(root)) in contents:
@@ -207,7 +228,7 @@ def shown(path: Path) -> str:
 def described(error: BaseException, *roots: Path) -> str:
     """`ValueError: no such file (mine.py, line 12: x = read())`: an error with the innermost line of the user's own,
     which stands below one of `roots` or of the folders that workloads were imported from."""
-    words, inner = _named(error), error
+    words, inner = _named(error) + missing_beside(error, *roots), error
     while (below := inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)) is not None:
         inner = below
     words += f", from {_named(inner)}" * (inner is not error)
@@ -218,6 +239,23 @@ def described(error: BaseException, *roots: Path) -> str:
     if not frames:
         return words
     return f"{words} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})"
+
+
+def missing_beside(error: BaseException, *roots: Path) -> str:
+    """Return why a file is not there beside the copy of a workload, as a clause; "" for any other error."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return ""
+    path = Path(error.filename).absolute()
+    copies = [root for root in (*roots, *_roots) if root.name == FOLDER and path.is_relative_to(root)]
+    if not copies:
+        return ""
+    below = [part for part in (path, *path.parents) if part.is_relative_to(copies[0])]
+    if (link := next((part for part in below if part.is_symlink()), None)) is None:
+        when = "data that lay beside the original when it was copied are linked there"
+        return f"; the workload runs as a copy: {when}, if their names do not begin with a dot"
+    if link.exists():
+        return ""  # it is missing beside the original, too
+    return f"; {link.name} beside the copy of the workload is a link to {link.readlink()}, which is not there"
 
 
 def _named(error: BaseException) -> str:

@@ -142,12 +142,13 @@ def warnings(
     """
     if world.any(extra_s > MOST_S):
         return [f"{UNCHECKED} takes about {extra_s:.0f} s"]
+    config = cfg.override(config, {"loader.workers": 0}, check=False)  # the first run has shown that processes work
     try:
-        noisy, seeds = _resumed(config, world, folder, budget, first)
+        random_keys, seeds = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)
-        _evaluated(config, world, folder, first, noisy)
+        _evaluated(config, world, folder, first, random_keys)
         memory.reset(world.device)
-        return _of_noise(config, noisy) + _of_seeds(config, world, budget, first, seeds)
+        return _of_randomness(config, random_keys) + _of_seeds(config, world, budget, first, seeds)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, WorkloadError) or not memory.is_oom(error):
             raise
@@ -166,16 +167,16 @@ def _resumed(
     if engine.restart_reason:
         raise engine.mistake(f"a resumed training starts from the beginning: {engine.restart_reason}")
     engine.judge()
-    resumed, noisy = program.record, set[str]()
+    resumed, random_keys = program.record, set[str]()
     if differing(first.findings, resumed.findings, world):
         engine.judge()  # of a model that has not changed
-        noisy = differing(resumed.findings, program.record.findings, world)
+        random_keys = differing(resumed.findings, program.record.findings, world)
     hint = "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict restores it"
-    _compare(engine, first, resumed, noisy, "after a resume", hint)
-    return noisy, program.generators.seeds
+    _compare(engine, first, resumed, random_keys, "after a resume", hint)
+    return random_keys, program.generators.seeds
 
 
-def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, noisy: set[str]) -> None:
+def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, random_keys: set[str]) -> None:
     """Judge the weights that were saved as `tunediff.evaluate` does."""
     eager = dataclasses.replace(config, compile=Compile())
     program = RecordedJudge(weights.read(folder / weights.NAME))
@@ -186,7 +187,7 @@ def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, no
     # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the first run too.
     if learned and not judged & learned and judged & (program.fresh - program.loaded):
         raise engine.mistake(f"evaluate_with: judges other weights than those that are saved; {saved}")
-    _compare(engine, first, program.record, noisy, "than those that are saved", saved)
+    _compare(engine, first, program.record, random_keys, "than those that are saved", saved)
 
 
 def _run_again(engine: Engine, when: str) -> None:
@@ -201,11 +202,11 @@ def _run_again(engine: Engine, when: str) -> None:
         ) from error
 
 
-def _compare(session: Session, first: RunRecord, second: RunRecord, noisy: set[str], when: str, hint: str) -> None:
+def _compare(session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str) -> None:
     """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
     if first.called != second.called:
         raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")
-    if keys := sorted(differing(first.findings, second.findings, session.world) - noisy):
+    if keys := sorted(differing(first.findings, second.findings, session.world) - random_keys):
         a, b = (run.findings.get(keys[0], "missing") for run in (first, second))
         where = when if when.startswith("after") else "of the saved weights"
         raise session.mistake(f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}')
@@ -229,10 +230,10 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
     return bool(a == b)
 
 
-def _of_noise(config: Systems, noisy: set[str]) -> list[str]:
+def _of_randomness(config: Systems, random_keys: set[str]) -> list[str]:
     metric = cfg.of(config).objective.name
-    again = "differs when the same model is judged again: its noise is part of every comparison"
-    return [f'evaluate_with: "{metric}" {again}'] if metric in noisy else []
+    again = "differs when the same model is judged again: its randomness is part of every comparison"
+    return [f'evaluate_with: "{metric}" {again}'] if metric in random_keys else []
 
 
 def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]) -> list[str]:
