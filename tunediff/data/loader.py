@@ -29,6 +29,7 @@ from torch.utils.data import (
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
+from tunediff.data.gate import Gate, GatedCollate, GatedItems
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
 """What is learned from: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
@@ -166,6 +167,11 @@ class Batches:
         batch = to_device(content, self._device, self._non_blocking)
         return batch if self._prepare is None else self._prepare(batch, lambda what: self._order.uniform(number, what))
 
+    @property
+    def gate(self) -> Gate | None:
+        """What loader processes wait at; None without any."""
+        return self._source.gate if isinstance(self._source, _Loaded) else None
+
     def close(self) -> None:
         """Stop the loader workers now; harmless when there are none or they are stopped already."""
         self._source.close()
@@ -206,6 +212,7 @@ class _Loaded:
         self, source: Source, loader: Loader, order: Order, device: torch.device, start: int, collate: Collate | None
     ) -> None:
         parallel: dict[str, Any] = {}
+        self.gate = Gate(loader.workers) if loader.workers else None
         if loader.workers:
             _share(source, loader)
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
@@ -219,16 +226,19 @@ class _Loaded:
             }
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
+        items = GatedItems(self.gate, source) if self.gate is not None and tensors(source) is None else source
         if length(source) is None:
             what: dict[str, Any] = {
-                "dataset": _Dealt(cast(Any, source), order.rank, order.world), "batch_size": order.micro,
+                "dataset": _Dealt(cast(Any, items), order.rank, order.world), "batch_size": order.micro,
                 "drop_last": True, "collate_fn": collate,
             }  # fmt: skip
         else:
             what = {
                 "dataset": range(order.count), "batch_sampler": _Numbers(order, start, pass_length),
-                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate),
+                "collate_fn": functools.partial(_items, items, loader.transfer == "float32", collate),
             }  # fmt: skip
+        if self.gate is not None:
+            what["collate_fn"] = GatedCollate(self.gate, what["collate_fn"] or default_collate)
         self._loader = DataLoader(
             **what,
             num_workers=loader.workers,
@@ -258,6 +268,8 @@ class _Loaded:
         return batch
 
     def close(self) -> None:
+        if self.gate is not None:
+            self.gate.open()  # a process that waits there would not hear that it shall end
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
 

@@ -91,6 +91,7 @@ class Loop:
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._feed: Feed | None = None
+        self._batches_ahead = self._batches_then = 0  # of loader processes: while the clock stood still; in all
         self._setup = contextlib.ExitStack()
         self._setup.enter_context(self._clock.part("setup"))  # until the first batch is asked for
         memory.reset(world.device)
@@ -119,6 +120,7 @@ class Loop:
             memory.reset(self.device)  # its matrices, and what was needed to get here, are not the training's
             accumulation, done = self.config.loader.accumulation, found["pace"]["steps"] if found is not None else 0
             feed = self._feed = Primed(build(done * accumulation), accumulation, self._warm_ups)  # starts loaders
+            self._hold_loaders()
         if found is None and self.world.main:
             self._observer.anew()
         yield from self._warm_up(feed, found)
@@ -130,7 +132,7 @@ class Loop:
         for index in itertools.count(len(self._points) + 1):
             if not self._going_on or (index > total and not self._budget.open_ended):
                 break
-            with self._clock.part("train"):
+            with self._clock.part("train"), self._loaders_at_work():
                 self._pace.aim(index / total)
                 while self._going_on and not self._pace.reached:
                     yield from self._passes(feed)
@@ -189,6 +191,25 @@ class Loop:
             took = "a batch was taken and trial.step(loss, optimizer) not called"
             raise self._mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
 
+    @contextlib.contextmanager
+    def _loaders_at_work(self) -> Iterator[None]:
+        """Loader processes load inside, while the clock runs, and nothing outside: that would be training for free."""
+        self._release_loaders()
+        try:
+            yield
+        finally:
+            self._hold_loaders()
+
+    def _hold_loaders(self) -> None:
+        if self._feed is not None and (gate := self._feed.gate) is not None:
+            gate.close()
+            self._batches_then = gate.batches
+
+    def _release_loaders(self) -> None:
+        if self._feed is not None and (gate := self._feed.gate) is not None:
+            self._batches_ahead += gate.batches - self._batches_then
+            gate.open()
+
     def _warm_up(self, feed: Feed, found: Mapping[str, Any] | None) -> Iterator[Any]:
         """Steps on the first batch for kernels, autotuning, compilation and CUDA graphs; then everything as it was.
 
@@ -236,7 +257,9 @@ class Loop:
         if self.world.any(self._observer.asks_to_stop()):
             self._going_on = False
         elif pace.train_s - self._saved_s > self._checkpoint_every_s and not pace.reached:
+            self._hold_loaders()
             self._save()
+            self._release_loaders()
             self._saved_s = pace.train_s
 
     # ---------------------------------------------------------------------------------------------------- every point
@@ -247,7 +270,8 @@ class Loop:
             raise RuntimeError(f"no step was trained: compiling took {spent:.0f} s, which the budget is charged with")
         point = self._meter.measure(index, fraction)
         about = dict(self._describe())
-        point = dataclasses.replace(point, **self._compilation.facts())
+        point = dataclasses.replace(point, **self._compilation.facts(), batches_ahead=self._batches_ahead)
+        self._batches_ahead = 0
         if self._pending is not None and self._pending.steps == point.steps:  # nothing was trained since
             point, about = self._pending, {}
         if not math.isfinite(point.loss):
