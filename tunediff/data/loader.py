@@ -152,6 +152,8 @@ class Batches:
     ) -> None:  # fmt: skip
         self._source, self._order, self._device, self._next = source, order, device, start
         self._non_blocking, self._prepare = non_blocking, prepare
+        self.gate: Gate | None = source.gate if isinstance(source, _Loaded) else None
+        """What loader processes wait at; None without any."""
 
     def fetch(self) -> tuple[int, Any]:
         """Number and content of the next micro-batch as it lies in host memory (`loader.resident`: on the device).
@@ -166,11 +168,6 @@ class Batches:
         number, content = fetched
         batch = to_device(content, self._device, self._non_blocking)
         return batch if self._prepare is None else self._prepare(batch, lambda what: self._order.uniform(number, what))
-
-    @property
-    def gate(self) -> Gate | None:
-        """What loader processes wait at; None without any."""
-        return self._source.gate if isinstance(self._source, _Loaded) else None
 
     def close(self) -> None:
         """Stop the loader workers now; harmless when there are none or they are stopped already."""
@@ -212,9 +209,10 @@ class _Loaded:
         self, source: Source, loader: Loader, order: Order, device: torch.device, start: int, collate: Collate | None
     ) -> None:
         parallel: dict[str, Any] = {}
-        self.gate = Gate(loader.workers) if loader.workers else None
+        self.gate: Gate | None = None
         if loader.workers:
             _share(source, loader)
+            self.gate = Gate(loader.workers)
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
             # server has no such threads, and torch is imported there once for all workers to come.
             context = multiprocessing.get_context("forkserver")
