@@ -60,6 +60,11 @@ class Point:
     energy_wh: float | None = _measured("energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs")
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
+    batches_ahead: int | None = _measured(
+        "batches ahead",
+        "",
+        "batches that loader processes finished while the clock stood still, since the evaluation before",
+    )
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)

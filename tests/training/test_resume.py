@@ -3,6 +3,7 @@
 import collections
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -425,3 +426,32 @@ def test_without_a_checkpoint_a_restart_has_a_reason_too(tmp_path):
     told = Told()
     train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
     assert told.restarts == [""], "of a first start, of which the journal knows whether it is one"
+# ------------------------------------------------------------------------------------------------ schedules and counts
+def test_scheduler_of_total_steps_follows_progress_over_the_whole_budget(tmp_path):
+    """As docs/own-training.md has it, on steps of unequal length; a resume goes on with the rate that was next."""
+    text = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
+    line = next(line.strip() for line in text.splitlines() if line.strip().startswith("while scheduler.last_epoch"))
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=1000)
+        trial.keep(scheduler=scheduler)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            if not trial.warming_up:
+                rates.append((trial.step_count, trial.progress, optimizer.param_groups[0]["lr"]))
+                hands.s += 0.25 if trial.progress < 0.5 else 0.5
+            trial.step(loss_of(net, batch), optimizer)
+            exec(line, {"scheduler": scheduler, "trial": trial})
+        last.append(optimizer.param_groups[0]["lr"])
+
+    whole, rates, last, hands = [], [], [], Hands()
+    train(toy(), seconds=10.0, clock=timed(10.0, hands), folder=tmp_path / "whole", body=body)
+    whole, rates, hands = rates, [], Hands()
+    assert [steps for steps, _, _ in whole] == list(range(30))
+    peak = max(range(30), key=lambda step: whole[step][2])
+    assert whole[peak][1] == pytest.approx(0.3, abs=0.03), "of the budget, as OneCycleLR has it by default"
+    assert (whole[0][2], last[0]) == (pytest.approx(0.1 / 25), pytest.approx(0.1 / 25e4))
+    with pytest.raises(KilledError):
+        train(toy(), seconds=10.0, clock=timed(10.0, hands), folder=tmp_path / "killed", body=body, observer=Dies())
+    train(toy(), seconds=10.0, clock=timed(10.0, hands), folder=tmp_path / "killed", body=body)
+    assert rates == whole, "steps are counted, and rates scheduled, across the kill"

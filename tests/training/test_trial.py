@@ -431,3 +431,71 @@ def test_evaluation_sees_ieee_float32_whatever_the_knobs(amp, matmul, monkeypatc
         torch.set_float32_matmul_precision("highest")
     assert {(point["format"], point["tf32"], point["autocast"]) for point in points} == {("highest", False, False)}
     assert set(seen) == {(matmul, True, amp == "bf16")}, "the training goes on in its own format"
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+class Simulated:
+    """A loader process that makes a batch in 0.3 s, unless its gate is closed, and keeps up to `prefetch` of them."""
+
+    def __init__(self, hands, prefetch):
+        self._hands, self._prefetch, self._made_s, self._since, self._fetched = hands, prefetch, 0.0, hands.s, 0
+        self.gate, self.closed = self, False
+
+    def _work(self):
+        """What it has made by now, in seconds of its work."""
+        if not self.closed:
+            self._made_s += self._hands.s - self._since
+        self._made_s = min(self._made_s, 0.3 * (self._fetched + self._prefetch))
+        self._since = self._hands.s
+
+    @property
+    def batches(self):
+        self._work()
+        return int(self._made_s / 0.3 + 1e-9)
+
+    def close(self):
+        self._work()
+        self.closed = True
+
+    def open(self):
+        self._work()
+        self.closed = False
+
+    def fetch(self):
+        self._work()
+        assert not self.closed
+        self._fetched += 1
+        self._hands.s += max(0.0, 0.3 * self._fetched - self._made_s)
+        self._work()
+        return INPUTS[:8], TARGETS[:8]
+
+    def move(self, fetched):
+        return fetched
+
+
+def test_prefetching_loaders_get_nothing_for_free_while_the_clock_stands_still(tmp_path):
+    """Evaluations and checkpoints last long enough for any queue to be filled."""
+
+    def steps(prefetch):
+        hands = Hands()
+
+        def judge():
+            hands.s += 100.0
+            return {"error": 1.0}
+
+        def body(trial):
+            net, optimizer = begin(trial)
+            trial.evaluate_with(judge)
+            for batch in trial.engine.batches(lambda start: Simulated(hands, prefetch)):
+                hands.s += 0.005
+                trial.step(loss_of(net, batch), optimizer)
+
+        config = toy(evaluation__points=4)
+        outcome = train(
+            config, seconds=60.0, clock=timed(60.0, hands), evaluates=True, folder=tmp_path / str(prefetch), body=body
+        )
+        assert [point.batches_ahead for point in outcome.points] == [0] * 4
+        return outcome.steps
+
+    assert steps(2) == pytest.approx(200, rel=0.05)
+    assert steps(64) == pytest.approx(steps(2), rel=0.05)

@@ -33,6 +33,7 @@ from tunediff import randomness
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
+from tunediff.data.gate import Gate, GatedCollate, GatedItems
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
 """What is learned from: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
@@ -159,6 +160,8 @@ class Batches:
     ) -> None:  # fmt: skip
         self._source, self._order, self._device, self._next = source, order, device, start
         self._non_blocking, self._prepare = non_blocking, prepare
+        self.gate: Gate | None = source.gate if isinstance(source, _Loaded) else None
+        """What loader processes wait at; None without any."""
 
     def fetch(self) -> tuple[int, Any]:
         """Number and content of the next micro-batch as it lies in host memory (`loader.resident`: on the device).
@@ -214,8 +217,10 @@ class _Loaded:
         self, source: Source, loader: Loader, order: Order, device: torch.device, start: int, collate: Collate | None
     ) -> None:
         parallel: dict[str, Any] = {}
+        self.gate: Gate | None = None
         if loader.workers:
             _share(source, loader)
+            self.gate = Gate(loader.workers)
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
             # server has no such threads, and torch is imported there once for all workers to come.
             context = multiprocessing.get_context("forkserver")
@@ -227,14 +232,17 @@ class _Loaded:
             }
         # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
+        items = GatedItems(self.gate, source) if self.gate is not None and tensors(source) is None else source
         if length(source) is None:
-            stream = _Stream(cast(Any, source), order, start, collate)
+            stream = _Stream(cast(Any, items), order, start, collate)
             what: dict[str, Any] = {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
         else:
             what = {
                 "dataset": _Places(), "batch_sampler": _Numbers(order, start, pass_length),
-                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate, order.seed),
+                "collate_fn": functools.partial(_items, items, loader.transfer == "float32", collate, order.seed),
             }  # fmt: skip
+        if self.gate is not None:
+            what["collate_fn"] = GatedCollate(self.gate, what["collate_fn"] or default_collate)
         self._loader = DataLoader(
             **what,
             num_workers=loader.workers,
@@ -269,6 +277,8 @@ class _Loaded:
         return batch
 
     def close(self) -> None:
+        if self.gate is not None:
+            self.gate.open()  # a process that waits there would not hear that it shall end
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
 

@@ -59,6 +59,10 @@ class Engine(Session):
         """False once it was asked to stop."""
         self.done = False
         self.feed: Feed | None = None
+        self.batches_ahead = 0
+        """Batches that loader processes have finished while the clock stood still, since the last point."""
+        self.batches_loaded = 0
+        """Batches that loader processes had finished in all when they were held."""
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
 
@@ -90,7 +94,7 @@ class Engine(Session):
         for index in itertools.count(len(self.points) + 1):
             if not self.training or (index > total and not self.budget.open_ended):
                 break
-            with self.clock.part("train"):
+            with self.clock.part("train"), self.loaders_at_work():
                 self.pace.aim(index / total)
                 while self.training and not self.pace.reached:
                     yield from self.passes()
@@ -154,8 +158,31 @@ class Engine(Session):
         if self.world.any(self.observer.asks_to_stop()):
             self.training = False
         elif pace.train_s - self.saved_s > self.checkpoint_every_s and not pace.reached:
+            self.hold_loaders()
             checkpoints.save(self)
+            self.release_loaders()
             self.saved_s = pace.train_s
+
+    @contextlib.contextmanager
+    def loaders_at_work(self) -> Iterator[None]:
+        """Let loader processes load inside, while the clock runs, and not outside: that would be training for free."""
+        self.release_loaders()
+        try:
+            yield
+        finally:
+            self.hold_loaders()
+
+    def hold_loaders(self) -> None:
+        """Let loader processes finish what they have in hand, and begin nothing else."""
+        if self.feed is not None and (gate := self.feed.gate) is not None:
+            gate.close()
+            self.batches_loaded = gate.batches
+
+    def release_loaders(self) -> None:
+        """Let loader processes go on."""
+        if self.feed is not None and (gate := self.feed.gate) is not None:
+            self.batches_ahead += gate.batches - self.batches_loaded
+            gate.open()
 
     # ------------------------------------------------------------------------------------------------- before the loop
     def restore(self, build: Callable[[int], Feed]) -> Mapping[str, Any] | None:
@@ -169,6 +196,7 @@ class Engine(Session):
             self.warm_ups = self.compilation.warm_ups(self.device.type)
             feed = build(steps * self.step.accumulation)
             self.feed = Primed(feed, self.step.accumulation, self.warm_ups)
+            self.hold_loaders()
         if checkpoint is None and self.world.main:
             self.observer.restarted(self.restart_reason)
         return checkpoint
@@ -210,7 +238,8 @@ class Engine(Session):
             raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
         point = self.meter.measure(index, fraction)
         described = findings.finite(findings.plain(self.description(), "describe_with", self.config.schema.title))
-        point = dataclasses.replace(point, **self.compilation.facts())
+        point = dataclasses.replace(point, **self.compilation.facts(), batches_ahead=self.batches_ahead)
+        self.batches_ahead = 0
         if self.pending is not None and self.pending.steps == point.steps:  # nothing was trained since
             point, described = self.pending, {}
         if not math.isfinite(point.loss):

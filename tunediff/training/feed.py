@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tunediff.data.gate import Gate, gated
 from tunediff.data.loader import to_device
 
 
@@ -24,6 +25,9 @@ class Feed(Protocol):
         """A fetched batch on the device, as the training gets it; may be asked for again."""
         ...
 
+    gate: Gate | None
+    """What loader processes wait at while the clock stands still; None without any."""
+
     def close(self) -> None:
         """Stop what loads."""
         ...
@@ -33,7 +37,8 @@ class Endless:
     """Any iterable, run through again and again. Raises RuntimeError when it is empty."""
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        self._batches, self._device = batches, device
+        self._batches, self.gate = gated(batches)
+        self._device = device
         self._now: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
 
@@ -56,7 +61,8 @@ class Endless:
         return to_device(fetched, self._device)
 
     def close(self) -> None:
-        pass
+        if self.gate is not None:
+            self.gate.open()  # a process that waits there would not hear that it shall end
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -73,6 +79,7 @@ class Primed:
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
+        self.gate = feed.gate
         # Copies: whoever trains may write into a batch.
         self._ahead = [*(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)), *first]
 
