@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -78,7 +77,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
-        _crossing(axes, found, pairs[0][0], pairs[1], stars.reached_s)
+        _crossing(axes, found, pairs[0][0], pairs[1], stars)
     axes.set_xlabel(found.clock.seconds)
     axes.set_xlim(left=0)
     plain_numbers(axes)
@@ -86,12 +85,11 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     return figure
 
 
-def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], seconds: float | None) -> None:
+def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], stars: Stars) -> None:
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
-    if seconds is None:
+    if stars.winner is None or (seconds := stars.reached_s) is None:
         return
-    winner, color, what = of
-    (end_s, level), first = base[-1], math.isclose(seconds, winner[0][0])
+    (_, color, what), (end_s, level), first = of, base[-1], found.at_first(stars.winner)
     axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED,
               label="baseline at its end")  # fmt: skip
     if not first:

@@ -63,7 +63,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    fast = [] if subject.found.by_rate else [_speedup(row), rounded(row[RATE])]
     if subject.noise is not None:
         best, near = subject.known.best, row[evidence.NEAR] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
@@ -73,8 +73,10 @@ def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     return [row["trial"], row["status"], *value, *fast, *spent]
 
 
-def _two(value: Any) -> str:
-    return f"{value:.2f}" if is_known(value) else ""
+def _speedup(row: dict[Any, Any]) -> str:
+    """`1.85`, or `≥ 4.00` where there is no upper bound."""
+    value, bound = row["speedup"], row["speedup_at_least"]
+    return f"{value:.2f}" if is_known(value) else f"≥ {bound:.2f}" if is_known(bound) else ""
 
 
 def _on_two_lines(name: str) -> Html:

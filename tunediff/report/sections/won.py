@@ -17,7 +17,7 @@ from tunediff.report.subject import Subject, lead, marked, note, ruler
 from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences
 from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, last, shown, without_seed
-from tunediff.results.comparison import Comparison
+from tunediff.results.comparison import Comparison, speedup_values
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import UNTOLD
 from tunediff.results.statistics import BETTER
@@ -98,7 +98,7 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         ratio = base.points[-1][base.along] / subject.crossing_s
         when = f"after {secs(subject.crossing_s)}: {number(ratio)}"
         if subject.crosses_before_first:
-            when = f"before its first evaluation, at {secs(subject.crossing_s)}: more than {number(ratio)}"
+            when = f"before its first evaluation, at {secs(subject.crossing_s)}: at least {number(ratio)}"
         said.append(f" It is as good as the baseline at its end {when} times faster.")
     return said
 
@@ -169,8 +169,8 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
 def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
-    sooner = subject.known.speedup(trial)
-    return {**measured, **value, "speedup": None if isinstance(sooner, str) else sooner.mean}
+    sooner = speedup_values(subject.known.speedup(trial))
+    return {**measured, **value, **{name: sooner[name] for name in ("speedup", "speedup_at_least")}}
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures
