@@ -15,7 +15,7 @@ from tunediff.cli import number
 from tunediff.colors import BASELINE, SERIES, WINNER
 from tunediff.record import TrialRecord
 from tunediff.report.files import FOLDER, Files, listed, write
-from tunediff.report.html import Html, el, folded, join, page, table
+from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
@@ -154,7 +154,7 @@ def _pairs(told: Pairs, files: Files) -> Html:
         "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict allow for "
         "having looked after every pair (equal parts of 5 % spent on each look, after Lan and DeMets). "
     )
-    return join(table(header, lines), note(how, files.links("pairs")))
+    return join(table(header, lines, stacks=True), note(how, files.links("pairs")))
 
 
 def figure(told: Pairs) -> Figure:
@@ -186,7 +186,8 @@ def _changes(told: Pairs) -> Html:
     ours, changed = cfg.flat(told.configs[0]) | {"workload": titles[0]}, told.changed
     changed |= {"workload": titles[1]} if "workload" in changed else {}
     rows: list[list[object]] = [
-        [el("code", name), shown(ours[name]) if name in ours else "–", shown(value)] for name, value in changed.items()
+        [el("code", breakable(name)), shown(ours[name]) if name in ours else "–", shown(value)]
+        for name, value in changed.items()
     ]
     files = [cfg.of(config).file for config in told.configs]
     parts: list[object] = [table(["knob", "A", "B"], rows, words=3)] if rows else []

@@ -23,11 +23,14 @@ from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import secs, short, some
 from tunediff.results import Results, curve
 from tunediff.results.comparison import Comparison, Group
+from tunediff.results.statistics import mean
 
 # --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
 DOTTED = (0, (1.2, 1.6))
+AGAIN = "baseline on other seeds"
 KINDS: dict[str, tuple[str, Any]] = {
+    AGAIN: (BASELINE, "solid"),
     "other trials": (colors.OTHER, "solid"),
     "under way": (colors.OTHER, DOTTED),
     "stopped early": (colors.PRUNED, style.DASHED),
@@ -50,7 +53,8 @@ def curves(subject: Subject, files: Files) -> Html | None:
         lambda: of_trials(found, subject.stars),
         f"{subject.label} against {found.clock.seconds}, all trials",
     )
-    ranked, end = found.ranked, base.value(found.metric) if base is not None else None
+    ranked, of_base = found.ranked, subject.known.runs(base)
+    end = mean(of_base)
     others = [trial for trial in ranked if base is None or trial.name != base.name]
     if subject.compared is not None:
         said = f"{some(len(ranked), 'run has', 'runs have')} a result; their means are above."
@@ -62,7 +66,8 @@ def curves(subject: Subject, files: Files) -> Html | None:
         better = sum(found.loss(trial.value(found.metric) or 0.0) < found.loss(end) for trial in others)
         side = "below" if found.falls else "above"
         said = f"{better:,} of {some(len(others), 'other trial')} with a result "
-        said += f"{'ends' if better == 1 else 'end'} {side} the baseline."
+        said += f"{'ends' if better == 1 else 'end'} {side} the baseline"
+        said += f" (mean of its {len(of_base)} runs)." if len(of_base) > 1 else "."
     return join(lead(said), figure)
 
 
@@ -100,7 +105,9 @@ def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str],
     say(axes, words, (seconds, level), shift, ha="right", va=side, color=color)
 
 
-def _kind(trial: TrialRecord) -> str:
+def _kind(found: Results, trial: TrialRecord) -> str:
+    if trial.status == "ok" and found.repeats(trial):
+        return AGAIN
     return {None: "under way", "ok": "other trials", "pruned": "stopped early"}.get(trial.status, "failed")
 
 
@@ -109,7 +116,7 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
     many = len(lines) > style.MANY
     others = [trial for trial in found.trials if lines[trial.name] and stars.color(trial.name) is None]
     for kind, (color, dashes) in KINDS.items():
-        mine = [lines[trial.name] for trial in others if _kind(trial) == kind]
+        mine = [lines[trial.name] for trial in others if _kind(found, trial) == kind]
         if not mine:
             continue
         collection = LineCollection(
@@ -168,7 +175,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     return join(
         lead(said[0]),
         figure,
-        table(header, rows, marked(compared, best), words=2),
+        table(header, rows, marked(compared, best), words=2, stacks=True),
         el("p", said[-1]) if compared.resolution is not None else None,  # what lies between is in the table
         note(files.links("comparison")),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunediff.report import study_figure, study_table
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, table
+from tunediff.report.html import Html, breakable, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.verdicts import NEAR, noise_words
@@ -81,7 +81,7 @@ def _speedup(row: dict[Any, Any]) -> str:
 
 def _on_two_lines(name: str) -> Html:
     section, dot, leaf = name.rpartition(".")
-    return join(section, dot, el("br") if dot else "", leaf)
+    return join(section, dot, el("br") if dot else "", breakable(leaf))
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.cli import number
 from tunediff.record import TrialRecord
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, picture, table
+from tunediff.report.html import Html, breakable, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
 from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences
 from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
@@ -150,7 +150,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     how = f"Runs made after the choice, on seeds that had no part in it. {INTERVALS}. "
     return join(
         el("h3", "On new seeds"),
-        table(header, rows, marked(told.compared, told.winner), words=2),
+        table(header, rows, marked(told.compared, told.winner), words=2, stacks=True),
         note(how, files.links("won")),
     )
 
@@ -162,7 +162,9 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
         idle = winner.not_effective.get(name)
         before = el("span", shown(base[name]) if name in base else "–", class_="baseline")
         mine = el("span", shown(changed[name]), class_="winner")
-        rows.append([el("code", name), before, join(mine, f" (changes nothing here: {idle})" if idle else "")])
+        rows.append(
+            [el("code", breakable(name)), before, join(mine, f" (changes nothing here: {idle})" if idle else "")]
+        )
     return table(["knob", "baseline", subject.stars.winner_is], rows, words=3)
 
 
