@@ -32,8 +32,8 @@ from tunediff.clock import Budget, Clock
 from tunediff.config import workload
 from tunediff.distributed import alone
 from tunediff.points import Point
-from tunediff.training.observer import Observer
 from tunediff.training.engine import Engine
+from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
 
 BATCH, POINTS, JUDGED_S = 8, 4, 0.2

@@ -1,8 +1,8 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
 import argparse
-import errno
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,9 +18,9 @@ import pytest
 import torch
 import yaml
 
+from tests import searches
 from tests.helpers import measure_here, point
 from tunediff import compare, environment, export, record, results, search, space, train
-from tests import searches
 from tunediff import config as cfg
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves

@@ -15,6 +15,7 @@ import pytest
 
 from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
+from tests.json_keys import check_types
 from tunediff import compare, record
 from tunediff import config as cfg
 from tunediff.record import End
@@ -323,9 +324,10 @@ def slot(monkeypatch):
 def test_pairs_run_until_it_is_decided(slot, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
     out = capsys.readouterr().out
-    assert "at most 12 pairs × 2 × 20s training" in out
+    assert "runs: at most 12 pairs × 2 × 20s training" in out
     assert "data: 1,797 images at 8×8 (digits)" in out
-    assert re.search(r"\] evaluation: .* per run; wall-clock: at most .* for all pairs\n", out)
+    assert re.search(r"\] cost: at most 8m00s of training, .* of evaluation \(.* per run\)\n", out)
+    assert re.search(r"\] wall-clock: at most .*, with 3 pairs .*\n", out)
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
     assert slot.notes[:2] == [
@@ -373,3 +375,77 @@ def test_a_run_that_fails_ends_it(slot, capsys):
     out = capsys.readouterr().out
     assert "B seed 1001  oom  needs 9 GiB" in out
     assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
+
+
+# --------------------------------------------------------------------------------------------------- cost and progress
+@pytest.fixture
+def one_second(monkeypatch):
+    """An evaluation is taken to last a second."""
+    from tunediff import compare
+
+    monkeypatch.setattr(compare, "_evaluation", lambda config, dry_run, say: (1.0, ["data: made up"]))
+
+
+def test_compare_dry_run_says_the_cost_and_leaves_nothing(one_second, capsys):
+    """12 pairs × 2 × (20 s of training + 4 evaluations of 1 s + 2 s) + 15 s, whatever is measured here."""
+    points = cfg.baseline("digits").evaluation.points
+    words = ["digits", "loader.batch_size=64", "--budget", "20s", "--dry-run"]
+    assert compare.main([*words, "--json"]) == 0
+    out, error = capsys.readouterr()
+    plan = json.loads(out)
+    assert error == ""
+    check_types(plan, "compare --dry-run")
+    assert (plan["pairs_at_least"], plan["pairs_at_most"], plan["runs_at_most"]) == (3, 12, 24)
+    assert plan["training_s_at_most"] == 480
+    assert plan["evaluation_s_at_most"] == 24 * points
+    assert plan["wall_s_at_most"] == 15 + 24 * (20 + points + 2)
+    assert plan["wall_s_at_least"] == 15 + 6 * (20 + points + 2)
+    assert plan["changed"] == {"loader.batch_size": 64}
+    assert compare.main(words) == 0
+    assert "cost: at most 8m00s of training, " in capsys.readouterr().out
+    assert not Path("ray_results").exists()
+
+
+def test_compare_dry_run_of_a_file_says_that_evaluation_is_not_known(capsys):
+    Path("mine.py").write_text(PLAIN)
+    assert compare.main(["mine.py", "lr=0.1", "--budget", "1s", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    check_types(plan, "compare --dry-run")
+    assert (plan["evaluation_s"], plan["evaluation_is_known"]) == (None, False)
+    assert compare.main(["mine.py", "lr=0.1", "--budget", "1s", "--dry-run"]) == 0
+    assert "of training, evaluation is not known\n" in capsys.readouterr().out
+
+
+def test_compare_dry_run_refuses_what_a_run_would(capsys):
+    assert "is what A is here" in refused(capsys, "digits", "digits", "--dry-run")
+    assert "--resume: takes both sides" in refused(capsys, "--resume", "gone", "--dry-run")
+
+
+def test_compare_json_tells_progress_and_cost_on_stderr(slot, one_second, capsys):
+    assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["verdict"] == "better"
+    assert re.search(r"^\[ +\d+s\] cost: at most 8m00s of training", error, re.M)
+    assert re.search(r"^\[ +\d+s\] A seed 1000  FD \(classifier\) [\d.]+ at 20.0 s", error, re.M)
+    assert "after 3 pairs: " in error
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "y", "--json", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(slot, one_second, capsys):
+    words = ["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--progress", "jsonl"]
+    assert compare.main(words) == 0
+    out, error = capsys.readouterr()
+    assert out.startswith("comparison: x\n")
+    events = [json.loads(line) for line in error.splitlines()]
+    assert all({"event", "elapsed_s", "phase", "text"} <= event.keys() for event in events)
+    starts, ends, looks = ([one for one in events if one["event"] == kind] for kind in ("start", "end", "pair"))
+    assert [(one["trial"], one["side"], one["seed"]) for one in starts[:2]] == [
+        ("t0000", "A", 1000),
+        ("t0001", "B", 1000),
+    ]
+    assert len(starts) == len(ends) == 6
+    assert {one["status"] for one in ends} == {"ok"}
+    assert all(0.5 < one["value"] < 3 for one in ends)
+    assert [(one["pairs"], one["verdict"]) for one in looks] == [(1, None), (2, None), (3, "better")]
+    assert looks[-1]["ratio_low"] < looks[-1]["ratio"] < looks[-1]["ratio_high"]

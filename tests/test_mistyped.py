@@ -10,7 +10,8 @@ import yaml
 
 from tests import searches
 from tests.helpers import measure_here
-from tunediff import cli, search, space
+from tests.json_keys import check_types
+from tunediff import cli, search, space, train
 from tunediff.config import ConfigError, apart
 from tunediff.workloads.diffusion import drawing
 
@@ -192,11 +193,25 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
     ):
         assert importlib.import_module(f"tunediff.{command}").main([*words, "--storage", "kept", "--json"]) == 0
         told[command] = json.loads(capsys.readouterr().out)
+        if command != "evaluate":
+            check_types(told[command], command.partition(".")[0])
     assert told["report.__main__"]["report"] == str(Path("kept/night/report.html").absolute())
     assert told["export"]["configuration"] == "kept/night/best.yaml"
     assert told["train"]["steps"] == 1
     assert told["sample"]["images"] == 2
-    assert Path(told["evaluate"]["json"]).is_file()
+    assert told["sample"]["sampler"]["name"] == "ddim"
+    assert (told["evaluate"]["schema"], Path(told["evaluate"]["json"]).is_file()) == (1, True)
+    assert told["train"]["metric"].startswith("FD")
+    assert isinstance(told["train"]["value"], float)
+
+
+def test_train_tells_progress_as_json_lines_on_stderr(capsys):
+    words = ["--config", "digits", *TINY, "--samples", "128", "--storage", "kept"]
+    assert train.main([*words, "--json", "--progress", "jsonl"]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["steps"] == 1
+    (point,) = [json.loads(line) for line in error.splitlines() if line.startswith("{")]
+    assert (point["event"], point["index"], isinstance(point["value"], float)) == ("point", 1, True)
 
 
 def test_one_of_a_thing_is_not_called_many():

@@ -15,7 +15,7 @@ MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
 FLOORS = {
     "tunediff": 7, "tunediff.cli": 0, "tunediff.clock": 0, "tunediff.colors": 0, "tunediff.config": 0,
-    "tunediff.environment": 0, "tunediff.files": 0, "tunediff.machine": 0, "tunediff.points": 0, "tunediff.progress": 0, "tunediff.record": 0, "tunediff.space": 0,
+    "tunediff.environment": 0, "tunediff.event_lines": 0, "tunediff.files": 0, "tunediff.machine": 0, "tunediff.points": 0, "tunediff.progress": 0, "tunediff.record": 0, "tunediff.space": 0,
     "tunediff.starting": 0,
     "tunediff.data": 1, "tunediff.distributed": 1, "tunediff.networks": 1, "tunediff.randomness": 1,
     "tunediff.evaluation": 2, "tunediff.training": 2,

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 STORAGE = Path("ray_results")
+SCHEMA = 1
+"""Version of what `--json` prints: it rises when a key is renamed or removed, or changes its type."""
 MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of it
 
 
@@ -115,10 +118,12 @@ def add_unit(parser: argparse.ArgumentParser) -> None:
 
 
 def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
-    """The options --json and, of what tells how far it is, --quiet."""
+    """The options --json and, of what tells how far it is, --quiet and --progress."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     if quiet:
         parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+        progress = "how far it is: text (on stderr with --json), or jsonl, a JSON object per line on stderr"
+        parser.add_argument("--progress", choices=("text", "jsonl"), default="text", help=progress)
 
 
 def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
@@ -171,9 +176,26 @@ def machine_words(args: argparse.Namespace) -> list[str]:
     return [word for name, value in given if value is not None for word in (name, str(value))]
 
 
-def result(values: Mapping[str, Any], as_json: bool) -> None:
-    """Print a result as lines of `key: value`, or as JSON."""
-    print(json.dumps(values, indent=2, default=str) if as_json else block(values))
+def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | None = None) -> None:
+    """Print a result as lines of `key: value`, or as JSON; `typed`: its JSON where that differs from `values`."""
+    if as_json:
+        print_json(values if typed is None else typed)
+    else:
+        print(block(values))
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print a result as JSON, with the number of the version that its keys and types are of."""
+    print(json.dumps({"schema": SCHEMA, **finite(values)}, indent=2, allow_nan=False, default=str), flush=True)
+
+
+def finite(value: Any) -> Any:
+    """Return the same without NaN and infinity, which JSON has no words for: they are null."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import math
 import os
 import subprocess
@@ -29,10 +28,11 @@ import yaml
 
 from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.clock import own_s
 from tunediff.config import ConfigError, Systems
+from tunediff.event_lines import EventLines
 from tunediff.files import write_text
 from tunediff.progress import harmless
+from tunediff.report import pair_plan
 from tunediff.report.heart import Heart
 from tunediff.report.plan import MOST_DAYS
 from tunediff.results import confirmation, evaluating, pairs
@@ -43,6 +43,8 @@ from tunediff.tuning import experiment, local_ray, resources
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {"better": cli.OK, "not told apart": NOT_TOLD, "worse": WORSE, "failed": FAILED_RUN}
 MOST = 12
+Say = Callable[..., None]
+"""Prints a line: its text, an event and its fields."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,6 +67,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     cli.add_machine(parser, "comparison")
     add("--insist", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
+    add("--dry-run", action="store_true", help="print what would run and what it costs at most, and start nothing")
     cli.add_printing(parser)
     return parser.parse_intermixed_args(argv)
 
@@ -74,38 +77,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     args = arguments(argv)
     cli.check_machine(args)
-    begun = time.monotonic()
+    begun, lines = time.monotonic(), EventLines.of(args)
 
-    def say(text: str) -> None:
-        if not (args.quiet or args.json):
-            with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
-                print(f"[{cli.seconds(time.monotonic() - begun):>6}] {text}", flush=True)
-            if heart is not None:
-                heart.heard()
+    def say(text: str, event: str = "message", **fields: Any) -> None:
+        if event == "start" and not lines.as_json:  # people read how a run ended; what goes on is told after a while
+            return
+        with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
+            lines.print(lines.line(text, time.monotonic() - begun, "", event, **fields))
+        if heart is not None:
+            heart.heard()
 
     heart: Heart | None = None
     folder = _resumed(args) if args.resume is not None else _new(args, say)
+    if folder is None:
+        return cli.OK
     heart = Heart(folder, say)
     try:
-        silent = args.quiet or args.json
-        with experiment.start_of(folder, new=args.resume is None), contextlib.nullcontext() if silent else heart:
+        shown = contextlib.nullcontext() if args.quiet else heart
+        with experiment.start_of(folder, new=args.resume is None), shown:
             _run(pairs.read(folder), args.address, say)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "compare", folder, cli.machine_words(args))
     from tunediff.report import pairs as report  # imports matplotlib
+    from tunediff.report import result_json
 
     told = pairs.read(folder)
-    written = report.write_all(told)
-    block = report.block(told) | {"wall_s": experiment.spent_s(folder), "report": str(written)}
+    written, spent_s = str(report.write_all(told)), experiment.spent_s(folder)
     with contextlib.suppress(OSError):  # its exit code says it too
-        text = json.dumps(block, indent=2) if args.json else "\n".join([cli.block(block), "", *report.sentences(told)])
-        print(text, flush=True)
+        if args.json:
+            failure = report.failure(told, told.failure) if told.failure is not None else None
+            cli.print_json(result_json.compare(told, failure, spent_s, written))
+        else:
+            block = report.block(told) | {"wall_s": spent_s, "report": written}
+            print("\n".join([cli.block(block), "", *report.sentences(told)]), flush=True)
     return EXITS[told.verdict]
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked
 def _resumed(args: argparse.Namespace) -> Path:
-    given = (args.name, args.budget, args.unit, args.pairs, args.resolution, args.compile)
+    given = (args.name, args.budget, args.unit, args.pairs, args.resolution, args.compile, args.dry_run or None)
     if args.words or any(option is not None for option in given):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
@@ -114,8 +124,11 @@ def _resumed(args: argparse.Namespace) -> Path:
     return folder
 
 
-def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
-    """The folder of a new comparison, with both sides and what was asked. Raises `ConfigError`."""
+def _new(args: argparse.Namespace, say: Say) -> Path | None:
+    """The folder of a new comparison, with both sides and what was asked. Raises `ConfigError`.
+
+    None with `--dry-run`, which prints the plan instead.
+    """
     budget_s = duration_s("60s" if args.budget is None else args.budget, "--budget")
     most = MOST if args.pairs is None else args.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
@@ -131,18 +144,26 @@ def _new(args: argparse.Namespace, say: Callable[[str], None]) -> Path:
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if args.address is None else None
         _refuse_pointless(asked, sides, most, device)
-        checked: set[str] = set()
+        checked: dict[str, float | None] = {}
         cli.warn_emulated((config.precision.amp for config in sides), args.address)
         for config in sides:
             cli.check_here(config, True)
             if args.address is None:
                 resources.divided([resources.local()], *_needs([config]), strategies=[config.parallel.strategy])
-            if cfg.of(config).file is not None and not args.no_check and cfg.fingerprint(config) not in checked:
-                checked.add(cfg.fingerprint(config))
-                _check(config, say)
-        if args.address is None and not (args.quiet or args.json):
-            own = sum(own_s(budget_s, args.unit or "wall", side.devices) for side in sides) / 2
-            _estimate(sides[0], most, own, say)
+            tried = not args.no_check and not args.dry_run and cfg.fingerprint(config) not in checked
+            if cfg.of(config).file is not None and tried:
+                checked[cfg.fingerprint(config)] = _check(config, say)
+        if args.dry_run or not args.quiet:
+            each_s, data = checked.get(cfg.fingerprint(sides[0])), list[str]()
+            if cfg.of(sides[0]).file is None and args.address is None:
+                each_s, data = _evaluation(sides[0], args.dry_run, say)
+            asked_for = [" ".join(words) for words in asked]
+            plan = pair_plan.values(asked_for, sides, most, budget_s, args.unit or "wall", each_s, data)
+            if args.dry_run:
+                cli.print_json(plan) if args.json else print("\n".join(pair_plan.lines(plan)))
+                return None
+            for line in pair_plan.lines(plan):
+                say(line)
         content = {
             "a": " ".join(asked[0]), "b": " ".join(asked[1]), "budget_s": budget_s, "pairs": most, "within": within,
             "compile": args.compile or "charged", "unit": args.unit or "wall",
@@ -270,31 +291,30 @@ def _refuse_pointless(
         )
 
 
-def _check(config: Systems, say: Callable[[str], None]) -> None:
+def _check(config: Systems, say: Say) -> float | None:
+    """Try a user's workload; seconds of its evaluation."""
     from tunediff.training import check  # imports torch
 
     found = check.before_search(config, say)
     for text in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
         say(f"WARNING: {cfg.of(config).title}: {text}")
+    return found.get("evaluation_s")
 
 
-def _estimate(config: Systems, most: int, budget_s: float, say: Callable[[str], None]) -> None:
-    """Say what all pairs would take, by one evaluation of A timed here; nothing where its workload cannot say.
+def _evaluation(config: Systems, dry_run: bool, say: Say) -> tuple[float | None, list[str]]:
+    """Seconds of one evaluation, timed here, and lines about the data; None where the workload cannot say.
 
     Raises `ConfigError` for data that cannot be used.
     """
+    from tunediff.distributed import alone
     from tunediff.training import judging  # imports torch
 
-    if cfg.of(config).file is not None:
-        return
-    say("looking at the data and timing one evaluation")
-    measured = judging.before_search(config, evaluates=True)
-    for line in measured.get("data", []):
-        say(line)
-    if (each_s := evaluating.seconds_of(config, measured.get("pass_s"), {})) is not None:
-        judging_s = config.evaluation.points * each_s
-        all_s = evaluating.START_S + 2 * most * (budget_s + judging_s + evaluating.RUN_S)
-        say(f"evaluation: {cli.seconds(judging_s)} per run; wall-clock: at most {cli.seconds(all_s)} for all pairs")
+    if dry_run:  # leaves nothing in the cache folder
+        measured = judging.measured(config, alone(), evaluates=True, prepare=False)
+    else:
+        say("looking at the data and timing one evaluation")
+        measured = judging.before_search(config, evaluates=True)
+    return evaluating.seconds_of(config, measured.get("pass_s"), {}), measured.get("data", [])
 
 
 def _needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:
@@ -305,7 +325,7 @@ def _needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]
 
 
 # ----------------------------------------------------------------------------------------------------------- its runs
-def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
+def _run(told: Pairs, address: str | None, say: Say) -> None:
     """Run pairs until it is decided."""
     if told.over:
         return
@@ -327,7 +347,7 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
     def tell(now: Pairs) -> None:
         if now.runs and (words := so_far(now)) != said[-1]:  # a resumed one passes over the pairs that it has
             said.append(words)
-            say(words)
+            say(words, "pair", **_look_fields(now))
 
     def over() -> bool:
         now = pairs.read(folder)
@@ -353,24 +373,37 @@ def _run(told: Pairs, address: str | None, say: Callable[[str], None]) -> None:
         rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)
 
 
-def _teller(
-    folder: Path, slots: Sequence[Any], say: Callable[[str], None]
-) -> Callable[[str, str, Mapping[str, Any]], None]:
+def _look_fields(now: Pairs) -> dict[str, Any]:
+    """What the pairs so far tell, for JSON lines."""
+    from tunediff.report.result_json import effects
+
+    return {
+        "pairs": now.look.rounds, "verdict": now.verdict if now.over else None,
+        **effects(now.look.differences[0], now.look.ratios),
+    }  # fmt: skip
+
+
+def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str, Mapping[str, Any]], None]:
     """Says how each run ends, here and on Ray's pages."""
 
     def tell(event: str, name: str, content: Mapping[str, Any]) -> None:
         if event == "point":
             return
         run, words = record.read_trial(folder / "trials" / name), f"{content['side']} seed {content['seed']}"
+        fields: dict[str, Any] = {"trial": name, "side": content["side"], "seed": content["seed"]}
         if event == "end" and run is not None:
             ended = [run.status or "", run.reason]
+            value = run.value(cfg.of(run.configuration).objective.name)
+            fields |= {"status": run.status, "reason": run.reason, "value": value}
             if run.points and run.status == "ok":
                 last, metric = run.points[-1], cfg.of(run.configuration).objective
-                value = cli.number(last.get(metric.name))
-                ended = [f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s"]
+                label, reached = last.get("label", metric.label), cli.number(last.get(metric.name))
+                ended = [f"{label} {reached} at {last.train_s:.1f} s"]
                 ended.append(f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s")
             words = "  ".join([words, *filter(None, ended)])
-            say(words)
+            say(words, "end", **fields)
+        elif event == "start":
+            say(f"{words} start", "start", **fields)
         if slots:  # there is one as soon as a run has a place
             slots[0].note.options(name=words[:200]).remote(words)
 

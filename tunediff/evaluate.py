@@ -112,7 +112,9 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
             write_text(path, json.dumps({**about, **found}, indent=2))
-            cli.result({**about, **found, "json": path}, as_json)
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
+            cli.result({**about, **found, "json": path}, as_json, {**about, "metrics": metrics, "json": path})
     return cli.OK
 
 
@@ -229,7 +231,7 @@ def _evaluate(task: _Task) -> int:
             found = _result(task, digest, images, extractor, values, seconds, world)
             written = _write(found, task.numbers)
             if task.as_json:
-                print(json.dumps(found | {"json": str(written)}, indent=2))
+                cli.print_json(found | {"json": str(written)})
             else:
                 print(_table(found))
                 print("".join(_cautions(found, extractor.dim)), end="")

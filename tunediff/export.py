@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tunediff import cli, models, results, space
 from tunediff import config as cfg
@@ -60,7 +61,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
             written["weights"] = str(beside)
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(found, trial, out), out.parent), encoding="utf-8")
-    cli.result(written | {"train": _train(trial, out)}, args.json)
+    _tell(written | {"train": _train(trial, out)}, args.json)
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -71,7 +72,13 @@ def _export_pipeline(args: argparse.Namespace) -> None:
         handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
     steps = model.config.process.steps
     sample = f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
-    cli.result({"model": model.name, "pipeline": folder, "sample": sample}, args.json)
+    _tell({"model": model.name, "pipeline": folder, "sample": sample}, args.json)
+
+
+def _tell(written: dict[str, Any], as_json: bool) -> None:
+    """Print what was written; as JSON with all keys, null where they do not apply."""
+    keys = ("trial", "configuration", "weights", "train", "model", "pipeline", "sample")
+    cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 
 def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:

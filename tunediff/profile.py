@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
+from tunediff.event_lines import EventLines
 from tunediff.files import numbered
 
 
@@ -92,11 +94,10 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     from tunediff.profiling import run, tables
     from tunediff.training import memory
 
-    began = time.monotonic()
+    began, events = time.monotonic(), dataclasses.replace(EventLines.of(args), on_stderr=True)
 
     def say(text: str) -> None:
-        if not args.quiet:
-            print(f"[{cli.seconds(time.monotonic() - began):>6}] {text}", file=sys.stderr, flush=True)
+        events.print(events.line(text, time.monotonic() - began))
 
     try:
         found = run.profile(

@@ -85,7 +85,7 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
                     "images": args.images, "sampler": drawing.said(how), "seed": config.evaluation.seed,
                     "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
-                cli.result(lines, args.json)
+                cli.result(lines, args.json, lines | {"sampler": how})
     except OSError as error:
         print(f"error: {args.out or model.folder}: {error}", file=sys.stderr)
         return cli.FAILED

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tunediff import cli, record, results, space
 from tunediff.config import ConfigError, Lines, apart
+from tunediff.event_lines import EventLines
 from tunediff.progress import harmless
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
         planned = plan.values(wanted, folder, _measured(wanted, args) if args.dry_run else {})
         if args.dry_run:
-            print(json.dumps(planned, indent=2) if args.json else "\n".join(plan.lines(planned)))
+            cli.print_json(planned) if args.json else print("\n".join(plan.lines(planned)))
         plan.check(planned, args.insist)
     if args.dry_run:
         return cli.OK
@@ -179,15 +179,15 @@ def _created(
 
     Raises `ConfigError`.
     """
-    quiet, own = args.quiet or args.json, wanted.workload.file is not None
+    lines, own = EventLines.of(args), wanted.workload.file is not None
+    lines, begun = dataclasses.replace(lines, on_stderr=True), time.monotonic()
 
     def say(text: str) -> None:
-        if not quiet:
-            print(text, file=sys.stderr, flush=True)
+        lines.print(lines.line(text, time.monotonic() - begun) if lines.as_json else text)
 
     cli.check_writable("--storage", folder)
     measured: judging.Measured = {}
-    if not (own or quiet or args.address):
+    if not (own or args.quiet or args.address):
         from tunediff.training import judging  # imports torch
 
         say("looking at the data and timing one evaluation")
@@ -216,8 +216,9 @@ def _run(
     searched = confirming.complete(folder, wanted)
     if searched and not confirming.pending(folder, wanted):
         return _confirmed(folder, wanted)
-    quiet = args.quiet or args.json
-    kind = Console if quiet or not sys.stdout.isatty() else Table
+    lines = EventLines.of(args)
+    kind = functools.partial(Console if lines.quiet or lines.on_stderr or not sys.stdout.isatty() else Table,
+                             quiet=lines.quiet, lines=lines)  # fmt: skip
     share = functools.partial(resources.share, wanted)
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -225,7 +226,7 @@ def _run(
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(experiment.noted(folder))
-        console = session.enter_context(kind(folder, wanted, quiet, told=told))
+        console = session.enter_context(kind(folder, wanted, told=told))
         slots = stack.enter_context(
             experiment.workers(
                 folder, share, args.address, experiment.warm(wanted), console.greet, [wanted.baseline], wanted.evaluates
@@ -241,7 +242,7 @@ def _run(
             if wanted.finalists and wanted.budget.total_s is not None:
                 console.say(NO_TIME)
             return _confirmed(folder, wanted)
-        _run_again(folder, slots, functools.partial(kind, quiet=quiet, started=begun))
+        _run_again(folder, slots, functools.partial(kind, started=begun))
     return _confirmed(folder, wanted)
 
 

@@ -22,6 +22,7 @@ from tunediff import config as cfg
 from tunediff.clock import Budget, own_s
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
+from tunediff.event_lines import EventLines
 from tunediff.files import write_text
 from tunediff.progress import shown
 from tunediff.record import End, Journal
@@ -140,7 +141,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
         observer, journal = Observer(asked), Journal(folder)
         if world.main:
             done = known.points[-1].samples if known is not None and known.points else None
-            observer = Console(folder, cfg.of(config), done, asked, quiet=args.quiet or args.json)
+            observer = Console(folder, cfg.of(config), done, asked, lines=EventLines.of(args))
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -237,7 +238,14 @@ def _conclude(folder: Path, as_json: bool) -> None:
         **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
-    cli.result(lines, as_json)
+    parts = ("data_wait", "compile", "evaluation", "checkpoint", "setup")
+    typed = {
+        "metric": str(last.get("label", metric.label)), "objective": metric.name, "value": last[metric.name],
+        "train_s": last.train_s, "samples": last.samples, "unit": workload.unit, "steps": last.steps,
+        **{f"{part}_s": known.end.seconds.get(part) for part in parts},
+        "weights": lines["weights"], "pictures": sorted(map(str, folder.glob("*.png"))), "journal": lines["journal"],
+    }  # fmt: skip
+    cli.result(lines, as_json, typed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a search shows while it runs."""
 
 import io
+import json
 import re
 import time
 
@@ -11,6 +12,7 @@ from tests import helpers, searches
 from tests.searches import noisy
 from tunediff import cli, progress, record, space
 from tunediff import config as cfg
+from tunediff.event_lines import EventLines
 from tunediff.report import console, heart, plan, words
 from tunediff.results import following
 from tunediff.tuning import experiment
@@ -152,6 +154,31 @@ def test_where_a_trial_goes_that_has_no_end(night, capsys):
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert "t0003 has lost its node and will go on from its checkpoint" in first
     assert "t0003 leaves its node, which is draining, and will go on from its checkpoint" in second
+
+
+def test_search_events_are_json_lines_on_stderr(night, capsys):
+    folder, loaded = night
+    lines = console.Console(folder, loaded, quiet=False, lines=EventLines(on_stderr=True, as_json=True))
+    lines.listen("start", "t0001", {"loader.batch_size": 64, "trial": 1})
+    lines.listen("point", "t0001", {"index": 1, "train_s": 2.0, "frechet": 4.0, "samples_per_s": 50.0})
+    lines.listen("end", "t0001", {})
+    out, error = capsys.readouterr()
+    assert out == ""
+    start, point, end = map(json.loads, error.splitlines())
+    assert all({"event", "elapsed_s", "phase", "text"} <= one.keys() for one in (start, point, end))
+    assert (start["event"], start["trial"], start["changes"]) == ("start", "t0001", {"loader.batch_size": 64})
+    assert (point["event"], point["index"], point["seconds"], point["value"]) == ("point", 1, 2.0, 4.0)
+    assert (end["event"], end["trial"], end["status"], end["reason"]) == ("end", "t0001", "ok", "")
+    assert isinstance(end["value"], float)
+    assert end["text"].startswith("t0001 ok")
+
+
+def test_search_events_are_text_on_stderr_beside_json(night, capsys):
+    folder, loaded = night
+    console.Console(folder, loaded, quiet=False, lines=EventLines(on_stderr=True)).listen("end", "t0001", {})
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert re.match(r"\[ +\d+s\] t0001 ok  ", error)
 
 
 def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys):

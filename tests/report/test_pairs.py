@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.stats
 
 from tests import searches
 from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
+from tests.json_keys import check_types
 from tests.report.pages import Elements, rows, words
 from tunediff import compare
 from tunediff.report import pairs as report
@@ -79,7 +81,14 @@ def test_the_result_as_json(capsys):
     assert said["ratio"] == pytest.approx(ratio)
     assert said["ratio_low"] < ratio < said["ratio_high"]
     assert (said["a"], said["b"]) == ("digits", "digits loader.batch_size=64")
-    assert said["a_FD (classifier)"] == "2.03 ± 0.15"
+    assert (said["metric"], said["objective"], said["direction"]) == ("FD (classifier)", "frechet", "min")
+    assert said["a_values"] == BETTER["A"]
+    assert (said["a_value"], said["a_sd"]) == (
+        pytest.approx(np.mean(BETTER["A"])),
+        pytest.approx(np.std(BETTER["A"], ddof=1)),
+    )
+    assert (said["changed"], said["failure"], said["difference"]) == ({"loader.batch_size": 64}, None, None)
+    assert (said["pairs_at_most"], said["rough"]) == (12, True)
     assert said["training_s"] == 120
     assert said["stopped"] == "decided"
     assert Path(said["report"]).is_file()
@@ -124,6 +133,33 @@ def test_differences_of_an_accuracy_are_in_its_units(capsys):
     assert "difference: 0.101" in out
     assert "accuracy +0.101 (" in out
     assert "beside A's" in out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compare_json_has_the_documented_keys_and_types_for_every_outcome(capsys, name):
+    values, options, *_ = CASES[name]
+    made(values, **options)
+    check_types(json.loads(told(capsys, "--json")[1]), "compare")
+
+
+def test_compare_json_of_a_failure_has_all_keys(capsys):
+    made({"A": [2.0], "B": [1.0]}, statuses={("B", 1): "oom"})
+    block = json.loads(told(capsys, "--json")[1])
+    check_types(block, "compare")
+    assert (block["verdict"], block["b_value"], block["b_values"], block["resolution"]) == ("failed", None, [], None)
+
+
+def test_compare_calls_what_few_pairs_tell_rough(capsys):
+    """With 4 pairs the noise is known to a factor of two or three; with 12 it is not called rough."""
+    made(CLOSE)
+    out = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(r"^resolution: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
+    assert re.search(r"^one_run_each_tells: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
+    assert re.search(r"They can tell differences of about [\d.]+ % \(a rough estimate, from 4 pairs\); more pairs", out)
+    noise = np.random.default_rng(0).normal(size=(2, 12)) / 50
+    many = pairs.read(made({"A": list(2 + noise[0]), "B": list(2 + noise[1])}, folder=Path("ray_results/y")))
+    assert (many.look.rounds, many.rough) == (12, False)
+    assert "rough" not in " ".join(report.sentences(many))
 
 
 def test_one_pair_tells_nothing():

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from tests.report.pages import rows, words, written
-from tests.searches import FILE, again, make, random_points, write
+from tests.searches import FILE, again, make, noisy, random_points, write
 from tunediff import results, space
-from tunediff.report import outputs, subject
+from tunediff.report import html, outputs, subject
 from tunediff.report.files import Files
-from tunediff.report.sections import knobs
+from tunediff.report.sections import curves, knobs
 from tunediff.report.sections.why import explain
-from tunediff.results import journals, speed
+from tunediff.report.style import Stars
+from tunediff.results import effects, evidence, journals, speed
 from tunediff.results.effects import ABOVE, WITHIN
 from tunediff.results.importance import Importance
 from tunediff.results.why import Why
@@ -315,7 +316,7 @@ def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     monkeypatch.setattr(space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
     text = words(written(again(night)))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
-    assert "1 of 2 other trials with a result ends above the baseline." in text
+    assert "1 of 2 other trials with a result ends above the baseline (mean of its 2 runs)." in text
 
 
 def test_what_was_never_run_is_no_failure(tmp_path, plain):
@@ -363,3 +364,39 @@ def test_device_seconds_are_called_so_and_priced(tmp_path):
     assert "Budget of a trial: 20 s of device time in the worker, shared by its devices" in text
     assert "training seconds × devices 40 s energy of training not measured price of training 0.2" in text
     assert "training seconds its" not in text
+
+
+# ------------------------------------------------------------------------------------------- baseline on several seeds
+def test_curves_count_trials_beside_the_mean_of_the_baselines_runs(tmp_path, plain):
+    """The first run of the baseline ends at 2.0, the second at 2.6: 2.2 is below their mean, and above the first."""
+    found = results.read(noisy(tmp_path / "night", repeats=(2.6,), others=(2.2, 2.4)))
+    text = words(written(tmp_path / "night"))
+    assert "1 of 2 other trials with a result ends below the baseline (mean of its 2 runs)." in text
+    drawn = curves.of_trials(found, Stars.of(evidence.read(found)))
+    (legend,) = drawn.legends
+    assert "baseline on other seeds" in [one.get_text() for one in legend.get_texts()]
+
+
+def test_effects_draw_rates_in_a_colour_that_claims_no_test(tmp_path, plain):
+    """Two values of a knob with one trial each are too few; no dot of either panel is as dark as what was tested."""
+    found = results.read(noisy(tmp_path / "night", others=(1.2, 1.0)))
+    chosen = effects.effects(found)
+    assert {one.verdict for one in chosen} == {effects.TOO_FEW}
+    figure = knobs._levels(found, chosen, Stars.of(evidence.read(found)))
+    drawn = {line.get_color() for axes in figure.axes for line in axes.lines if line.get_marker() == "o"}
+    assert knobs.STRONG not in drawn
+    assert "too few trials" in " ".join(one.get_text() for one in figure.legends[0].get_texts())
+
+
+# ------------------------------------------------------------------------------------------------------------ telephone
+def test_tables_that_decide_stack_on_a_telephone():
+    told = html.table(["what", "speed-up"], [["loader.batch_size=64", "at least 4"]], words=1, stacks=True)
+    assert 'class="stacks"' in told
+    assert 'data-label="speed-up">at least 4</td>' in told
+    assert "loader.<wbr>batch_<wbr>size=<wbr>64" in told
+
+
+def test_names_break_after_dots_and_underscores_only():
+    assert html.breakable("memory.channels_last=true") == "memory.<wbr>channels_<wbr>last=<wbr>true"
+    assert html.breakable("1.") == "1."
+    assert html.breakable("<a.b>") == "&lt;a.<wbr>b&gt;"

@@ -368,7 +368,7 @@ def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys)
     assert "confirmed: yes" in told
     assert "loader.batch_size=64 wins: better than the baseline by more than the noise on 4 new seeds." in told
     assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["winner"] == "loader.batch_size=64"
+    assert json.loads(capsys.readouterr().out)["winner"] == {"loader.batch_size": 64}
     assert (found.folder / "confirm" / "comparison.png").exists()
 
 

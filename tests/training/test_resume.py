@@ -426,6 +426,8 @@ def test_without_a_checkpoint_a_restart_has_a_reason_too(tmp_path):
     told = Told()
     train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
     assert told.restarts == [""], "of a first start, of which the journal knows whether it is one"
+
+
 # ------------------------------------------------------------------------------------------------ schedules and counts
 def test_scheduler_of_total_steps_follows_progress_over_the_whole_budget(tmp_path):
     """As docs/own-training.md has it, on steps of unequal length; a resume goes on with the rate that was next."""

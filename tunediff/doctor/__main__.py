@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import signal
 import sys
 import time
@@ -61,7 +60,7 @@ def _examine(args: argparse.Namespace, command: str) -> int:
 
         page.write(args.out, whole, found)
     if args.json:
-        print(json.dumps(whole, indent=2, default=str))
+        cli.print_json(whole)
     else:
         print(f"\n{whole['verdict']}\nwall_s: {cli.number(whole['wall_s'])}")
         if args.out is not None:

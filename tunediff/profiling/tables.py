@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from tunediff import cli
 from tunediff.cli import graphs, knobs, number, seconds, table
 from tunediff.points import one_of
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
@@ -247,7 +248,10 @@ def numbers(found: Profile) -> str:
     for one in advice:
         if one["tried"] is None:
             del one["tried"]
-    return json.dumps({**found, "memory": memory, "advice": advice}, indent=1, allow_nan=False) + "\n"
+    return (
+        json.dumps({"schema": cli.SCHEMA, **found, "memory": memory, "advice": advice}, indent=1, allow_nan=False)
+        + "\n"
+    )
 
 
 def markdown(found: Profile, files: Sequence[str]) -> str:

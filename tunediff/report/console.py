@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, record
 from tunediff.config.code import described
+from tunediff.event_lines import EventLines
 from tunediff.record import TrialRecord
 from tunediff.report import plan
 from tunediff.report.heart import Heart
@@ -40,11 +41,12 @@ class Console:
 
     def __init__(
         self, folder: Path, wanted: SearchSpace, quiet: bool, started: float | None = None,
-        told: Mapping[str, Any] | None = None,
+        told: Mapping[str, Any] | None = None, lines: EventLines | None = None,
     ) -> None:  # fmt: skip
         """`started`: on the monotonic clock, where something went before that the same command did. `told`: what was
-        expected, as `plan.values` has it."""
+        expected, as `plan.values` has it. `lines`: where events are printed, and how."""
         self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
+        self._lines = lines or EventLines()
         self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
         self._heart = Heart(folder, self.say, self._called)
         self.started = self.begun if started is None else started
@@ -75,17 +77,18 @@ class Console:
     def __exit__(self, *_: object) -> None:
         self._heart.__exit__()
 
-    def say(self, text: str) -> None:
-        """A line with the seconds since the start, unless quiet."""
+    def say(self, text: str, event: str = "message", **fields: Any) -> None:
+        """Print a line with the seconds since the start, unless quiet; `fields`: what it says, for JSON lines."""
         if not self.quiet:
             self._heart.heard()
+            elapsed_s = time.monotonic() - self.started
             try:
-                self._print(f"[{self.confirming}{' ' * bool(self.confirming)}{self._elapsed():>6}] {text}")
+                self._print(self._lines.line(text, elapsed_s, self.confirming, event, **fields))
             except OSError:  # the terminal went away; a night of trials must not
                 self.quiet = True
 
     def _print(self, line: str) -> None:
-        print(line, flush=True)
+        self._lines.print(line)
 
     def greet(self, context: Any) -> None:
         """Where to look while it runs."""
@@ -110,20 +113,33 @@ class Console:
         else:
             for one in self._read():
                 if one.status == "skipped":  # no event tells of them
-                    self.say(f"{self._called(one.name)} skipped  {one.reason}  {self._changed(one.drawn)}")
+                    text = f"{self._called(one.name)} skipped  {one.reason}  {self._changed(one.drawn)}"
+                    self.say(text, "end", **self._ended(one))
         self._tell(event, name, self._following.known.get(name), content)
 
     def _tell(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
             drawn = {knob: value for knob, value in content.items() if knob in self.space.schema.knobs}
-            self.say(f"{self._called(name)} start  {self._changed(drawn)}")
+            text = f"{self._called(name)} start  {self._changed(drawn)}"
+            self.say(text, "start", trial=self._called(name), changes=self.space.changed(drawn))
         elif trial is None:
             return
         elif event == "point" and (name, content.get("index", 0)) not in self._printed:
             self._printed.add((name, content.get("index", 0)))
-            self.say(f"{self._called(name)} {self._point(trial, content)}")
+            reached = {"seconds": content[trial.along], "value": content.get(self.found.metric)}
+            reached |= {"index": content.get("index", 0), "samples_per_s": content["samples_per_s"]}
+            text = f"{self._called(name)} {self._point(trial, content)}"
+            self.say(text, "point", trial=self._called(name), **reached)
         elif event == "end":
-            self.say(f"{self._called(name)} {self._end(trial)}")
+            self.say(f"{self._called(name)} {self._end(trial)}", "end", **self._ended(trial))
+
+    def _ended(self, trial: TrialRecord) -> dict[str, Any]:
+        """The fields of the event `end`."""
+        value = trial.value(self.found.metric)
+        return {
+            "trial": self._called(trial.name), "status": trial.status, "reason": trial.reason, "value": value,
+            "changes": self.space.changed(trial.drawn),
+        }  # fmt: skip
 
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         words, metric = [f"{point[trial.along]:6.1f} {self.found.clock.short}"], self.found.metric
@@ -220,12 +236,12 @@ class Table(Console):
 
     def __init__(
         self, folder: Path, wanted: SearchSpace, quiet: bool = False, started: float | None = None,
-        told: Mapping[str, Any] | None = None,
+        told: Mapping[str, Any] | None = None, lines: EventLines | None = None,
     ) -> None:  # fmt: skip
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        super().__init__(folder, wanted, quiet, started, told)
+        super().__init__(folder, wanted, quiet, started, told, lines)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
         self._slowly = Seldom()
         self._last: RenderableType = ""
@@ -324,7 +340,7 @@ class Table(Console):
         words += [self._elapsed(), self._left(), self._best()]
         if isinstance(faster, Estimate):
             least = "at least " if faster.at_least else ""
-            words.append(f"{least}{cli.number(faster.mean)}× as fast as the baseline")
+            words.append(f"{least}{cli.number(faster.bound or faster.mean)}× as fast as the baseline")
         elif faster == UNTOLD:
             words.append(UNTOLD)
         elif best is not None and base is not None and base.finished and (none := self.found.no_baseline(best)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in (
 NARROW = "screen and (max-width: 44rem)"
 """Where charts are drawn for a telephone; page.css has the same."""
 
-_EMPTY_TAGS = ("br", "hr", "img", "input", "meta", "source")
+_EMPTY_TAGS = ("br", "hr", "img", "input", "meta", "source", "wbr")
 
 
 class Html(str):
@@ -41,6 +42,14 @@ def join(*parts: object) -> Html:
     return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in known))
 
 
+def breakable(text: object) -> object:
+    """Return text whose lines may break after the dots, underscores and equals signs of names, not within words."""
+    if isinstance(text, Html) or not isinstance(text, str):
+        return text
+    first, *rest = re.split(r"(?<=[._=])(?=\w)", text)
+    return join(first, *(part for piece in rest for part in (el("wbr"), piece)))
+
+
 # ------------------------------------------------------------------------------------------------------------- blocks
 def table(
     header: Sequence[object],
@@ -48,22 +57,29 @@ def table(
     marks: Sequence[str] = (),
     words: int = 1,
     id_: str | None = None,
+    stacks: bool = False,
 ) -> Html:
     """A table. The first `words` columns are words, the others numbers; `marks`: the class of each row, '' for none.
 
-    A header without a word is left out.
+    A header without a word is left out. `stacks`: on a telephone each row becomes a block with a line for each cell, so
+    that no column lies beyond the edge.
     """
 
     def cells(tag: str, row: Sequence[object]) -> Html:
         scope = {"scope": "col"} if tag == "th" else {}
-        return join(*(el(tag, cell, class_=None if place < words else "n", **scope) for place, cell in enumerate(row)))
+        labels = header if stacks and tag == "td" else [None] * len(row)
+        return join(*(
+            el(tag, breakable(cell) if place < words else cell, class_=None if place < words else "n", data_label=label,
+               **scope)
+            for place, (cell, label) in enumerate(zip(row, labels, strict=True))
+        ))  # fmt: skip
 
     lines = [
         el("tr", cells("td", row), class_=(marks[place] or None) if place < len(marks) else None)
         for place, row in enumerate(rows)
     ]
     head = el("thead", el("tr", cells("th", header))) if any(header) else None
-    whole = el("table", head, el("tbody", *lines), id=id_)
+    whole = el("table", head, el("tbody", *lines), id=id_, class_="stacks" if stacks else None)
     return el("div", whole, class_="scroll", tabindex="0")
 
 

@@ -4,7 +4,7 @@
   if (!table) return;
   var body = table.tBodies[0], rows = Array.from(body.rows), heads = Array.from(table.tHead.rows[0].cells);
   function key(row, column) {
-    var text = row.cells[column].textContent.trim(), number = parseFloat(text.replace(/,/g, ""));
+    var text = row.cells[column].textContent.trim().replace(/^≥ /, ""), number = parseFloat(text.replace(/,/g, ""));
     return { text: text, number: /^[-\d.]/.test(text) ? number : NaN };
   }
   function order(a, b) {

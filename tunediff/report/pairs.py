@@ -15,7 +15,7 @@ from tunediff.cli import number
 from tunediff.colors import BASELINE, SERIES, WINNER
 from tunediff.record import TrialRecord
 from tunediff.report.files import FOLDER, Files, listed, write
-from tunediff.report.html import Html, el, folded, join, page, table
+from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
 from tunediff.report.subject import lead, note
@@ -33,12 +33,12 @@ _WHY = {
 
 
 def block(told: Pairs) -> dict[str, Any]:
-    """`key: value` for people, and for `--json`."""
+    """`key: value` for people; `--json` is `result_json.compare`."""
     look, values = told.look, told.values
     said: dict[str, Any] = {"comparison": told.folder.name, "a": told.asked[0], "b": told.asked[1]}
     said["verdict"] = told.verdict
     if (run := told.failure) is not None:
-        said["failure"] = _failure(told, run)
+        said["failure"] = failure(told, run)
     for place, side in enumerate("ab"):
         known = [float(value) for value in values[place] if value == value]
         said[f"{side}_{told.label}"] = with_sd(known) or None
@@ -46,7 +46,9 @@ def block(told: Pairs) -> dict[str, Any]:
     open_ = look.ratios and is_wide(difference.low, difference.high)
     ends = (None,) * 3 if open_ else (difference.estimate, difference.low, difference.high)
     said |= dict(zip((effect, f"{effect}_low", f"{effect}_high"), ends, strict=True))
-    said |= {"resolution": look.resolution, "one_run_each_tells": told.one_run_tells, "stopped": look.state}
+    for name, size in (("resolution", look.resolution), ("one_run_each_tells", told.one_run_tells)):
+        said[name] = None if size is None else f"{number(size)}{_rough(told)}"
+    said["stopped"] = look.state
     ended = [run for pair in told.runs for run in pair if run is not None and run.finished]
     return said | {"pairs": look.rounds, "runs": len(ended), "training_s": told.trained_s, "results": str(told.folder)}
 
@@ -55,7 +57,7 @@ def sentences(told: Pairs) -> list[str]:
     """The result in words, the plain answer first."""
     look, asked = told.look, f"B ({told.asked[1]})"
     if (run := told.failure) is not None:
-        return [_failure(told, run)]
+        return [failure(told, run)]
     if look.resolution is None:
         return [f"{some(look.rounds, 'pair')} so far: too few to tell anything."]
     known = _difference(told)
@@ -72,7 +74,8 @@ def sentences(told: Pairs) -> list[str]:
     return said
 
 
-def _failure(told: Pairs, run: TrialRecord) -> str:
+def failure(told: Pairs, run: TrialRecord) -> str:
+    """Say which side failed, and why."""
     side = run.drawn["side"]
     return f"{side} ({told.asked[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
 
@@ -91,7 +94,12 @@ def _difference(told: Pairs) -> str:
 
 
 def _size(told: Pairs, value: float) -> str:
-    return percent(value) if told.look.ratios else number(value)
+    return (percent(value) if told.look.ratios else number(value)) + _rough(told)
+
+
+def _rough(told: Pairs) -> str:
+    """What is to be said of a size that few pairs have measured; '' of enough."""
+    return f" (a rough estimate, from {some(told.look.rounds, 'pair')})" if told.rough else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -146,7 +154,7 @@ def _pairs(told: Pairs, files: Files) -> Html:
         "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict allow for "
         "having looked after every pair (equal parts of 5 % spent on each look, after Lan and DeMets). "
     )
-    return join(table(header, lines), note(how, files.links("pairs")))
+    return join(table(header, lines, stacks=True), note(how, files.links("pairs")))
 
 
 def figure(told: Pairs) -> Figure:
@@ -178,7 +186,8 @@ def _changes(told: Pairs) -> Html:
     ours, changed = cfg.flat(told.configs[0]) | {"workload": titles[0]}, told.changed
     changed |= {"workload": titles[1]} if "workload" in changed else {}
     rows: list[list[object]] = [
-        [el("code", name), shown(ours[name]) if name in ours else "–", shown(value)] for name, value in changed.items()
+        [el("code", breakable(name)), shown(ours[name]) if name in ours else "–", shown(value)]
+        for name, value in changed.items()
     ]
     files = [cfg.of(config).file for config in told.configs]
     parts: list[object] = [table(["knob", "A", "B"], rows, words=3)] if rows else []

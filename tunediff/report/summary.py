@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from tunediff import cli, record, results
 from tunediff.record import TrialRecord
-from tunediff.report import outputs, study_table, verdicts, words
+from tunediff.report import outputs, result_json, study_table, verdicts, words
+from tunediff.report.result_json import records
 from tunediff.report.sections import hold as section
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.results import Results, confirmation, hold
-from tunediff.results.comparison import Comparison
+from tunediff.results import Results, confirmation, hold, statistics
+from tunediff.results.comparison import Comparison, speedup_values
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import Evidence
 from tunediff.results.noise import unmoved
+from tunediff.results.statistics import Estimate
 from tunediff.tuning import experiment
 
 
@@ -33,15 +32,8 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
-        if compared is not None:
-            block |= {"configurations": records(compared.table()), "conclusions": verdicts.conclusions(compared)}
-        if studied is not None:
-            block["study_rows"] = records(studied.frame())
-        if confirmed is not None and (longer := hold.read(found, confirmed.compared.found, results.read)):
-            block["longer_budgets"] = [records(held.table()) for held in longer]
-        if front is not None:
-            block["pareto_rows"] = records(front)
-        print(json.dumps(block, indent=2))
+        longer = hold.read(found, confirmed.compared.found, results.read) if confirmed is not None else []
+        cli.print_json(result_json.search(known, block, studied, longer))
         return
     remarks = [verdicts.disturbed_words(known), verdicts.unmoved_words(found)]
     said = ["", cli.block(block), *(f"\n{remark}" for remark in remarks if remark)]
@@ -62,7 +54,7 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
 
 
 def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:
-    """The result of a search, for people (`key: value`) and for `--json`.
+    """The result of a search for people, `key: value`; `--json` is `result_json.search`.
 
     `wall_s`: of all its sessions; it and all other seconds include those of the `confirming` runs.
     """
@@ -76,7 +68,7 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
         **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
-        block |= _best(found, best) if compared is None else _best_of_seeds(compared, best)
+        block |= _best(known, best) if compared is None else _best_of_seeds(compared, best)
         block |= _speedup(known, best) | verdicts.noise_block(known)
     if known.told is None and (why := confirmation.nothing_to_confirm(found)):
         block["nothing_to_confirm"] = why
@@ -123,28 +115,38 @@ def _totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     return totals
 
 
-def _best(found: Results, best: TrialRecord) -> dict[str, Any]:
-    """The best trial of a search with one seed, beside the baseline."""
-    base, label = found.baseline, found.label
-    of_base = base.value(found.metric) if base is not None else None
+def _best(known: Evidence, best: TrialRecord) -> dict[str, Any]:
+    """The best trial of a search with one seed, beside the baseline, which counts with the mean of its runs."""
+    found, label = known.found, known.found.label
+    runs = {"best": known.runs(best), "baseline": known.runs(known.baseline)}
     block: dict[str, Any] = {"best_trial": best.name, "best_configuration": cli.knobs(found.changed(best))}
-    block |= {f"best_{label}": best.value(found.metric), f"baseline_{label}": of_base}
+    block |= {f"{what}_{label}": statistics.mean(values) for what, values in runs.items()}
+    if (many := len(runs["baseline"])) > 1:
+        block["baseline_is"] = f"mean of its {many} runs"
     return block
 
 
 def _speedup(known: Evidence, best: TrialRecord) -> dict[str, Any]:
     """How many times sooner the best is as good as the baseline, or why that is not determined."""
-    told = known.speedup(best)
-    if isinstance(told, str):
-        return {"speedup": words.speedup(told)}
-    ends = {"speedup": told.mean} | ({"speedup_low": told.low, "speedup_high": told.high} if told.low else {})
-    if known.found.by_rate:
-        return ends
-    seconds = {} if told.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
-    over = f", geometric mean over {told.runs} seeds" if told.low else ""
-    over += "; at least: it was as good at its first evaluation" if told.at_least else ""
-    means = f"baseline's {known.found.clock.seconds} / those of the best until as good{over}"
-    return {**ends, **seconds, "speedup_means": means}
+    speedup = known.speedup(best)
+    if isinstance(speedup, str):
+        return {"speedup": words.speedup(speedup)}
+    ends: dict[str, Any] = {name: value for name, value in speedup_values(speedup).items() if value is not None}
+    if speedup.at_least:
+        ends = {"speedup": words.estimated(speedup)}
+    seconds = {} if speedup.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
+    seconds = {name: value for name, value in seconds.items() if value is not None}
+    return {**ends, **seconds, "speedup_means": speedup_means(known.found, speedup)}
+
+
+def speedup_means(found: Results, speedup: Estimate) -> str:
+    """What a printed speed-up is: a lower bound, a mean with its interval, or the ratio of one pair of runs."""
+    ratio = f"baseline's {found.clock.seconds} / those of the best until as good"
+    ratio = f"{found.unit}/s of the best / the baseline's" if found.by_rate else ratio
+    over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
+    if speedup.at_least:
+        return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
+    return f"{'mean with 95 % interval' if speedup.low else 'one pair of runs'}: {ratio}{over}"
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
@@ -155,9 +157,3 @@ def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
     block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}
     block |= {f"best_{label}": row[mean], f"baseline_{label}": base.get(mean)}
     return block | {"means_over": f"{row['finished']} seeds"}
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows in JSON types; what is missing is null."""
-    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
-    return rows

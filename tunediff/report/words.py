@@ -91,8 +91,8 @@ def estimated(estimate: Estimate | None) -> str:
     """`1.85 (1.85 … 1.86)`, or `at least 1.85`."""
     if estimate is None:
         return ""
-    if estimate.at_least:
-        return f"at least {number(estimate.low or estimate.mean)}"
+    if (bound := estimate.bound) is not None:
+        return f"at least {number(bound)}"
     return f"{number(estimate.mean)} ({ends})" if (ends := between(estimate)) else number(estimate.mean)
 
 

@@ -130,6 +130,12 @@ class Results:
         That is the mean over the runs where a search repeats its baseline: the first of them that ended ok stands for
         all, so that no lucky seed is ahead. With several seeds every run stands for itself.
         """
+        means = [(trial, sum(values) / len(values)) for trial, values in self.values_of_runs]
+        return sorted(means, key=lambda pair: self.loss(pair[1]))
+
+    @property
+    def values_of_runs(self) -> list[tuple[TrialRecord, list[float]]]:
+        """Trials that stand for a configuration in `standings`, with the values of all its runs that ended ok."""
         done = [(trial, value) for trial in self.trials if (value := trial.value(self.metric)) is not None]
         found = [(trial, [value]) for trial, value in done if not self.repeats(trial)]
         for trial, value in (pair for pair in done if self.repeats(pair[0])):
@@ -139,8 +145,7 @@ class Results:
                 found.append((trial, [value]))
             else:
                 same.append(value)
-        means = [(trial, sum(values) / len(values)) for trial, values in found]
-        return sorted(means, key=lambda pair: self.loss(pair[1]))
+        return found
 
     @property
     def ranked(self) -> list[TrialRecord]:

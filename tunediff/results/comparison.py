@@ -111,8 +111,8 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """One row per configuration: its knobs, what it reached, and how that compares with the baseline.
 
-        `p` and the interval are for one comparison alone, `p_holm` is corrected. `speedup` with its 95 % interval:
-        `speedup`, missing where it is not determined. `cost`: the baseline's samples per second over its own.
+        `p` and the interval are for one comparison alone, `p_holm` is corrected. `speedup` as `speedup_values` has it.
+        `cost`: the baseline's samples per second over its own.
         """
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
@@ -131,7 +131,7 @@ class Comparison:
                 "p": group.difference.p,
                 "p_holm": group.difference.p_holm,
                 "verdict": group.difference.verdict,
-                **_ends("speedup", self.speedup(group)),
+                **speedup_values(self.speedup(group)),
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
@@ -145,7 +145,8 @@ class Comparison:
 
         The geometric mean over all seeds with its 95 % interval, or why it is not determined: only what is better than
         the baseline by more than the noise is faster, and an interval that holds 1, or is wider than `WIDEST`, tells
-        nothing.
+        nothing. Where a run was as good at its first evaluation, its ratio is a lower bound, and so is the mean: it has
+        no upper end.
         """
         if not group.changed:
             return ITSELF
@@ -158,12 +159,23 @@ class Comparison:
         one = estimate(ratios, ratios=True)
         if one is None or one.low is None or one.low <= 1 or is_wide(one.low, one.high):
             return f"the curves of {len(ratios)} seeds leave it open"
-        return dataclasses.replace(one, at_least=any(map(self.found.at_first, told)))
+        at_least = any(map(self.found.at_first, told))
+        return dataclasses.replace(one, at_least=at_least, high=None if at_least else one.high)
 
 
-def _ends(name: str, value: Estimate | str) -> dict[str, float | None]:
-    ends = (None, None, None) if isinstance(value, str) else (value.mean, value.low, value.high)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
+
+
+def speedup_values(known: Estimate | str) -> dict[str, float | None]:
+    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not determined.
+
+    It is either `speedup` with the ends of its interval (None for one pair of runs), or `speedup_at_least` alone.
+    """
+    values: tuple[float | None, ...] = (None, None, None, None)
+    if isinstance(known, Estimate):
+        bound = known.bound
+        values = (known.mean, known.low, known.high, None) if bound is None else (None, None, None, bound)
+    return dict(zip(SPEEDUP, values, strict=True))
 
 
 def compare(found: Results, metric: str | None = None) -> Comparison:

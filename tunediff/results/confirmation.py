@@ -18,7 +18,7 @@ import pandas as pd
 from tunediff import cli, results
 from tunediff.record import TrialRecord
 from tunediff.results import Results, evaluating, failed, last, noise
-from tunediff.results.comparison import Comparison, Group, compare
+from tunediff.results.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.results.sequential import Look, look
 from tunediff.results.statistics import BASELINE, BETTER, Difference, mean, sd
 
@@ -145,7 +145,7 @@ class Confirmation:
     def table(self) -> pd.DataFrame:
         """One row per configuration: mean, sd, difference, speed-up, both with intervals, and the verdict."""
         effect = self.compared.effect
-        kept = [effect, f"{effect}_low", f"{effect}_high", "speedup", "speedup_low", "speedup_high", "verdict"]
+        kept = [effect, f"{effect}_low", f"{effect}_high", *SPEEDUP, "verdict"]
         values = [self.values(group) for group in self.compared.groups]
         measured = [{"runs": len(mine), "mean": mean(mine), "sd": sd(mine)} for mine in values]
         told = self.compared.table()

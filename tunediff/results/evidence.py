@@ -14,7 +14,7 @@ from tunediff import results
 from tunediff.config import ConfigError
 from tunediff.record import TrialRecord
 from tunediff.results import Results, confirmation, noise, without_seed
-from tunediff.results.comparison import ITSELF, Comparison, Group, compare
+from tunediff.results.comparison import ITSELF, Comparison, Group, compare, speedup_values
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.noise import Noise
 from tunediff.results.statistics import BETTER, TOO_FEW, Estimate
@@ -87,6 +87,11 @@ class Evidence:
         """What configurations have reached, by the trial that stands for them: `Results.standings`."""
         return {trial.name: value for trial, value in self.found.standings}
 
+    def runs(self, trial: TrialRecord | None) -> list[float]:
+        """Return the values of all runs of the search that a trial stands for; [] where it stands for none."""
+        name = trial.name if trial is not None else None
+        return next((values for one, values in self.found.values_of_runs if one.name == name), [])
+
     def is_baseline(self, trial: TrialRecord) -> bool:
         """Whether a trial is a run of the baseline, on whatever seed."""
         if trial.name not in self._asked:  # a thousand configurations take a second
@@ -138,14 +143,15 @@ class Evidence:
         return float(base.points[-1][base.along]) / ratio
 
     def table(self) -> pd.DataFrame:
-        """`Results.table` with the columns `speedup`, empty where it is not determined, and, of one seed,
-        `within_noise_of_best`: True also for the best, empty where it is not known."""
+        """`Results.table` with columns `speedup` and `speedup_at_least`, empty where it is not determined, and, of one
+        seed, `within_noise_of_best`: True also for the best, empty where it is not known."""
         frame = self.found.table()
         if frame.empty:
             return frame
         ended = [self.speedup(trial) if trial.status == "ok" else "" for trial in self.found.trials]
         place = list(frame.columns).index("versus_baseline") + 1
-        frame.insert(place, "speedup", [None if isinstance(one, str) else one.mean for one in ended])
+        for name in ("speedup_at_least", "speedup"):
+            frame.insert(place, name, [speedup_values(one)[name] for one in ended])
         if self.compared is None:
             ranked = {trial.name for trial in self.found.ranked} if self.noise is not None else set[str]()
             near = {trial.name for trial in [*self.near, *filter(None, [self.best])]}

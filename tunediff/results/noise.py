@@ -14,7 +14,7 @@ import numpy as np
 
 from tunediff.record import TrialRecord
 from tunediff.results import RATE, Results, curve, without_seed
-from tunediff.results.statistics import quantile
+from tunediff.results.statistics import ROUGH_FREEDOM, quantile
 
 CONFIDENCE = 0.9
 """Of one difference, one-sided: a trial that is as good as the best is called worse once in ten times."""
@@ -36,8 +36,8 @@ class Noise:
 
     @property
     def rough(self) -> bool:
-        """Whether the 95 % interval of the standard deviation, sd·√(freedom/χ²), reaches beyond twice `sd`."""
-        return self.freedom < 8
+        """Whether the standard deviation is known to a factor of two only: `ROUGH_FREEDOM`."""
+        return self.freedom < ROUGH_FREEDOM
 
     @property
     def limit(self) -> float:

@@ -15,7 +15,7 @@ from tunediff.config import ConfigError, Metric, Values
 from tunediff.record import TrialRecord
 from tunediff.results import failed
 from tunediff.results.sequential import Look, look
-from tunediff.results.statistics import BETTER, WORSE, quantile
+from tunediff.results.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
 from tunediff.space import SearchBudget
 
 FILE = "compare.yaml"
@@ -114,6 +114,11 @@ class Pairs:
             return None
         wide = quantile(0.975, told.rounds - 1)
         return float(np.expm1(wide * np.log1p(told.sd))) if told.ratios else wide * told.sd
+
+    @property
+    def rough(self) -> bool:
+        """Whether `resolution` and `one_run_tells` come from too few pairs to be known to more than a factor of two."""
+        return self.look.rounds - 1 < ROUGH_FREEDOM
 
     @property
     def ahead(self) -> int:

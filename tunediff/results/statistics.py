@@ -14,6 +14,9 @@ LEVEL = 0.05
 """Probability, at most, that any verdict of one comparison is wrong where nothing differs."""
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW = "baseline", "too few runs"
+ROUGH_FREEDOM = 8
+"""Degrees of freedom below which a standard deviation is rough: its 95 % interval, sd·√(freedom/χ²), reaches beyond
+twice its value."""
 WIDEST = 10.0
 """How far the ends of an interval of a ratio may be apart, as a factor: a wider one is no result."""
 
@@ -42,7 +45,14 @@ class Estimate:
     high: float | None
     runs: int
     at_least: bool = False
-    """Whether what was measured is a bound: it may be any value above."""
+    """Whether only a lower bound is known: `bound`; `high` is None then."""
+
+    @property
+    def bound(self) -> float | None:
+        """The lower bound where there is no upper one, else None: the low end, or the value of a single run."""
+        if not self.at_least:
+            return None
+        return self.mean if self.low is None else self.low
 
 
 def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:

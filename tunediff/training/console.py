@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from tunediff import cli
 from tunediff.config import Workload
+from tunediff.event_lines import EventLines
 from tunediff.points import Point
 from tunediff.training.observer import Recorder, Shown
 
@@ -20,11 +22,15 @@ from tunediff.training.observer import Recorder, Shown
 class Console(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
-    def __init__(self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int], quiet: bool) -> None:
-        """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew."""
+    def __init__(
+        self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int], lines: EventLines
+    ) -> None:
+        """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew. `lines`:
+        where evaluations are told."""
         super().__init__(folder, asked)
         purge = None if done is None else done + 1
-        self._workload, self._pictures, self._quiet = workload, set[str](), quiet
+        self._workload, self._pictures, self._lines = workload, set[str](), lines
+        self._begun = time.monotonic()
         self._curves = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
 
     def about(self, facts: Mapping[str, Any]) -> None:
@@ -55,8 +61,12 @@ class Console(Recorder):
         rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
         if odd := cli.graphs(point.compiled_graphs, point.expected_graphs):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
-        if not self._quiet:
-            print(f"{point.train_s:8.1f} s  {value}  {rate}", flush=True)
+        text = f"{point.train_s:8.1f} s  {value}  {rate}"
+        if self._lines.as_json:
+            fields = {"index": point.index, "seconds": point.train_s, "value": point.get(metric.name)}
+            fields["samples_per_s"] = point.samples_per_s
+            text = self._lines.line(text.strip(), time.monotonic() - self._begun, event="point", **fields)
+        self._lines.print(text)
         return True
 
     def close(self) -> None:

@@ -202,7 +202,9 @@ def _run_again(engine: Engine, when: str) -> None:
         ) from error
 
 
-def _compare(session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str) -> None:
+def _compare(
+    session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str
+) -> None:
     """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
     if first.called != second.called:
         raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -24,11 +23,14 @@ from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import secs, short, some
 from tunediff.results import Results, curve
 from tunediff.results.comparison import Comparison, Group
+from tunediff.results.statistics import mean
 
 # --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
 DOTTED = (0, (1.2, 1.6))
+AGAIN = "baseline on other seeds"
 KINDS: dict[str, tuple[str, Any]] = {
+    AGAIN: (BASELINE, "solid"),
     "other trials": (colors.OTHER, "solid"),
     "under way": (colors.OTHER, DOTTED),
     "stopped early": (colors.PRUNED, style.DASHED),
@@ -51,7 +53,8 @@ def curves(subject: Subject, files: Files) -> Html | None:
         lambda: of_trials(found, subject.stars),
         f"{subject.label} against {found.clock.seconds}, all trials",
     )
-    ranked, end = found.ranked, base.value(found.metric) if base is not None else None
+    ranked, of_base = found.ranked, subject.known.runs(base)
+    end = mean(of_base)
     others = [trial for trial in ranked if base is None or trial.name != base.name]
     if subject.compared is not None:
         said = f"{some(len(ranked), 'run has', 'runs have')} a result; their means are above."
@@ -64,7 +67,8 @@ def curves(subject: Subject, files: Files) -> Html | None:
         better = sum(found.loss(trial.value(found.metric) or 0.0) < found.loss(end) for trial in others)
         side = "below" if found.falls else "above"
         said = f"{better:,} of {some(len(others), 'other trial')} with a result "
-        said += f"{'ends' if better == 1 else 'end'} {side} the baseline."
+        said += f"{'ends' if better == 1 else 'end'} {side} the baseline"
+        said += f" (mean of its {len(of_base)} runs)." if len(of_base) > 1 else "."
     return join(lead(said), figure)
 
 
@@ -79,7 +83,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     objective_axis(axes, found, all(y > 0 for line in lines.values() for _, y in line))
     at_the_end(axes, [(line[-1], color, f"{what} {number(line[-1][1])}") for line, color, what in pairs])
     if len(pairs) == 2 and stars.winner is not None:
-        _crossing(axes, found, pairs[0][0], pairs[1], stars.reached_s)
+        _crossing(axes, found, pairs[0][0], pairs[1], stars)
     axes.set_xlabel(found.clock.seconds)
     axes.set_xlim(left=0)
     plain_numbers(axes)
@@ -87,12 +91,11 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     return figure
 
 
-def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], seconds: float | None) -> None:
+def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], stars: Stars) -> None:
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
-    if seconds is None:
+    if stars.winner is None or (seconds := stars.reached_s) is None:
         return
-    winner, color, what = of
-    (end_s, level), first = base[-1], math.isclose(seconds, winner[0][0])
+    (_, color, what), (end_s, level), first = of, base[-1], found.at_first(stars.winner)
     axes.plot([seconds, end_s], [level, level], color=BASELINE, linewidth=1.0, linestyle=style.DASHED,
               label="baseline at its end")  # fmt: skip
     if not first:
@@ -103,7 +106,9 @@ def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str],
     say(axes, words, (seconds, level), shift, ha="right", va=side, color=color)
 
 
-def _kind(trial: TrialRecord) -> str:
+def _kind(found: Results, trial: TrialRecord) -> str:
+    if trial.status == "ok" and found.repeats(trial):
+        return AGAIN
     return {None: "under way", "ok": "other trials", "pruned": "stopped early"}.get(trial.status, "failed")
 
 
@@ -112,7 +117,7 @@ def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: St
     many = len(lines) > style.MANY
     others = [trial for trial in found.trials if lines[trial.name] and stars.color(trial.name) is None]
     for kind, (color, dashes) in KINDS.items():
-        mine = [lines[trial.name] for trial in others if _kind(trial) == kind]
+        mine = [lines[trial.name] for trial in others if _kind(found, trial) == kind]
         if not mine:
             continue
         collection = LineCollection(
@@ -173,7 +178,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     return join(
         lead(said[0]),
         figure,
-        table(header, rows, marked(compared, best), words=2),
+        table(header, rows, marked(compared, best), words=2, stacks=True),
         el("p", said[-1]) if compared.resolution is not None else None,  # what lies between is in the table
         note(files.links("comparison")),
     )

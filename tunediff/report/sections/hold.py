@@ -40,7 +40,7 @@ def hold(held: Held, files: Files, name: str = "hold") -> Html:
         f"Dots: runs of {duration(held.long_s)}, thin: their curves.",
     )
     first, *more = sentences(held)
-    return join(lead(first), figure, *(el("p", words) for words in more), table(header, rows, words=1),
+    return join(lead(first), figure, *(el("p", words) for words in more), table(header, rows, words=1, stacks=True),
                 note("A forecast goes on with the common slope of all curves against the logarithm of time; what its "
                      "interval holds was measured on other trainings. ", files.links(name)))  # fmt: skip
 

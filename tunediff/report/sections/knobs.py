@@ -192,7 +192,7 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
             for axes, mean in zip(panels, (level.objective, level.rate), strict=False):
                 if mean is None:
                     continue
-                color = GREY if pale and axes is panels[0] else STRONG
+                color = colors.PLAIN if axes is not panels[0] else GREY if pale else STRONG  # rates are not tested
                 if mean.low is not None and mean.high is not None:
                     axes.plot([mean.low, mean.high], [at, at], color=color, linewidth=1.6, solid_capstyle="butt")
                 axes.plot([mean.mean], [at], "o", markersize=5, color=color, markeredgewidth=1.2,
@@ -221,8 +221,9 @@ def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
     dot: dict[str, Any] = {"marker": "o", "markersize": 5, "linewidth": 1.6}
     style.legend(figure, {
         "larger than the noise": style.key(STRONG, **dot),
-        "within it": style.key(GREY, **dot),
-        "fewer than three trials": style.key(STRONG, markerfacecolor="white", **dot),
+        "within it, or too few trials": style.key(GREY, **dot),
+        **({} if found.by_rate else {f"{found.unit}/s, not tested": style.key(colors.PLAIN, **dot)}),
+        "fewer than three trials": style.key(SOFT, markerfacecolor="white", **dot),
         **{f"value of the {what}": style.key(color, marker="s", linestyle="none", markersize=5)
            for _, color, what in stars.shown()},
     })  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunediff.report import study_figure, study_table
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, table
+from tunediff.report.html import Html, breakable, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.subject import Subject, lead, note
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
@@ -65,7 +65,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
 
 
 def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.found.by_rate else [_two(row["speedup"]), rounded(row[RATE])]
+    fast = [] if subject.found.by_rate else [_speedup(row), rounded(row[RATE])]
     if subject.noise is not None:
         best, near = subject.known.best, row[evidence.NEAR] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
@@ -76,13 +76,15 @@ def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
     return [row["trial"], status, *value, *fast, *spent]
 
 
-def _two(value: Any) -> str:
-    return f"{value:.2f}" if is_known(value) else ""
+def _speedup(row: dict[Any, Any]) -> str:
+    """`1.85`, or `≥ 4.00` where there is no upper bound."""
+    value, bound = row["speedup"], row["speedup_at_least"]
+    return f"{value:.2f}" if is_known(value) else f"≥ {bound:.2f}" if is_known(bound) else ""
 
 
 def _on_two_lines(name: str) -> Html:
     section, dot, leaf = name.rpartition(".")
-    return join(section, dot, el("br") if dot else "", leaf)
+    return join(section, dot, el("br") if dot else "", breakable(leaf))
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

@@ -12,12 +12,12 @@ from tunediff import config as cfg
 from tunediff.cli import number
 from tunediff.record import TrialRecord
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, picture, table
+from tunediff.report.html import Html, breakable, el, join, picture, table
 from tunediff.report.subject import Subject, lead, marked, note, ruler
 from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences, unmoved_words
 from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
 from tunediff.results import RATE, confirmation, last, shown, without_seed
-from tunediff.results.comparison import Comparison
+from tunediff.results.comparison import Comparison, speedup_values
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import UNTOLD
 from tunediff.results.statistics import BETTER
@@ -102,7 +102,7 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
         ratio = base.points[-1][base.along] / subject.crossing_s
         when = f"after {secs(subject.crossing_s)}: {number(ratio)}"
         if subject.crosses_before_first:
-            when = f"before its first evaluation, at {secs(subject.crossing_s)}: more than {number(ratio)}"
+            when = f"before its first evaluation, at {secs(subject.crossing_s)}: at least {number(ratio)}"
         said.append(f" It is as good as the baseline at its end {when} times faster.")
     return said
 
@@ -157,7 +157,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     how = f"Runs made after the choice, on seeds that had no part in it. {INTERVALS}. "
     return join(
         el("h3", "On new seeds"),
-        table(header, rows, marked(told.compared, told.winner), words=2),
+        table(header, rows, marked(told.compared, told.winner), words=2, stacks=True),
         note(how, files.links("won")),
     )
 
@@ -169,15 +169,17 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
         idle = winner.not_effective.get(name)
         before = el("span", shown(base[name]) if name in base else "–", class_="baseline")
         mine = el("span", shown(changed[name]), class_="winner")
-        rows.append([el("code", name), before, join(mine, f" (changes nothing here: {idle})" if idle else "")])
+        rows.append(
+            [el("code", breakable(name)), before, join(mine, f" (changes nothing here: {idle})" if idle else "")]
+        )
     return table(["knob", "baseline", subject.stars.winner_is], rows, words=3)
 
 
 def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
-    sooner = subject.known.speedup(trial)
-    return {**measured, **value, "speedup": None if isinstance(sooner, str) else sooner.mean}
+    sooner = speedup_values(subject.known.speedup(trial))
+    return {**measured, **value, **{name: sooner[name] for name in ("speedup", "speedup_at_least")}}
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures

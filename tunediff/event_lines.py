@@ -1,0 +1,45 @@
+"""Lines that tell how far a command is: text for people, or JSON objects with `--progress jsonl`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from tunediff import cli
+from tunediff.cli import finite
+
+
+@dataclasses.dataclass(frozen=True)
+class EventLines:
+    """Where event lines go and how they look.
+
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as JSON lines.
+    """
+
+    quiet: bool = False
+    on_stderr: bool = False
+    as_json: bool = False
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> EventLines:
+        """Return what the options of `cli.add_printing` ask for."""
+        as_json = args.progress == "jsonl"
+        return cls(args.quiet, args.json or as_json, as_json)
+
+    def line(self, text: str, elapsed_s: float, phase: str = "", event: str = "message", **fields: Any) -> str:
+        """Return one line: `[ 1m17s] text`, or an object with `event`, `elapsed_s`, `phase`, `text` and `fields`.
+
+        `phase`: what the command does, such as `confirm`; '' for its main work.
+        """
+        if self.as_json:
+            content = {"event": event, "elapsed_s": round(elapsed_s, 3), "phase": phase, **fields, "text": text}
+            return json.dumps(finite(content), allow_nan=False, default=str)
+        return f"[{phase}{' ' * bool(phase)}{cli.seconds(elapsed_s):>6}] {text}"
+
+    def print(self, line: str) -> None:
+        """Print a line that `line` has made. Raises `OSError` where nobody reads."""
+        if not self.quiet:
+            print(line, file=sys.stderr if self.on_stderr else sys.stdout, flush=True)

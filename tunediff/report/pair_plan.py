@@ -1,0 +1,60 @@
+"""What a comparison of two configurations would run and cost, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.clock import UNITS, UnitName, own_s
+from tunediff.config import Systems
+from tunediff.results import evaluating, sequential
+
+
+def values(
+    asked: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
+    evaluation_s: float | None, data: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the plan in JSON types; seconds are wall-clock.
+
+    asked: A and B as they were given. most: pairs at most. evaluation_s: of one evaluation, None if it is not known.
+    data: lines that describe what is trained on.
+    """
+    training_s = [own_s(budget_s, unit, side.devices) for side in sides]
+    points = int(sides[0].evaluation.points)
+    judging_s = None if evaluation_s is None else points * evaluation_s
+    pair_s = sum(training_s) + 2 * ((judging_s or 0.0) + evaluating.RUN_S)
+    least = sequential.first_look(most)
+    changed = cfg.differences(sides[1], sides[0])
+    return {
+        "a": asked[0], "b": asked[1], "changed": {name: value for name, value in changed.items() if name != "seed"},
+        "metric": cfg.of(sides[0]).objective.name,
+        "pairs_at_least": least, "pairs_at_most": most, "runs_at_most": 2 * most,
+        "budget_s": budget_s, "budget_unit": unit,
+        "training_s_per_run": training_s, "training_s_at_most": most * sum(training_s),
+        "evaluation_s": evaluation_s, "evaluations_per_run": points,
+        "evaluation_s_at_most": None if judging_s is None else 2 * most * judging_s,
+        "evaluation_is_known": evaluation_s is not None,
+        "wall_s_at_least": evaluating.START_S + least * pair_s,
+        "wall_s_at_most": evaluating.START_S + most * pair_s,
+        "data": list(data),
+    }  # fmt: skip
+
+
+def lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return `values` in words: what runs, and what it costs at most."""
+    least, most = plan["pairs_at_least"], plan["pairs_at_most"]
+    unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
+    judged = "evaluation is not known"
+    if judging_s is not None:
+        judged = f"{cli.seconds(judging_s)} of evaluation ({cli.seconds(judging_s / plan['runs_at_most'])} per run)"
+    first, last = cli.seconds(plan["wall_s_at_least"]), cli.seconds(plan["wall_s_at_most"])
+    and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
+    return [
+        f"runs: at most {most} pairs × 2 × {cli.seconds(plan['budget_s'])} {unit}; "
+        f"it ends as soon as it is decided, after {least} pairs at the earliest",
+        f"cost: at most {cli.seconds(plan['training_s_at_most'])} of training, {judged}",
+        f"wall-clock: at most {last}, with {least} pairs {first}{and_evaluation}",
+        *plan["data"],
+    ]
