@@ -284,7 +284,7 @@ def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkey
     assert search.main([file, "--trials", "10000000", "--total", "1h", "--dry-run"]) == 0, (
         "as many as there is time for"
     )
-    assert ", since no trial starts that would not end within 1h00m\n" in capsys.readouterr().out
+    assert ", since no run starts that would not end within 1h00m\n" in capsys.readouterr().out
     monkeypatch.setattr(plan.shutil, "disk_usage", lambda _: mock.Mock(free=1000))
     assert search.main([file, "--dry-run"]) == 2
     assert "MiB of weights on a disk with 0 MiB free; change --trials or --storage" in capsys.readouterr().err
