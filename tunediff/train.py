@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _folder(args: argparse.Namespace) -> Path:
     """Of the run. Raises `ConfigError`."""
     if args.name is None:
-        return Path(args.out or args.storage / f"train-{args.config.stem}")
+        return Path(args.out or Path(args.storage, f"train-{args.config.stem}"))
     if args.out is not None:
         raise ConfigError("--name: names a folder in the folder of all trainings; --out names any folder: give one")
     cli.check_plain(args.name)
-    return Path(args.storage) / args.name
+    return Path(args.storage, args.name)
 
 
 def _budget(args: argparse.Namespace, config: Systems) -> Budget:
