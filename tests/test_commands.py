@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,9 +73,10 @@ def test_the_devices_of_a_training_share_its_budget(capsys):
         (["optimise=1"], "error: command line: optimise: no such knob; did you mean"),
         (["frechet=1"], "error: command line: frechet: no such knob; sections: "),
         (["ema.half_life=7"], "ema.half_life: 7 is not allowed; allowed: a number above 0 and at most 1"),
-        (["--budget", "20"], "budget: per_trial: '20' is not a duration; allowed: a number with its unit"),
-        (["--budget", "0s"], "budget: per_trial: '0s' is empty"),
-        (["--trials", "0"], "budget: trials: 0 is not allowed"),
+        (["--budget", "20"], "error: --budget: '20' is not a duration; allowed: a number with its unit"),
+        (["--budget", "0s"], "error: --budget: '0s' is empty"),
+        (["--total", "0"], "error: --total: '0' is not a duration"),
+        (["--trials", "0"], "error: --trials: 0 is not allowed; allowed: a whole number of at least 1"),
         (["--seed", "-1"], "--seed: -1 is not allowed"),
         (["--name", "../x"], "--name: '../x' is not allowed; allowed: a plain folder name"),
         (["--name", ""], "--name: '' is not allowed"),
@@ -236,6 +238,28 @@ def test_energy_that_nothing_here_measures_is_no_objective(file, tmp_path, capsy
     assert "space.yaml: objective: cost: 'energy_wh' cannot be measured here: " in refused(capsys, search.main, file)
 
 
+def test_dry_run_refuses_a_storage_that_cannot_be_made(file, tmp_path, capsys):
+    assert f"--storage: {tmp_path / 'space.yaml'}" in refused(
+        capsys, search.main, file, "--dry-run", "--name", "x", "--storage", "space.yaml"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["space.yaml"], "nothing is left behind"
+
+
+def test_train_takes_a_name_as_search_does(capsys, tmp_path):
+    args = argparse.Namespace(name="run", out=None, storage=tmp_path, config=cfg.baseline("digits"))
+    assert train._folder(args) == tmp_path / "run"
+    both = refused(capsys, train.main, "--config", "digits", "--name", "a", "--out", "b", "--budget", "1s")
+    assert "--name: names a folder in the folder of all trainings" in both
+    words = ["--config", "digits", "--name", "../a", "--budget", "1s"]
+    assert "--name: '../a' is not allowed" in refused(capsys, train.main, *words)
+
+
+def test_a_training_of_another_budget_is_named_by_its_options():
+    assert train._options(6.0, None) == "--budget 6s"
+    assert train._options(None, 100) == "--samples 100"
+    assert train._options(6.0, 100) == "--budget 6s and --samples 100"
+
+
 def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
     assert search.main([file, "--dry-run", "--trials", "6"]) == 0
     out = capsys.readouterr().out
@@ -287,7 +311,7 @@ def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkey
     assert search.main([file, "--trials", "10000000", "--total", "1h", "--dry-run"]) == 0, (
         "as many as there is time for"
     )
-    assert ", since no trial starts that would not end within 1h00m\n" in capsys.readouterr().out
+    assert ", since no run starts that would not end within 1h00m\n" in capsys.readouterr().out
     monkeypatch.setattr(plan.shutil, "disk_usage", lambda _: mock.Mock(free=1000))
     assert search.main([file, "--dry-run"]) == 2
     assert "MiB of weights on a disk with 0 MiB free; change --trials or --storage" in capsys.readouterr().err
@@ -480,6 +504,19 @@ def test_export_of_one_trial_and_refusals(found, capsys):
     assert "ends in .yaml" in refused(capsys, export.main, "night", "--out", "x.txt", *storage)
 
 
+def test_export_for_a_script_says_absolute_paths_and_the_storage(found, capsys, monkeypatch):
+    monkeypatch.chdir(found.folder.parent.parent)
+    storage = found.folder.parent
+    assert export.main(["night", "--storage", str(storage), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["configuration"] == str(found.folder / "best.yaml")
+    assert told["weights"] == str(found.folder / "best.safetensors")
+    assert f"--config {found.folder / 'best.yaml'}" in told["train"]
+    other = shutil.copytree(storage, storage.parent / "elsewhere")
+    assert export.main(["night", "--storage", str(other)]) == 0
+    assert "--storage elsewhere\n" in capsys.readouterr().out
+
+
 # -------------------------------------------------------------------------------------------------------------- train
 @pytest.fixture
 def config(tmp_path, monkeypatch):
@@ -503,7 +540,7 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert first.endswith(capsys.readouterr().out)
     error = refused(capsys, train.main, *command, "optimizer.lr=0.002")
     assert "holds a training of another configuration (optimizer.lr=0.002)" in error
-    assert "holds a training with a budget of" in refused(
+    assert "holds a training with --samples 3840; repeat it" in refused(
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
     # The exported weights are a starting point.

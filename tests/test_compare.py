@@ -168,7 +168,7 @@ def test_no_repository(tmp_path, capsys, monkeypatch):
         (["digits", "cifar10", "digits"], "command line: digits cifar10 digits: needs A and B"),
         (["optimizer.lr=0.1", "digits"], "command line: optimizer.lr=0.1: on top of what?"),
         (["nowhere.yaml", "digits"], "nowhere.yaml: no such file, and no baseline of that name"),
-        (["nowhere.py", "digits"], "nowhere.py: no such file in"),
+        (["nowhere.py", "digits"], "error: command line: workload: nowhere.py: no such file in"),
         (["digits", "digtis"], "digtis: no such file, and no baseline of that name; did you mean digits"),
         (["digits", "loader.wrkers=2"], "command line: loader.wrkers: no such knob; did you mean loader.workers"),
         (

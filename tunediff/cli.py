@@ -14,6 +14,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -157,9 +158,11 @@ def check_machine(args: argparse.Namespace) -> None:
     if args.address not in (None, "auto"):  # Ray would look for it for minutes
         host, _, port = args.address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            answers = _speaks_http2(host.strip("[]"), int(port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
+        if not answers:
+            raise ConfigError(f"--address: what answers at {args.address} is no head of a Ray cluster")
     if args.address is None:
         if (why := machine.unused()) and args.gpus != 0:
             print(f"WARNING: {why}", file=sys.stderr)
@@ -168,6 +171,23 @@ def check_machine(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"{option}: takes a part of this machine; of the cluster at {args.address} Ray gives out what is free"
         )
+
+
+def _speaks_http2(host: str, port: int) -> bool:
+    """Whether a server answers as gRPC does, which a head of Ray speaks: to the preface of HTTP/2 with its settings.
+
+    Raises OSError where nobody listens.
+    """
+    with socket.create_connection((host, port), timeout=10) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return True
+        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4 (RFC 9113, 4.1 and 6.5)
+        try:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+            head = connection.recv(4, socket.MSG_WAITALL)
+        except (TimeoutError, ConnectionError):
+            return False
+        return len(head) == 4 and head[3] == 4
 
 
 def machine_words(args: argparse.Namespace) -> list[str]:
@@ -229,10 +249,15 @@ def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
 
 def check_name(name: str, storage: Path) -> None:
     """Refuse a name that no folder or no command line would take, or that is taken. Raises `ConfigError`."""
+    check_plain(name)
+    check_free(storage / name)
+
+
+def check_plain(name: str) -> None:
+    """Refuse a name that no folder or no command line would take. Raises `ConfigError`."""
     plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".", "-")
     allowed = f"a plain folder name of at most {MOST_BYTES} bytes, without / and \\, that begins with neither . nor -"
     allow(plain and len(os.fsencode(name)) <= MOST_BYTES, "--name", name, allowed)
-    check_free(storage / name)
 
 
 def check_free(folder: Path) -> None:
@@ -253,6 +278,13 @@ def check_writable(option: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{option}: {path} cannot be written: no permission in {path.parent}")
+
+
+def check_creatable(option: str, path: Path) -> None:
+    """Find out whether a folder could be made, and leave nothing behind. Raises `ConfigError`."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    with writing(option, path):
+        os.rmdir(tempfile.mkdtemp(prefix=".tunediff-", dir=above))
 
 
 def number(value: Any) -> str:

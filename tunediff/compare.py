@@ -206,7 +206,7 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
         name = f"{_at_revision(Path(file), revision, elsewhere)}{colon}{preset}"
     else:
         name = words[0]
-    config: Systems = cfg.named(Path(name), words[1:])
+    config: Systems = cfg.named(Path(name), words[1:], "command line")
     return cfg.override(config, {"seed": config.seed + confirmation.SEED_OFFSET})
 
 

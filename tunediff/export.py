@@ -53,15 +53,16 @@ def _export_configuration(args: argparse.Namespace) -> None:
     cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{found.folder.name}/{trial.name}")
     weights, beside = found.folder / "trials" / trial.name / models.WEIGHTS, out.with_suffix(".safetensors")
-    written = {"trial": trial.name, "configuration": str(out)}
+    place = str(out.absolute() if args.json else out)  # who reads JSON may stand elsewhere
+    written = {"trial": trial.name, "configuration": place}
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         if weights.exists():
             shutil.copyfile(weights, beside)
-            written["weights"] = str(beside)
+            written["weights"] = str(Path(place).with_suffix(".safetensors"))
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(found, trial, out), out.parent), encoding="utf-8")
-    _tell(written | {"train": _train(trial, out)}, args.json)
+    _tell(written | {"train": _train(trial, Path(place), found.folder.parent)}, args.json)
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -101,11 +102,11 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
     where = hardware(environment) or environment.get("cpu", "?")
     lines.append(f"measured on {where}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
-    return [*lines, f"train with it: {_train(trial, out)}"]
+    return [*lines, f"train with it: {_train(trial, out, found.folder.parent)}"]
 
 
-def _train(trial: TrialRecord, out: Path) -> str:
-    return cli.command("train", "--config", out, "--budget", cli.exactly(trial.budget_s or 60))
+def _train(trial: TrialRecord, out: Path, storage: Path) -> str:
+    return cli.command("train", "--config", out, "--budget", cli.exactly(trial.budget_s or 60), storage=storage)
 
 
 if __name__ == "__main__":

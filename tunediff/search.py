@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
 
 
+UNREAD = "knobs that train(trial) never reads are dropped from these when the search starts"
 NO_TIME = "no further confirming runs: another round would not end within --total"
 
 
@@ -71,8 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         resources.share(wanted, resources.local())
         if wanted.cost == "energy_wh":
             _check_energy(wanted)
+    if args.dry_run:
+        cli.check_creatable("--storage", folder)
     if args.dry_run or args.address is None:  # what a cluster elsewhere has is not known before it is asked
         planned = plan.values(wanted, folder, _measured(wanted, args) if args.dry_run else {})
+        if args.resume is None and args.completed and not args.no_check:
+            planned["notes"].append(UNREAD)
         if args.dry_run:
             cli.print_json(planned) if args.json else print("\n".join(plan.lines(planned)))
         plan.check(planned, args.insist)
@@ -97,8 +102,12 @@ def _measured(wanted: SearchSpace, args: argparse.Namespace) -> judging.Measured
     from tunediff.training import judging  # imports torch
 
     if not args.quiet:
-        print("looking at the data and timing one evaluation", file=sys.stderr, flush=True)
+        print(_looking(wanted), file=sys.stderr, flush=True)
     return judging.before_search(wanted.baseline, wanted.evaluates, prepare=False)
+
+
+def _looking(wanted: SearchSpace) -> str:
+    return f"looking at the data{' and timing one evaluation' if wanted.evaluates else ''}"
 
 
 def _check_energy(wanted: SearchSpace) -> None:
@@ -190,7 +199,7 @@ def _created(
     if not (own or args.quiet or args.address):
         from tunediff.training import judging  # imports torch
 
-        say("looking at the data and timing one evaluation")
+        say(_looking(wanted))
         measured = judging.before_search(wanted.baseline, wanted.evaluates)
         plan.check(plan.values(wanted, folder, measured), args.insist)
     if own and not args.no_check:
@@ -198,13 +207,18 @@ def _created(
 
         wanted, tried = trying.create(folder, wanted, content, args.completed, say)
         keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
-        measured = cast("judging.Measured", {key: tried[key] for key in keys if key in tried})
+        measured = cast("judging.Measured", {key: value for key, value in tried.items() if key in keys})
     else:
         wanted = experiment.create(folder, wanted, content)
     return wanted, plan.values(wanted, folder, measured) if args.address is None else None
 
 
 def _limits(args: argparse.Namespace) -> Lines:
+    """Limits from the command line, as `budget:` has them. Raises `ConfigError` naming the option."""
+    for option, value in (("--budget", args.budget), ("--total", args.total)):
+        if value is not None:
+            space.duration_s(value, option)
+    cli.allow(args.trials is None or args.trials >= 1, "--trials", args.trials, "a whole number of at least 1")
     given = {"per_trial": args.budget, "unit": args.unit, "trials": args.trials, "total": args.total}
     return {key: value for key, value in given.items() if value is not None}
 

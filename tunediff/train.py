@@ -43,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_unit(parser)
     add("--samples", type=int, help="training samples, instead of or besides --budget")
     add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
-    add("--out", type=Path, help="folder of the run (default: train-CONFIG in the folder of all trainings)")
+    add("--name", help="name of the run and its folder in the folder of all trainings (default: train-CONFIG)")
+    add(
+        "--out",
+        type=Path,
+        help="folder of the run, instead of --name (default: train-CONFIG in the folder of all trainings)",
+    )
     cli.add_storage(parser, "all searches and trainings")
     add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
     cli.add_printing(parser)
@@ -51,13 +56,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cfg.named(args.config, args.words)
     args.command = cli.typed("train", argv, config.parallel.processes)
     budget = _budget(args, config)
-    folder = args.out or args.storage / f"train-{args.config.stem}"
+    folder = _folder(args)
     _check(config, budget, folder, args.initial)
     try:
         return _train(config, budget, folder.absolute(), args)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command again resumes from the last checkpoint", file=sys.stderr)
         return cli.INTERRUPTED
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    """Of the run. Raises `ConfigError`."""
+    if args.name is None:
+        return Path(args.out or Path(args.storage, f"train-{args.config.stem}"))
+    if args.out is not None:
+        raise ConfigError("--name: names a folder in the folder of all trainings; --out names any folder: give one")
+    cli.check_plain(args.name)
+    return Path(args.storage, args.name)
 
 
 def _budget(args: argparse.Namespace, config: Systems) -> Budget:
@@ -99,7 +114,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
                     f"--out: {folder} holds a training of another configuration ({changed}); choose another"
                 )
         if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
-            theirs = f"with a budget of {known.budget_s} s and {known.drawn.get('samples')} samples"
+            theirs = f"with {_options(known.budget_s, known.drawn.get('samples'))}"
             if known.drawn.get("open_ended"):
                 every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
                 theirs = f"without --budget and with --every {cli.exactly(every)}"
@@ -108,6 +123,12 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             )
     with cli.writing("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def _options(budget_s: float | None, samples: int | None) -> str:
+    """The options that give this budget: `--budget 6s and --samples 100`."""
+    given = {"--budget": cli.exactly(budget_s) if budget_s else None, "--samples": samples}
+    return " and ".join(f"{option} {value}" for option, value in given.items() if value) or "another budget"
 
 
 def _identity(budget: Budget) -> dict[str, Any]:

@@ -306,6 +306,13 @@ def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
+def test_images_below_the_smallest_size_stay_enlarged(tmp_path: Path) -> None:
+    """`data.image_size` is at least 4: an image of one pixel is enlarged whatever it is."""
+    files = {"a.png": encoded(size=(1, 1)), "b.png": encoded(size=(6, 6)), "c.png": encoded()}
+    said = images.told(data(folder(tmp_path / "set", files)))
+    assert "2 of 3 are smaller than 8 pixels and become blurred; data.image_size=4 enlarges 1 still" in said[-1]
+
+
 def forget() -> None:
     images._load.cache_clear()
     sources._zip_listing.cache_clear()

@@ -192,6 +192,37 @@ def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys
     assert "4/8, about 4m00s left" in capsys.readouterr().out
 
 
+def test_what_is_left_counts_down_between_two_trials(night, monkeypatch):
+    """A trial took a minute and four are left; half a minute later no other has ended."""
+    folder, loaded = night
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    lines = console.Console(folder, loaded, quiet=True)
+    record.Journal(folder / "trials" / "t0003").write("end", status="ok")
+    lines._read()
+    now[0] = 60.0
+    assert lines._left() == "about 4m00s left"
+    for now[0], left in ((75.0, "3m45s"), (90.0, "3m30s"), (600.0, "0s")):
+        assert lines._left() == f"about {left} left"
+
+
+def test_a_plan_of_probes_names_a_rate_as_its_objective(tmp_path):
+    probes = searches.make(tmp_path / "fast", searches.FILE | {"objective": "samples_per_s"})
+    told = plan.values(probes, tmp_path, {})
+    assert told["objective"] == "images/s of the training; no model is evaluated"
+
+
+def test_an_unknown_evaluation_is_null_and_named(tmp_path):
+    """0.0 would say that it costs nothing."""
+    wanted = searches.make(tmp_path / "night")
+    told = plan.values(wanted, tmp_path, {})
+    assert (told["seconds"]["evaluation"], told["wall_clock_lacks"]) == (None, ["evaluation"])
+    assert any(line.startswith("evaluation: unknown") for line in plan.cost_lines(told))
+    timed = plan.values(wanted, tmp_path, {"pass_s": EACH})
+    assert timed["seconds"]["evaluation"] > 0
+    assert timed["wall_clock_lacks"] == []
+
+
 EACH = {"network": 0.001, "features": 0.0, "distance": 0.0}
 
 

@@ -77,6 +77,14 @@ def test_first_points_that_contradict_a_fixed_knob_are_left_out():
     assert notices[1].startswith("first[1] is left out: compile.dynamic: True is not allowed: it needs")
 
 
+def test_missing_data_leave_no_point_out():
+    """That the baseline cannot run is the only thing to say."""
+    narrowed = space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
+    assert not any("left out" in notice for notice in narrowed.notices)
+    with pytest.raises(ConfigError, match=r"data.path: None is not allowed"):
+        space.parse(narrowed.content, "x.yaml", words=narrowed.words)
+
+
 def test_grids_are_narrowed_as_well():
     grid = {"loader.batch_size": [64, 128], "precision.amp": ["none", "bf16"]}
     wanted, _ = narrow("precision.amp=bf16", search=None, first=None, grid=grid)

@@ -1,5 +1,6 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
+import argparse
 import contextlib
 import socket
 import threading
@@ -11,8 +12,8 @@ from ray.core.generated import autoscaler_pb2
 
 import tunediff
 from tests.helpers import tiny
+from tunediff import cli, search
 from tunediff import config as cfg
-from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.tuning import cluster, experiment, slot
 from tunediff.tuning.resources import Machine, Place, divided
@@ -201,3 +202,31 @@ def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hin
 def test_addresses(capsys, address, message):
     assert search.main(["digits", "--address", address]) == 2
     assert f"--address: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers at {} is no head of a Ray cluster"),
+        (b"", "what answers at {} is no head of a Ray cluster"),
+        (bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), None),  # settings of HTTP/2, as a server of gRPC sends them
+    ],
+)
+def test_an_address_of_another_server_is_refused_before_ray_asks_it(answer, message):
+    """Ray would ask for two minutes and write its log meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        args = argparse.Namespace(address=address, cpus=None, gpus=None)
+        if message is None:
+            return cli.check_machine(args)
+        with pytest.raises(ConfigError) as refusal:
+            cli.check_machine(args)
+        assert str(refusal.value) == f"--address: {message.format(address)}"

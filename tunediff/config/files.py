@@ -107,15 +107,15 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     return with_words(config, words)
 
 
-def named(path: Path, words: Sequence[str]) -> Any:
+def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
     """The configuration a user means: a file, such as an exported best.yaml; or a baseline by its name, `mine.py` too.
 
-    Raises `ConfigError`.
+    `where`: what a refusal names. Raises `ConfigError`.
     """
     name = str(path)
     ours = name in workload.baseline_names() and not path.is_file()
     if ours or workload.is_users(name.partition(":")[0]):
-        return with_words(workload.baseline(name, "--config"), words)
+        return with_words(workload.baseline(name, where), words)
     if not path.exists():
         near = nearest(name, workload.baseline_names())
         raise ConfigError(f"{name}: no such file, and no baseline of that name; {near}{apart([name, *words])}")

@@ -13,6 +13,8 @@ from PIL import Image, UnidentifiedImageError
 
 from tunediff.data.knobs import Data
 
+LEAST_SIDE = 4
+"""Pixels that `data.image_size` takes at least."""
 _TURNED = (5, 6, 7, 8)
 """Values of the EXIF tag 0x0112, orientation, that swap width and height (EXIF 2.3, 4.6.4)."""
 
@@ -71,7 +73,9 @@ def notes(seen: Sequence[Seen], data: Data) -> list[str]:
         sizes = " … ".join(f"{width}×{height}" for width, height in dict.fromkeys((changed[0], changed[-1])))
         said.append(f"resized: {resized:,} {count}, from {sizes} to {side}×{side}")
     if small := [min(one[:2]) for one in seen if min(one[:2]) < side]:
-        hint = f"data.image_size={max(4, min(small))} enlarges none"
+        least = max(LEAST_SIDE, min(small))
+        smaller = sum(one < least for one in small)
+        hint = f"data.image_size={least} enlarges {f'{smaller:,} still' if smaller else 'none'}"
         said.append(
             f"WARNING: enlarged: {len(small):,} {count} are smaller than {side} pixels and become blurred; {hint}"
         )

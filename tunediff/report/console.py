@@ -53,6 +53,8 @@ class Console:
         self.confirming = confirmation.folder_within(folder)
         self._following, self._seldom = Following(folder), Seldom()
         self._before, self._first = 0, 0.0
+        self._last_end = 0, self.begun
+        """Trials that have ended, and when the last of them was seen to."""
         self._read()
         self._before = self._done()
         self._printed: set[tuple[str, int]] = set()
@@ -199,12 +201,16 @@ class Console:
     def _left(self) -> str:
         """How long the rest will take: from what this session has done, before that from what was expected."""
         done, spent = self._done(), time.monotonic() - self.begun
+        if done != self._last_end[0]:
+            self._last_end = done, time.monotonic()
         if (left := self.space.budget.trials - done) > 0 and done > self._before:
-            rest = (time.monotonic() - (self._first or self.begun)) / (done - self._before) * left
+            ended = self._last_end[1]  # the estimate is made when a trial ends, and counts down from there
+            each = (ended - (self._first or self.begun)) / (done - self._before)
+            rest = max(0.0, each * left - (time.monotonic() - ended))
         elif left > 0 and self.told is not None:
             spends = self.told["seconds"]
             rest = max(0.0, spends["wall_clock"] - spends["confirmation"] - spent)
-        elif left > 0 or self.space.confirm is None:
+        elif left > 0 or not self.space.finalists:
             return ""
         else:
             rest = 0.0
@@ -212,7 +218,7 @@ class Console:
             rest = min(rest, max(0.0, self.space.budget.total_s - self._spent_s - spent))
         about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
         words = f"{about} {cli.seconds(rest)} left" if left > 0 else ""
-        then = f"then at most {cli.seconds(self._again_s())} of confirming" if self.space.confirm else ""
+        then = f"then at most {cli.seconds(self._again_s())} of confirming" if self.space.finalists else ""
         if left <= 0 and (why := confirmation.nothing_to_confirm(self.found)):
             then = f"nothing to confirm: {why}"
         return ", ".join(filter(None, [words, then]))

@@ -46,13 +46,15 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured) -> dict[str, A
     # gradients, and for a moment the one before it.
     disk = 4 * parameters * (kept + 2 * 4 * share.slots) if wanted.evaluates else 0
     above = next(path for path in [folder, *folder.parents] if path.exists())
+    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
     found = {
         "search": str(wanted.source), "knobs": len(wanted.dimensions),
         "points": None if points == float("inf") else points,
         "trials": budget.trials, "training_s_per_trial": wanted.longest_s, "at_once": share.slots,
         "seeds": wanted.seeds, "baseline_runs": wanted.noise,
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in wanted.again],
-        "seconds": spent, "total_limit_s": budget.total_s,
+        "seconds": {**spent, **dict.fromkeys(unknown)}, "total_limit_s": budget.total_s,
+        "wall_clock_lacks": unknown,
         "evaluation_s": cost.evaluation_s, "evaluations_per_trial": wanted.baseline.evaluation.points,
         "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
         "timing_too_long": measured.get("too_long", False),
@@ -63,7 +65,7 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured) -> dict[str, A
         "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
         "disk_mib": disk / 2**20,
         "disk_free_mib": shutil.disk_usage(above).free / 2**20,
-        "objective": offered(wanted.baseline) if (offered := wanted.workload.offers("ruler")) is not None else None,
+        "objective": _objective(wanted),
         "data": measured.get("data", []), "advice": evaluating.advice(cost, pass_s),
         "space": {dimension.name: str(dimension) for dimension in wanted.dimensions},
         "first": [wanted.changed(point) for point in wanted.candidates], "skipped": skipped(wanted),
@@ -72,6 +74,14 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured) -> dict[str, A
     # No refusal rests on what was timed while other processes used the cores.
     certain = evaluating.cost(wanted, None).parts(share.least) if found["disturbed"] else spent
     return found | {"refused": _refused(found, trials, certain["wall_clock"])}
+
+
+def _objective(wanted: SearchSpace) -> str | None:
+    """What is measured, in words; None where the workload does not say."""
+    if not wanted.evaluates:
+        return f"{wanted.workload.unit}/s of the training; no model is evaluated"
+    describe = wanted.workload.offers("ruler")
+    return describe(wanted.baseline) if describe is not None else None
 
 
 def _refused(found: Mapping[str, Any], trials: int, certain_s: float) -> str | None:
@@ -129,7 +139,8 @@ def start_lines(found: Mapping[str, Any]) -> list[str]:
 def cost_lines(found: Mapping[str, Any]) -> list[str]:
     """Where the wall-clock goes, part by part and in all, and how it could be less."""
     said, each_s = [], found["evaluation_s"]
-    for part, spent in found["seconds"].items():
+    known_s = {part: spent or 0.0 for part, spent in found["seconds"].items()}
+    for part, spent in known_s.items():
         words = cli.seconds(spent)
         if part == "evaluation" and each_s is None:
             words = "unknown (the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device))"
@@ -143,7 +154,7 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
             words += f" at most, {cli.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
-            if (limit := found["total_limit_s"]) is not None and sum(found["seconds"].values()) > 2 * spent:
+            if (limit := found["total_limit_s"]) is not None and sum(known_s.values()) > 2 * spent:
                 words += f", since no run starts that would not end within {cli.seconds(limit)}"
         if spent or part != "confirmation":
             said.append(f"{WORDS.get(part, part)}: {words}")

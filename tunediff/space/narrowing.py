@@ -150,6 +150,11 @@ class _Narrowing:
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
         """Points without knobs that are not searched; those that contradict a fixed knob are left out."""
         kept = []
+        try:
+            cfg.override(config, {})
+            runs = True
+        except ConfigError:  # such as data that are missing: refused later, with all points
+            runs = False
         for i, point in enumerate(points):
             if not isinstance(point, dict):
                 return points  # refused later
@@ -160,8 +165,9 @@ class _Narrowing:
                 left |= {name: value for name, value in self.single.items() if name in members}
                 cfg.override(config, left, where=f"first[{i}]")
             except ConfigError as error:
-                if left == flat and not self.values:
-                    return points  # is refused later, where the file stands
+                if not runs or (left == flat and not self.values):
+                    kept.append(left)  # is refused later, where the file stands
+                    continue
                 self.notices.append(f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}")
                 continue
             kept.append(left)
