@@ -11,11 +11,10 @@ import pandas as pd
 from tunediff import cli, record, results
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, study_table, verdicts, words
-from tunediff.report.sections import hold as section
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.results import Results, hold
+from tunediff.results import Results
 from tunediff.results.comparison import Comparison
-from tunediff.results.confirmation import Confirmation
+from tunediff.results.confirmation import Confirmation, longer_budgets
 from tunediff.results.evidence import Evidence
 from tunediff.tuning import experiment
 
@@ -34,8 +33,10 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
             block |= {"configurations": records(compared.table()), "conclusions": verdicts.conclusions(compared)}
         if studied is not None:
             block["study_rows"] = records(studied.frame())
-        if confirmed is not None and (longer := hold.read(found, confirmed.compared.found, results.read)):
-            block["longer_budgets"] = [records(held.table()) for held in longer]
+        if confirmed is not None and (longer := longer_budgets(confirmed.compared.found, results.read)):
+            block["longer_budgets"] = [
+                records(one.table().assign(budget_s=one.found.space.budget.per_trial_s)) for one in longer
+            ]
         if front is not None:
             block["pareto_rows"] = records(front)
         print(json.dumps(block, indent=2))
@@ -50,8 +51,10 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
         said.append(f"\nPareto front, from the best value to the lowest cost:\n{text}")
     if confirmed is not None:
         said += ["", plain_table(verdicts.confirmation_table(confirmed), columns()), "", *verdicts.sentences(confirmed)]
-        for held in hold.read(found, confirmed.compared.found, results.read):
-            said += ["", plain_table(section.hold_table(held), columns()), "", *section.sentences(held)]
+        for one in longer_budgets(confirmed.compared.found, results.read):
+            table = plain_table(verdicts.comparison_table(one, compact=True), columns())
+            budget = words.duration(one.found.space.budget.per_trial_s)
+            said += ["", f"With {budget}:", table, "", *verdicts.conclusions(one)]
     if studied is not None:
         said += ["", *filter(None, [studied.study.title]), studied.text(columns())]
     print("\n".join(said))
