@@ -44,7 +44,8 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
     assert "num_inference_steps=50" in lines["sample"]
-    values, state = handoff.read_pipeline(storage.parent / "out" / "pipeline")
+    pipeline = storage.parent / "out" / "pipeline"
+    values, state = handoff.read_config(pipeline), handoff.read_unet(pipeline)[1]
     assert {name: cfg.flat(config)[name] for name in values} == values
     expected = network(config, seed).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())

@@ -19,9 +19,8 @@ from tunediff.event_lines import EventLines
 from tunediff.progress import harmless
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
-from tunediff.report.sections import hold as section
 from tunediff.report.words import some
-from tunediff.results import confirmation, hold
+from tunediff.results import confirmation
 from tunediff.results.confirmation import Confirmation
 from tunediff.space import MOST_FINALISTS, SearchSpace
 from tunediff.tuning import confirming, experiment, resources
@@ -269,24 +268,21 @@ def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> N
         if confirming.over(found, place) or not confirming.has_time(found, place, wanted):
             continue
         with console(place, wanted) as listening:
-            harmless("what is confirmed", _announce, listening, found, of if wanted is not again else None)
+            harmless("what is confirmed", _announce, listening, wanted is not again)
             tell = functools.partial(_tell, listening)
             confirming.run(found, place, wanted, slots, listening.listen, tell)
             if not confirming.over(found, place):
                 listening.say(NO_TIME)
 
 
-def _announce(console: Console, found: results.Results, confirmed: Path | None) -> None:
-    """Say what begins. `confirmed`: the folder of the confirming runs, where their budgets become longer."""
+def _announce(console: Console, longer: bool) -> None:
+    """Say what begins: the confirming runs, or those with longer budgets."""
     wanted = console.space
     many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
     seeds = f"up to {some(wanted.seeds, 'new seed')} each, fewer if it is decided before"
-    if confirmed is not None:
+    if longer:
         each = f"{cli.seconds(wanted.budget.per_trial_s)} of {wanted.budget.clock.what}"
         seeds = f"{each}, {some(wanted.seeds, 'seed')} each"
-        for held in hold.read(found, results.read(confirmed), results.read):
-            for sentence in section.sentences(held) if held.long_s == wanted.budget.per_trial_s else ():
-                console.say(sentence)
     console.say(f"confirming: {many} and the baseline, {seeds}")
 
 

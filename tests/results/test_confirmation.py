@@ -12,10 +12,10 @@ from tests.results.test_sequential import until_over
 from tunediff import config as cfg
 from tunediff import export, record, results, search, space
 from tunediff.config import ConfigError
-from tunediff.report import outputs, summary
+from tunediff.report import outputs, page, subject, summary
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
-from tunediff.results import confirmation, evaluating, evidence, hold, statistics
+from tunediff.results import confirmation, evaluating, evidence, statistics
 from tunediff.tuning import confirming, experiment, resources
 
 FILE = {
@@ -318,7 +318,7 @@ def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     )
 
 
-def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
+def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path, capsys):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0), confirm={"of": 1, "budgets": ["1x", "3x"]})
     folder, wanted = confirming.prepare(found)
     ((place, longer),) = confirming.longer(found, folder)
@@ -330,12 +330,26 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     assert confirming.pending(found.folder, found.space)
     write_trials(folder, wanted, lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed))
     assert confirming.pending(found.folder, found.space), "the longer ones are still to run"
-    before = hold.read(found, results.read(folder), results.read)
-    assert [row.forecast is not None for row in before[0].rows] == [True, True]
+    assert confirmation.longer_budgets(results.read(folder), results.read) == []
     write_trials(place, longer, lambda size, seed: {64: 0.8}.get(size, 1.5) * noise(size, seed))
     assert not confirming.pending(found.folder, found.space)
-    (held,) = hold.read(found, results.read(folder), results.read)
-    assert [len(row.measured) for row in held.rows] == [3, 3]
+    (compared,) = confirmation.longer_budgets(results.read(folder), results.read)
+    assert compared.found.space.budget.per_trial_s == 60.0
+    assert [len(group.done) for group in compared.groups] == [3, 3]
+    (finalist,) = compared.others
+    assert finalist.difference.verdict == statistics.BETTER
+    assert finalist.difference.estimate == pytest.approx(0.8 / 1.5, rel=0.1)
+    assert compared.speedup(finalist).mean > 1
+
+    summary.conclude(found, confirmation.read(found), as_json=False)
+    printed = capsys.readouterr().out.replace("\xa0", " ")
+    assert "With 1 min:\n" in printed
+    assert "Better than the baseline: loader.batch_size=64." in printed
+    summary.conclude(found, confirmation.read(found), as_json=True)
+    (longer,) = json.loads(capsys.readouterr().out)["longer_budgets"]
+    assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
+    page.write_all(subject.read(found.folder), tmp_path)
+    assert "With longer budgets" in (tmp_path / page.PAGE).read_text()
 
 
 def test_a_final_evaluation_has_its_time(tmp_path):

@@ -221,7 +221,7 @@ def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_comp
     started = sorted(short, key=lambda known: known.started)
     assert [known.name for known in started] == ["t0000", "t0001", "t0003", "t0002", "t0004", "t0005"]
     assert "confirmed: " in one.log
-    assert "forecast for 2 s" in one.log.replace("\xa0", " ")
+    assert "With 2 s:" in one.log.replace("\xa0", " ")
 
     # The same two, asked about directly.
     base = one.folder / "baseline.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 from tunediff.environment import hardware
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
-from tunediff.report.sections import curves, hold, knobs, reproduce, speed, trials, why, won
+from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.subject import Subject, ruler
 from tunediff.report.words import duration, some
 
@@ -26,7 +26,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("seeds", "All configurations over their seeds", curves.seeds),
     ("study", "The study", trials.study),
     ("curves", "{label} against {seconds}", curves.curves),
-    ("hold", "Will it hold?", hold.longer),
+    ("longer", "With longer budgets", curves.longer),
     ("why", "{why}", why.why),
     ("samples", "Pictures", won.samples),
     ("importance", "Which knobs matter", knobs.importance),

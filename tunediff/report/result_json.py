@@ -21,7 +21,6 @@ from tunediff.results import Results, without_seed
 from tunediff.results.comparison import SPEEDUP, Comparison, Group, speedup_values
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.evidence import Evidence
-from tunediff.results.hold import Held
 from tunediff.results.pairs import Pairs
 from tunediff.results.statistics import Difference, Estimate, is_wide, mean, sd
 
@@ -37,7 +36,7 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 
 
 def search(
-    known: Evidence, block: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Held] = ()
+    known: Evidence, block: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
 ) -> dict[str, Any]:
     """Return the result of a search. `block`: what `summary.values` says of its costs and files."""
     found, best, compared = known.found, known.best, known.compared
@@ -68,7 +67,7 @@ def search(
         "conclusions": verdicts.conclusions(compared) if compared is not None else [],
         "study_rows": records(studied.frame()) if studied is not None else [],
         "pareto_rows": _pareto(found),
-        "longer_budgets": [_longer(held) for held in longer],
+        "longer_budgets": [_longer(one) for one in longer],
         **{name: block.get(name) for name in (*COSTS, *FILES)},
     }  # fmt: skip
 
@@ -219,23 +218,6 @@ def _pareto(found: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _longer(held: Held) -> dict[str, Any]:
-    rows = [
-        {
-            "configuration": _changed(held.found, [*row.finalist.short, *row.finalist.long]),
-            "forecast": row.forecast and row.forecast.mean,
-            "forecast_low": row.forecast and row.forecast.low,
-            "forecast_high": row.forecast and row.forecast.high,
-            "forecast_unknown": row.why or None,
-            "runs": len(row.measured),
-            "value": mean(row.measured),
-            "sd": sd(row.measured),
-            "inside": row.inside,
-        }
-        for row in held.rows
-    ]
-    return {"budget_s": held.long_s, "rows": rows}
+def _longer(compared: Comparison) -> dict[str, Any]:
+    return {"budget_s": compared.found.space.budget.per_trial_s, "rows": _rows(compared)}
 
-
-def _changed(found: Results, runs: Sequence[TrialRecord]) -> dict[str, Any]:
-    return without_seed(found.changed(runs[0])) if runs else {}

@@ -13,12 +13,11 @@ from tunediff.record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Stars
 from tunediff.report.words import some
-from tunediff.results import Results, confirmation, effects, failed, hold, journals
+from tunediff.results import Results, confirmation, effects, failed, journals
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.confirmation import Confirmation
 from tunediff.results.effects import Effect
 from tunediff.results.evidence import Evidence
-from tunediff.results.hold import Held
 from tunediff.results.importance import Importance, importance, searched
 from tunediff.results.journals import Session
 from tunediff.results.noise import Noise
@@ -37,7 +36,7 @@ class Subject:
     """What it has shown."""
     confirming: str
     """About confirming runs that are not complete; '' otherwise."""
-    held: list[Held]
+    longer: list[Comparison]
     """Its finalists with longer budgets."""
     effects: list[Effect]
     quality: Importance | None
@@ -170,7 +169,7 @@ def read(folder: Path, name: str = "", storage: Path = cli.STORAGE, now: float |
         sessions=journals.sessions(folder),
         known=Evidence(found, told),
         confirming=confirming,
-        held=_held(found, told),
+        longer=_longer(told),
         effects=effects.effects(found),
         quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric), found.ratios),
         throughput=importance(found, rate),
@@ -180,9 +179,11 @@ def read(folder: Path, name: str = "", storage: Path = cli.STORAGE, now: float |
     )
 
 
-def _held(found: Results, told: Confirmation | None) -> list[Held]:
+def _longer(told: Confirmation | None) -> list[Comparison]:
+    if told is None:
+        return []
     try:
-        return hold.read(found, told.compared.found, lambda place: journals.read(place)[0]) if told is not None else []
+        return confirmation.longer_budgets(told.compared.found, lambda place: journals.read(place)[0])
     except ConfigError:  # a folder that is no search any more
         return []
 

@@ -10,11 +10,10 @@ from tunediff import cli, record, results
 from tunediff.record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
-from tunediff.report.sections import hold as section
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.results import Results, confirmation, hold, statistics
+from tunediff.results import Results, confirmation, statistics
 from tunediff.results.comparison import Comparison, speedup_values
-from tunediff.results.confirmation import Confirmation
+from tunediff.results.confirmation import Confirmation, longer_budgets
 from tunediff.results.evidence import Evidence
 from tunediff.results.noise import unmoved
 from tunediff.results.statistics import Estimate
@@ -32,7 +31,7 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
-        longer = hold.read(found, confirmed.compared.found, results.read) if confirmed is not None else []
+        longer = longer_budgets(confirmed.compared.found, results.read) if confirmed is not None else []
         cli.print_json(result_json.search(known, block, studied, longer))
         return
     remarks = [verdicts.disturbed_words(known), verdicts.unmoved_words(found)]
@@ -46,8 +45,10 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
         said.append(f"\nPareto front, from the best value to the lowest cost:\n{text}")
     if confirmed is not None:
         said += ["", plain_table(verdicts.confirmation_table(confirmed), columns()), "", *verdicts.sentences(confirmed)]
-        for held in hold.read(found, confirmed.compared.found, results.read):
-            said += ["", plain_table(section.hold_table(held), columns()), "", *section.sentences(held)]
+        for one in longer_budgets(confirmed.compared.found, results.read):
+            table = plain_table(verdicts.comparison_table(one, compact=True), columns())
+            budget = words.duration(one.found.space.budget.per_trial_s)
+            said += ["", f"With {budget}:", table, "", *verdicts.conclusions(one)]
     if studied is not None:
         said += ["", *filter(None, [studied.study.title]), studied.text(columns())]
     print("\n".join(said))

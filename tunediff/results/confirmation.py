@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,6 +168,16 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     against = [Difference(verdict=BASELINE), *told.differences]
     groups = [replace(group, difference=one) for group, one in zip(compared.groups, against, strict=True)]
     return Confirmation(search, replace(compared, groups=groups, ratios=told.ratios, resolution=told.resolution), told)
+
+
+def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
+    """Return the comparisons of the finalists with each longer budget that has results, the shortest budget first.
+
+    `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like); `read` reads one.
+    """
+    places = sorted(runs.folder.glob("*x/search.yaml"), key=lambda path: int(path.parent.name[:-1]))
+    compared = [compare(read(place.parent)) for place in places]
+    return [one for one in compared if any(group.done for group in one.groups)]
 
 
 def latest(found: Results) -> Path | None:

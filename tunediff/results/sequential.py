@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tunediff.results.statistics import BETTER, LEVEL, SAME, WORSE, Difference
+from tunediff.results.statistics import BETTER, LEVEL, SAME, WORSE, Difference, block_sd
 from tunediff.space.model import FIRST_VERDICT
 
 FIRST = FIRST_VERDICT
@@ -117,8 +117,7 @@ def look(
         out = len(values) > len(z) == 1  # every rival, not merely none that has begun
         return Look(differences, rounds, most, "decided" if out else "open", ratios)
 
-    residuals = z - z.mean(axis=0) - z.mean(axis=1, keepdims=True) + z.mean()
-    sd = math.sqrt(2 * float((residuals**2).sum()) / ((len(z) - 1) * (rounds - 1)))
+    sd = block_sd(z)
     error, reach = sd / math.sqrt(rounds), bounds(len(values) - 1, most)
     half = reach[rounds - 1] * error
     for place, one in enumerate(off[1:]):

@@ -107,9 +107,7 @@ def differences(
     complete = np.isfinite(y).sum(axis=1) == seeds
     pooled, freedom = math.nan, (int(complete.sum()) - 1) * (seeds - 1)
     if freedom > 0:
-        z = y[complete]
-        noise = z - z.mean(axis=1, keepdims=True) - z.mean(axis=0, keepdims=True) + z.mean()
-        pooled = math.sqrt(2 * float((noise**2).sum()) / freedom / seeds)
+        pooled = block_sd(y[complete]) / math.sqrt(seeds)
 
     tested: list[tuple[float, float, int] | None] = []  # difference, its standard error, degrees of freedom
     for row, whole in zip(y[1:], complete[1:], strict=True):
@@ -131,6 +129,17 @@ def differences(
         return found, None, ratios
     least = quantile(1 - LEVEL / 2 / sum(p is not None for p in raw), freedom) * pooled
     return found, math.expm1(least) if ratios else least, ratios
+
+
+def block_sd(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation of the difference of two configurations on one seed, in a randomised block design.
+
+    `values` [configurations, seeds], at least two of each, all finite. The residuals of value = configuration + seed +
+    noise have (configurations − 1)(seeds − 1) degrees of freedom; a difference has twice their variance.
+    """
+    configurations, seeds = values.shape
+    residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    return math.sqrt(2 * float((residuals**2).sum()) / ((configurations - 1) * (seeds - 1)))
 
 
 def _judged(

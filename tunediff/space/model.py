@@ -21,7 +21,7 @@ from tunediff.space.study import Study
 SHOWN = 20
 """Choices that are shown of a knob."""
 LONGER_SEEDS = 3
-"""Runs of each configuration with a longer budget: enough to tell a forecast from the truth."""
+"""Runs of each configuration with a longer budget."""
 FIRST_VERDICT = 3
 """Seeds after which confirming runs are looked at for the first time."""
 RATE = Metric("samples_per_s", "max", "samples/s")

@@ -86,7 +86,7 @@ def test_the_weights_of_the_ddpm_authors_layout_compute_the_same(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(GOOGLE_UNET))
     (tmp_path / "scheduler_config.json").write_text(json.dumps(GOOGLE_SCHEDULER))
 
-    values, ours = handoff.read_pipeline(tmp_path)
+    values, ours = handoff.read_config(tmp_path), handoff.read_unet(tmp_path)[1]
     config = cfg.override(cfg.baseline("cifar10"), values)
     assert cfg.differences(config, cfg.baseline("cifar10")) == {"model.dropout": 0.0}
     net = loaded(config, ours)
@@ -118,7 +118,7 @@ def test_a_pipeline_of_ours_is_the_same_network_there_and_back(tmp_path: Path, v
 
     diffusers.DDPMPipeline(theirs, diffusers.DDPMScheduler(50, 0.002, 0.4)).save_pretrained(tmp_path / "again")
     for folder in ("p", "again"):
-        found, state = handoff.read_pipeline(tmp_path / folder)
+        found, state = handoff.read_config(tmp_path / folder), handoff.read_unet(tmp_path / folder)[1]
         assert {name: cfg.flat(config)[name] for name in found if "process" not in name} == {
             name: value for name, value in found.items() if "process" not in name
         }
@@ -254,7 +254,7 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     def refused_with(tensors: dict[str, torch.Tensor], message: str) -> None:
         save_file(tensors, file)
         with pytest.raises(cfg.ConfigError, match=f"{file}: {message}"):
-            handoff.read_pipeline(pipeline)
+            handoff.read_unet(pipeline)
 
     name = "mid_block.attentions.0.to_k.weight"
     refused_with({k: v for k, v in weights.items() if k != name}, f"{name} is missing")
@@ -262,12 +262,12 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     refused_with(weights | {"class_embedding.weight": torch.zeros(1)}, "class_embedding.weight has no place")
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
-        handoff.read_pipeline(pipeline)
+        handoff.read_unet(pipeline)
     file.unlink()
     with pytest.raises(
         cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
     ):
-        handoff.read_pipeline(pipeline)
+        handoff.read_unet(pipeline)
 
 
 def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> None:
@@ -278,14 +278,14 @@ def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> No
     (pipeline / WEIGHTS).unlink()
     torch.save({"conv_in.weight": Evil()}, pipeline / "unet" / "diffusion_pytorch_model.bin")
     with pytest.raises(cfg.ConfigError, match="holds no plain weights"):
-        handoff.read_pipeline(pipeline)
+        handoff.read_unet(pipeline)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pipeline_without_its_scheduler_can_start_a_training_only(pipeline: Path) -> None:
     (pipeline / "scheduler" / "scheduler_config.json").unlink()
     with pytest.raises(cfg.ConfigError, match="no scheduler_config.json, so the noise schedule"):
-        handoff.read_pipeline(pipeline)
+        handoff.read_config(pipeline)
     assert handoff.initial_weights(pipeline, small())["input.bias"].shape == (8,)
 
 

@@ -20,7 +20,7 @@ from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.subject import Subject, lead, marked, note
 from tunediff.report.verdicts import comparison_table, conclusions
-from tunediff.report.words import secs, short, some
+from tunediff.report.words import duration, secs, short, some
 from tunediff.results import Results, curve
 from tunediff.results.comparison import Comparison, Group
 from tunediff.results.statistics import mean
@@ -164,15 +164,32 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     if (compared := subject.compared) is None:
         return None
     best = compared.of(subject.stars.winner) if subject.stars.winner is not None else None
-    files.csv("comparison", compared.table())
+    return _over_seeds(compared, best, files, "comparison")
+
+
+def longer(subject: Subject, files: Files) -> Html | None:
+    """The finalists with every longer budget of the confirming runs; None without any."""
+    parts = []
+    for compared in subject.longer:
+        budget_s = compared.found.space.budget.per_trial_s
+        parts += [
+            el("h3", f"With {duration(budget_s)}"),
+            _over_seeds(compared, None, files, f"longer_{budget_s:.10g}s"),
+        ]
+    return join(*parts) if parts else None
+
+
+def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: str) -> Html:
+    """Curves of means, and a table of the configurations beside the baseline; `name`: of the files."""
+    files.csv(name, compared.table())
     header, *rows = comparison_table(compared)
     said = conclusions(compared) or ["Nothing can be compared yet."]
     figure = None
-    if not subject.found.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
+    if not compared.found.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
         figure = files.chart(
-            "comparison",
+            name,
             lambda: of_means(compared, best),
-            f"objective against {subject.found.clock.seconds}, mean and standard deviation over seeds",
+            f"objective against {compared.found.clock.seconds}, mean and standard deviation over seeds",
             "Mean over the seeds, and ± one standard deviation.",
         )
     return join(
@@ -180,7 +197,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
         figure,
         table(header, rows, marked(compared, best), words=2, stacks=True),
         el("p", said[-1]) if compared.resolution is not None else None,  # what lies between is in the table
-        note(files.links("comparison")),
+        note(files.links(name)),
     )
 
 

@@ -112,18 +112,13 @@ def weights_file(folder: Path) -> Path:
     return _first(_unet_folder(folder), names, f"no weights; looked for {' and '.join(names)}")
 
 
-def read_pipeline(folder: Path) -> tuple[Values, dict[str, Tensor]]:
-    """(data, model and process by dotted knob name, float32 state for our `UNet`) of a pipeline folder.
+def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
+    """Return (data and model by dotted knob name, float32 state for our `UNet`) of a pipeline folder or `unet/` alone.
 
     Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors only; attention by
-    its present names or the older query, key, value, proj_attn. Raises `ConfigError` as `read_config` does, and for
-    weights that are damaged or not of such a network.
+    its present names or the older query, key, value, proj_attn. Raises `ConfigError` for weights that are damaged or
+    not of such a network.
     """
-    return read_config(folder), read_unet(folder)[1]
-
-
-def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
-    """`read_pipeline` without the process: a folder without a scheduler will do, such as `unet/` alone."""
     import torch
 
     from tunediff.training.weights import read, shape_of, words
