@@ -24,7 +24,7 @@ FLOORS = {
     "tunediff.models": 5, "tunediff.profiling": 5, "tunediff.tuning": 5,
     "tunediff.report": 6,
     "tunediff.evaluate": 7, "tunediff.export": 7, "tunediff.profile": 7, "tunediff.sample": 7, "tunediff.search": 7,
-    "tunediff.train": 7, "tunediff.compare": 7, "tunediff.doctor": 7,
+    "tunediff.knobs": 7, "tunediff.train": 7, "tunediff.compare": 7, "tunediff.doctor": 7,
 }  # fmt: skip
 
 
