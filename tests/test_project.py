@@ -100,7 +100,8 @@ def test_commands_in_the_readme_exist_and_take_their_options():
 PAGES = [
     ROOT / "README.md",
     ROOT / "examples" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "ray_results").rglob("README.md")),
 ]
 
