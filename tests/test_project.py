@@ -24,7 +24,7 @@ FLOORS = {
     "tunediff.models": 5, "tunediff.profiling": 5, "tunediff.tuning": 5,
     "tunediff.report": 6,
     "tunediff.evaluate": 7, "tunediff.export": 7, "tunediff.profile": 7, "tunediff.sample": 7, "tunediff.search": 7,
-    "tunediff.train": 7, "tunediff.compare": 7, "tunediff.doctor": 7, "tunediff.__main__": 7,
+    "tunediff.knobs": 7, "tunediff.train": 7, "tunediff.compare": 7, "tunediff.doctor": 7, "tunediff.__main__": 7,
 }  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def test_commands_in_the_readme_exist_and_take_their_options():
 PAGES = [
     ROOT / "README.md",
     ROOT / "examples" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "ray_results").rglob("README.md")),
 ]
 

@@ -14,7 +14,7 @@ from tunediff.config.workload import Metric, Quantity
 if TYPE_CHECKING:
     from tunediff.training.trial import Trial
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Choice", "File", "Fixed", "Metric", "Quantity", "Range", "Ruler", "Trial"]
 
 

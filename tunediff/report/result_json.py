@@ -220,4 +220,3 @@ def _pareto(found: Results) -> list[dict[str, Any]]:
 
 def _longer(compared: Comparison) -> dict[str, Any]:
     return {"budget_s": compared.found.space.budget.per_trial_s, "rows": _rows(compared)}
-

@@ -1,0 +1,109 @@
+"""List the knobs of a workload: `python -m tunediff.knobs [PREFIX]`.
+
+PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those of the digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Knob, Systems
+from tunediff.config.knobs import knobs_of, nearest
+
+SCHEMA = 1
+"""Version of what --json prints."""
+UNITS = {"_per_s": "1/s", "_s": "s", "_mib": "MiB"}
+"""Units by the ending of a knob's name."""
+
+
+@cli.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """List knobs; see `--help`."""
+    parser = cli.parser("knobs", __doc__ or "")
+    add = parser.add_argument
+    add("prefix", nargs="?", default="", metavar="PREFIX", help="a knob or a section (default: all)")
+    workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
+    add("--workload", default="digits", metavar="NAME", help=workload)
+    cli.add_printing(parser, quiet=False)
+    args: argparse.Namespace = parser.parse_args(argv)
+    baseline = cfg.baseline(args.workload, "--workload")
+    entries = describe(baseline, args.prefix)
+    if args.json:
+        content = {"schema": SCHEMA, "workload": args.workload, "knobs": entries}
+        print(json.dumps(content, indent=2))
+    else:
+        print("\n\n".join(map(in_words, entries)))
+    return cli.OK
+
+
+def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
+    """Return one record for each knob whose dotted name is `prefix` or begins with it, in JSON types.
+
+    Raises `ConfigError` where no knob begins with `prefix`.
+
+    Example:
+        >>> describe(cfg.baseline("digits"), "optimizer.lr")[0]["default"]
+        0.0002
+    """
+    schema = baseline.schema
+    inside = [knob for knob in knobs_of(schema.type) if f"{knob.name}.".startswith(f"{prefix}." if prefix else "")]
+    if not inside:
+        raise ConfigError(f"PREFIX: {prefix!r} is not allowed: no knob begins with it; {nearest(prefix, schema.knobs)}")
+    inside.sort(key=lambda knob: list(schema.knobs).index(knob.name))
+    values, idle = cfg.flat(baseline), cfg.not_effective(baseline, "cpu")
+    # Members of a union may share a knob: it is listed once for each default that they give it.
+    alike = itertools.groupby(inside, key=lambda knob: (knob.name, knob.default, knob.description))
+    return [_record(list(knobs), values, idle) for _, knobs in alike]
+
+
+def _record(knobs: Sequence[Knob], values: Mapping[str, Any], idle: Mapping[str, str]) -> dict[str, Any]:
+    """Describe equal knobs, of one union member each, as one."""
+    knob, members = knobs[0], [knob.member for knob in knobs if knob.member is not None]
+    return {
+        "name": knob.name,
+        "type": knob.kind,
+        "allowed": knob.allowed,
+        "choices": list(knob.choices) if knob.choices is not None else None,
+        "low": knob.low,
+        "high": knob.high,
+        "low_is_allowed": knob.low is not None and not knob.low_open,
+        "high_is_allowed": knob.high is not None and not knob.high_open,
+        "null_is_allowed": knob.optional,
+        "unit": next((unit for ending, unit in UNITS.items() if knob.name.endswith(ending)), None),
+        "default": list(knob.default) if isinstance(knob.default, tuple) else knob.default,
+        "baseline": values.get(knob.name),
+        "belongs_to": {"knob": members[0][0], "values": [name for _, name in members]} if members else None,
+        "searchable": knob.searchable,
+        "search": knob.space,
+        "not_effective_on_cpu": idle.get(knob.name),
+        "help": " ".join(knob.description.split()),
+    }
+
+
+def in_words(record: Mapping[str, Any]) -> str:
+    """Return one knob as a block of text for a terminal."""
+    default, baseline = json.dumps(record["default"]), json.dumps(record["baseline"])
+    facts = [record["allowed"], f"default {default}"]
+    if baseline not in (default, "null"):
+        facts.append(f"baseline {baseline}")
+    if record["belongs_to"] is not None:
+        facts.append(f"only with {record['belongs_to']['knob']} = {' or '.join(record['belongs_to']['values'])}")
+    if not record["searchable"]:
+        facts.append("never searched")
+    lines = [f"{record['name']}: {'; '.join(facts)}"]
+    lines += textwrap.wrap(record["help"], 100, initial_indent="    ", subsequent_indent="    ")
+    if (reason := record["not_effective_on_cpu"]) is not None:
+        lines.append(f"    Without effect on a CPU: {reason}.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
