@@ -1,12 +1,14 @@
-"""List the commands: `python -m tunediff`."""
+"""Run a command, `tunediff search …`, or list them all: `tunediff`; also as `python -m tunediff`."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from tunediff import __version__, cli
+from tunediff.config import ConfigError
+from tunediff.config.knobs import nearest
 
 COMMANDS = {
     "search": "search for the configuration with the best result for its training seconds",
@@ -17,27 +19,33 @@ COMMANDS = {
     "sample": "draw images from a diffusion model",
     "compare": "tell whether one configuration is better than another",
     "profile": "show where the time of a training goes",
+    "knobs": "list the knobs of a workload: type, bounds, default, help",
     "doctor": "check this machine",
 }
 
 
-@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the commands, or the version."""
-    parser = argparse.ArgumentParser(prog="python -m tunediff", add_help=False)
-    parser.add_argument("--version", action="store_true")
-    args, words = parser.parse_known_args(argv)
-    if args.version:
+    """Run the command that the first word names; without one, print what there is. Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        name = f"tunediff.{words[0]}"
+        package = importlib.import_module(name)
+        module = importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
+        return int(module.main(words[1:]))
+    return _overview(words)
+
+
+@cli.guarded
+def _overview(words: Sequence[str] | None) -> int:
+    words = words or []
+    if "--version" in words:
         print(f"tunediff {__version__}")
         return cli.OK
-    command = next((word for word in words if word in COMMANDS), None)
-    print("tunediff finds the training configuration that gives the best result for the wall-clock spent.\n")
-    print("\n".join(f"python -m tunediff.{name:<9} {text}" for name, text in COMMANDS.items()))
-    print("\nOptions of each: python -m tunediff.COMMAND --help; of this: --version")
     if unknown := [word for word in words if word not in ("-h", "--help")]:
-        hint = f"write python -m tunediff.{command}" if command else f"allowed: {', '.join(COMMANDS)}"
-        print(f"error: command line: {unknown[0]!r} is not understood here; {hint}", file=sys.stderr)
-        return cli.BAD_INPUT
+        raise ConfigError(f"command line: {unknown[0]!r} is not allowed; {nearest(unknown[0], COMMANDS)}")
+    print("tunediff finds the training configuration that gives the best result for the wall-clock spent.\n")
+    print("\n".join(f"tunediff {name:<9} {text}" for name, text in COMMANDS.items()))
+    print("\nOptions of each: tunediff COMMAND --help; of this: --version. Also as python -m tunediff.COMMAND")
     return cli.OK
 
 
