@@ -38,15 +38,16 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
-from tunediff import cli, space
+from tunediff import cli, search_space
 from tunediff import config as cfg
-from tunediff.points import Point
-from tunediff.record import End, TrialRecord
-from tunediff.results import Results, noise, statistics
-from tunediff.results.comparison import Comparison, Group
-from tunediff.results.confirmation import Confirmation
-from tunediff.results.sequential import Look, look
-from tunediff.results.statistics import BETTER, WORSE, Difference
+from tunediff.analysis import Results, noise, statistics
+from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.sequential import Look, look
+from tunediff.analysis.statistics import BETTER, WORSE, Difference
+from tunediff.core import text
+from tunediff.core.point import Point
+from tunediff.core.record import End, TrialRecord
 
 Numbers = NDArray[np.float64]
 REFERENCE = Path(__file__).parent.parent / "ray_results" / "reference"
@@ -247,11 +248,11 @@ class Trial(TrialRecord):
 
 
 @functools.cache
-def planned() -> tuple[space.SearchSpace, list[Trial]]:
+def planned() -> tuple[search_space.SearchSpace, list[Trial]]:
     """A search of sixteen learning rates, and its trials: the baseline on two seeds, then each once."""
     rates = [1e-3 * (place + 1) for place in range(CONFIGURATIONS + 1)]
     content = {"workload": "digits", "budget": {"per_trial": "20s", "trials": 18}, "search": {"optimizer.lr": rates}}
-    wanted = space.parse(content, "believe.yaml")
+    wanted = search_space.parse(content, "believe.yaml")
     baseline = {"optimizer.lr": wanted.baseline.optimizer.lr}
     others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][:CONFIGURATIONS]
     trials = []
@@ -351,7 +352,7 @@ def tables(frame: pd.DataFrame, known: dict[str, Measured | Drawn]) -> list[str]
     lines = []
     for name, source in known.items():
         if isinstance(source, Measured):
-            said = ", ".join(f"{folder} {cli.number(sd)}" for folder, sd in source.sds.items())
+            said = ", ".join(f"{folder} {text.number(sd)}" for folder, sd in source.sds.items())
             lines.append(f"noise {name}: {np.isfinite(source.blocks).sum()} runs; sd of one: {said}; "
                          f"in common on one seed {percent(source.common)} % of the variance")  # fmt: skip
     kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
@@ -396,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
         if name != "confirmed":  # its seeds have three configurations at most
             rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
-        print(f"{name}: {cli.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
+        print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
     with cli.writing("--out", args.out):
         args.out.mkdir(parents=True, exist_ok=True)

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tunediff import config as cfg
-from tunediff.clock import Budget, Clock
 from tunediff.config import workload
+from tunediff.core.clock import Budget, Clock
+from tunediff.core.point import Point
 from tunediff.distributed import alone
-from tunediff.points import Point
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
@@ -72,7 +72,7 @@ def slows_down(progress: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class WorkerGroupSpec:
     """What a training is slowed down by."""
 
     data: Callable[[], Any]
@@ -83,10 +83,10 @@ class Kind:
 
 
 TRAININGS = {
-    "loader, 0 workers": Kind(lambda: Items(0.03)),
-    "loader, 2 workers": Kind(lambda: Items(0.03), workers=2),
-    "slows down": Kind(lambda: torch.zeros(64, 4), step_s=slows_down),
-    "slow first epoch": Kind(lambda: Items(0.03, cached=True)),
+    "loader, 0 workers": WorkerGroupSpec(lambda: Items(0.03)),
+    "loader, 2 workers": WorkerGroupSpec(lambda: Items(0.03), workers=2),
+    "slows down": WorkerGroupSpec(lambda: torch.zeros(64, 4), step_s=slows_down),
+    "slow first epoch": WorkerGroupSpec(lambda: Items(0.03, cached=True)),
     "digits": None,
 }
 NOW: list[str] = []
@@ -140,7 +140,7 @@ class Steps(Observer):
         super().__init__()
         self.slowest_s, self._since, self._part = 0.0, 0.0, ""
 
-    def stepped(self) -> None:
+    def after_step(self) -> None:
         now = time.monotonic()
         self.slowest_s, self._since = max(self.slowest_s, now - self._since), now
 

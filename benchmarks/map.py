@@ -37,11 +37,11 @@ from torch import Tensor
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.clock import Budget
-from tunediff.colors import BASELINE, PLAIN, SERIES, WINNER
+from tunediff.core.clock import Budget
+from tunediff.core.colors import BASELINE, PLAIN, SERIES, WINNER
+from tunediff.core.files import write_text
+from tunediff.core.point import Point
 from tunediff.distributed import World, alone
-from tunediff.files import write_text
-from tunediff.points import Point
 from tunediff.report.words import markdown_table
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer

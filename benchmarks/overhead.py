@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, environment, record, space
-from tunediff.points import Point
+from tunediff import search_space
+from tunediff.core import environment, record, text
+from tunediff.core.point import Point
 from tunediff.report.console import Console
 from tunediff.tuning import experiment, resources, searcher, trial
 from tunediff.tuning.messages import Plan
@@ -51,7 +52,7 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
     import math
     import os
 
-    from tunediff import record
+    from tunediff.core import record
     from tunediff.tuning import trial
     from tunediff.tuning.messages import drawn
 
@@ -91,7 +92,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     searcher.Searcher.suggest = timed  # type: ignore[method-assign]
     trial.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
-    wanted = space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
+    wanted = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
     with tempfile.TemporaryDirectory() as storage:
         folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
         experiment.create(folder, wanted, content)
@@ -163,7 +164,7 @@ def main() -> int:
         return 0
     for key, value in found.items():
         if key != "windows":
-            print(f"{key}: {cli.number(value) if isinstance(value, float) else value}")
+            print(f"{key}: {text.number(value) if isinstance(value, float) else value}")
     if rows := found.get("windows"):
         print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
         for row in rows:

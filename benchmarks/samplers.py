@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from tunediff import cli, environment
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.core import environment
+from tunediff.core.clock import Budget
 from tunediff.distributed import World, alone
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer

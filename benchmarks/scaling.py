@@ -28,9 +28,10 @@ import optuna
 import psutil
 
 from tunediff import config as cfg
-from tunediff import environment, record, space
-from tunediff.points import Point
-from tunediff.progress import harmless
+from tunediff import search_space
+from tunediff.core import environment, record
+from tunediff.core.point import Point
+from tunediff.core.progress import log_exceptions
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
 from tunediff.tuning.messages import drawn
@@ -60,7 +61,7 @@ class Simulation:
 
     def __init__(self, folder: Path, trials: int, slots: int, known: int = 0) -> None:
         content = CONTENT | {"budget": {"per_trial": "60s", "trials": known + trials}}
-        self.space = experiment.create(folder, space.parse(content, "scaling"), content)
+        self.space = experiment.create(folder, search_space.parse(content, "scaling"), content)
         self.folder, self.trials, self.slots = folder, trials, slots
         self.spent: dict[str, float] = collections.defaultdict(float)
         for number in range(known):
@@ -109,7 +110,7 @@ class Simulation:
         self._tell("end", params)
 
     def _tell(self, event: str, params: dict[str, Any]) -> None:
-        self.timed("console", harmless, event, self.console.listen, event, params["trial"], params)
+        self.timed("console", log_exceptions, event, self.console.listen, event, params["trial"], params)
 
     def _write(self, params: dict[str, Any]) -> Point:
         """What worker and driver write to a journal."""
@@ -131,7 +132,7 @@ def objective(values: Mapping[str, Any]) -> float:
     return 1.0 + abs(math.log10(values["optimizer.lr"]) + 3) + float(values["model.dropout"])
 
 
-def write_known(folder: Path, wanted: space.SearchSpace, number: int) -> None:
+def write_known(folder: Path, wanted: search_space.SearchSpace, number: int) -> None:
     """The journal of a trial that has ended, at once."""
     rng = random.Random(number)
     drawn = wanted.candidates[0] if number == 0 else {

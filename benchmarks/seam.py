@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config import workload
+from tunediff.core.clock import Budget
 from tunediff.distributed import alone
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer

@@ -32,14 +32,14 @@ import optuna
 import pandas as pd
 from scipy import stats
 
-from tunediff import cli, space
+from tunediff import cli, search_space
 from tunediff import config as cfg
-from tunediff.clock import Budget
+from tunediff.analysis import sequential
+from tunediff.analysis.statistics import BETTER, WORSE, Difference
+from tunediff.core.clock import Budget
 from tunediff.distributed import alone
 from tunediff.report.words import markdown_table
-from tunediff.results import sequential
-from tunediff.results.statistics import BETTER, WORSE, Difference
-from tunediff.space import Draw, SearchSpace
+from tunediff.search_space import Draw, SearchSpace
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
@@ -108,7 +108,7 @@ def measure(
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
     for method in methods:
         own = [*words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
-        wanted = space.load(space.find(name), own, {"trials": max(2, trials)})
+        wanted = search_space.load(search_space.find(name), own, {"trials": max(2, trials)})
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
         tuned = tuple(dimension for dimension in wanted.dimensions if dimension.name not in BATCH)
         study.enqueue_trial({one.name: wanted.candidates[0][one.name] for one in tuned})

@@ -47,7 +47,7 @@ def train(trial: Trial) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
     averaged = AveragedModel(unet, multi_avg_fn=get_ema_multi_avg_fn(trial.knobs.ema), use_buffers=True)
     trial.keep(net=unet, optimizer=optimizer, averaged=averaged)
-    trial.exports(averaged.module)
+    trial.export_model(averaged.module)
 
     digits = images.load(Data(name="digits", split="all", image_size=8, channels=1, horizontal_flip=False))
     judge = Judge(digits, Classifier(digits, trial.device), trial.world)
@@ -68,7 +68,7 @@ def train(trial: Trial) -> None:
         with trial.autocast():
             loss = F.mse_loss(velocity(net, between, time), image - noise)
         trial.step(loss, optimizer)
-        if trial.last_pass:
+        if trial.sync_gradients:
             averaged.update_parameters(unet)
 
 

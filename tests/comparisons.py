@@ -4,9 +4,10 @@ from pathlib import Path
 
 import yaml
 
-from tunediff import compare, record
+from tunediff import compare
 from tunediff import config as cfg
-from tunediff.results import pairs
+from tunediff.analysis import pairs
+from tunediff.core import record
 
 PLAIN = (Path(__file__).parent / "users" / "plain.py").read_text()
 CLOSE = {"A": [2.0, 2.2, 1.9, 2.1], "B": [2.05, 2.1, 1.95, 2.12]}

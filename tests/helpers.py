@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 
 from tunediff import config as cfg
-from tunediff.clock import Budget, Clock
 from tunediff.config import workload
+from tunediff.core.clock import Budget, Clock
+from tunediff.core.point import Point
 from tunediff.distributed import World
-from tunediff.points import Point
 from tunediff.training import hardware, trial
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -76,7 +76,7 @@ class Told(Observer):
     def show(self, name, what):
         self.shown[name] = what
 
-    def stepped(self):
+    def after_step(self):
         self.steps += 1
 
     def asks_to_stop(self):

@@ -6,8 +6,8 @@ import math
 import numpy as np
 from PIL import Image
 
+from tunediff import analysis, search_space
 from tunediff import config as cfg
-from tunediff import results, space
 from tunediff.tuning import experiment
 
 FILE = {
@@ -24,7 +24,7 @@ PARTS = ("data_wait", "host_to_device", "sampler", "forward", "backward", "optim
 
 def make(folder, content=FILE):
     """The folder of a search that has no trial yet."""
-    wanted = space.parse(content, "night.yaml")
+    wanted = search_space.parse(content, "night.yaml")
     experiment.create(folder, wanted, content)
     return wanted
 
@@ -104,7 +104,7 @@ def night(folder):
 
 def again(folder, share=1.02, number=7):
     """The folder's baseline runs once more, on the next seed, `share` times as high at every point: its noise is known."""
-    found = results.read(folder)
+    found = analysis.read(folder)
     base, metric = found.baseline, found.metric
     curve = [(p.train_s, p.samples, p.get(metric, 1.0) * share) for p in base.points]
     drawn = {**found.space.candidates[0], "seed": found.space.baseline.seed + 1}

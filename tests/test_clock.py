@@ -2,7 +2,7 @@
 
 import pytest
 
-from tunediff.clock import PARTS, Budget, Clock
+from tunediff.core.clock import PARTS, Budget, Clock
 
 
 class Time:

@@ -21,11 +21,12 @@ import yaml
 
 from tests import searches
 from tests.helpers import measure_here, point
-from tunediff import compare, environment, export, record, results, search, space, train
+from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
+from tunediff.analysis import evidence
+from tunediff.core import environment, record
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
-from tunediff.results import evidence
 from tunediff.training import hardware, judging
 from tunediff.tuning import experiment, resources
 
@@ -137,7 +138,7 @@ def test_search_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, 
 
 
 def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys, overloaded):
-    wanted = space.load(Path(file))
+    wanted = search_space.load(Path(file))
     experiment.create(Path("ray_results/night").absolute(), wanted, FILE)
     assert search.main(["--resume", "night", "--quiet"]) == 1
     error = capsys.readouterr().err
@@ -159,7 +160,7 @@ def test_search_refuses_storage_that_is_a_file(file, tmp_path, capsys):
 
 
 def test_gpu_only_values_are_refused_without_a_gpu():
-    loaded = space.parse(FILE | {"search": {"compile.mode": ["none", "reduce-overhead"]}}, "x.yaml")
+    loaded = search_space.parse(FILE | {"search": {"compile.mode": ["none", "reduce-overhead"]}}, "x.yaml")
     with pytest.raises(
         cfg.ConfigError, match="x.yaml: compile.mode: 'reduce-overhead' needs a GPU, and there are 2 CPU"
     ):
@@ -171,7 +172,7 @@ def test_gpu_only_values_are_refused_without_a_gpu():
     "lines", [{"fixed": {"evaluation.precision": "tf32"}}, {"final": {"evaluation.precision": "tf32"}}], ids=str
 )
 def test_tf32_is_refused_without_a_gpu(lines):
-    loaded = space.parse(FILE | lines, "x.yaml")
+    loaded = search_space.parse(FILE | lines, "x.yaml")
     with pytest.raises(cfg.ConfigError, match="x.yaml: evaluation.precision: 'tf32' needs a GPU, and there are 2 CPU"):
         resources.share(loaded, resources.Machine(2, 0))
     assert resources.share(loaded, resources.Machine(8, 1)).gpu
@@ -179,11 +180,11 @@ def test_tf32_is_refused_without_a_gpu(lines):
 
 def test_no_search_varies_the_precision_of_its_ruler():
     with pytest.raises(cfg.ConfigError, match=r"evaluation.precision"):
-        space.parse(FILE | {"search": {"evaluation.precision": ["fp32", "bf16"]}}, "x.yaml")
+        search_space.parse(FILE | {"search": {"evaluation.precision": ["fp32", "bf16"]}}, "x.yaml")
 
 
 def test_shares_never_fill_the_machine():
-    loaded = space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
+    loaded = search_space.parse(FILE | {"search": {"parallel.workers": [1, 2]}}, "x.yaml")
     share = resources.share(loaded, resources.Machine(2, 0))
     one, two = (share.place(share.machines, size) for size in (1, 2))
     assert (share.slots, one.threads, two.threads) == (1, 2, 1)
@@ -224,7 +225,7 @@ def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, tmp_path, c
         budget = {"per_trial": "1h", "unit": unit, "price_per_device_hour": 2.5}
         content = {key: value for key, value in (FILE | grid).items() if value is not None and key != "first"}
         (tmp_path / "space.yaml").write_text(yaml.safe_dump(content | {"budget": budget}))
-        assert search.main([file, "--dry-run", "--insist"]) == 0
+        assert search.main([file, "--dry-run", "--force"]) == 0
         out = capsys.readouterr().out
         assert f"\ntrials: {words}" in out
         assert f"\ndevice_hours: at most {hours:.2f} of training, confirming runs included\n" in out
@@ -300,13 +301,13 @@ def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkey
         ),
     ):
         assert search.main([file, *words]) == 2
-        assert re.fullmatch(f"error: command line: .*{re.escape(why)}.*; --insist starts it all the same\n",
+        assert re.fullmatch(f"error: command line: .*{re.escape(why)}.*; --force starts it all the same\n",
                             capsys.readouterr().err)  # fmt: skip
         assert search.main([file, *words, "--dry-run"]) == 2
         told = capsys.readouterr()
         assert "\nwall-clock: at most " in told.out or " and evaluation\n" in told.out
         assert why in told.err
-        assert search.main([file, *words, "--dry-run", "--insist"]) == 0
+        assert search.main([file, *words, "--dry-run", "--force"]) == 0
         capsys.readouterr()
     assert search.main([file, "--trials", "10000000", "--total", "1h", "--dry-run"]) == 0, (
         "as many as there is time for"
@@ -339,12 +340,12 @@ def finished(folder, loaded):
         elif number < 2:
             journal.end(record.End("ok", seconds={"train": 20.0, "evaluation": 2.0}))
             (journal.path.parent / "weights.safetensors").write_bytes(b"weights of %d" % number)
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 @pytest.fixture
 def found(tmp_path):
-    return finished(tmp_path / "results" / "night", space.parse(FILE, "space.yaml"))
+    return finished(tmp_path / "results" / "night", search_space.parse(FILE, "space.yaml"))
 
 
 def test_a_figure_that_cannot_be_drawn_takes_nothing_else_along(found, monkeypatch):
@@ -358,7 +359,7 @@ def test_results(found):
     assert (found.leader.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
     assert [trial.name for trial in found.ranked] == ["t0001", "t0000"]
     assert found.versus_baseline(found.leader) == 0.5
-    assert found.sooner(found.leader) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
+    assert found.time_to_target_speedup(found.leader) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
     assert found.seconds()["train"] == 50.0
     table = found.table().set_index("trial")
     assert list(table["status"]) == ["ok", "ok", "oom", "running"]
@@ -382,7 +383,7 @@ def test_summary_says_what_was_disturbed_what_did_not_move_and_why_nothing_is_co
     curve = ((5.0, 1000, 12.5), (20.0, 4000, 12.5))
     searches.write(folder, wanted, 0, curve=curve, found={"disturbed": True})
     searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=curve[:1], status="pruned")
-    found = results.read(folder)
+    found = analysis.read(folder)
     assert list(found.table()["disturbed"]) == [True, False]
     block = summary.values(evidence.read(found), 100.0)
     assert (block["nothing_to_confirm"], block["disturbed_trials"], block["unmoved_trials"]) == (
@@ -394,7 +395,7 @@ def test_summary_says_what_was_disturbed_what_did_not_move_and_why_nothing_is_co
     assert "The objective did not move in any trial with a result: from the first evaluation to the last" in said
     searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 12.5), (20.0, 4000, 3.0)))
     searches.write(folder, wanted, 0)
-    keys = summary.values(evidence.read(results.read(folder)), 100.0).keys()
+    keys = summary.values(evidence.read(analysis.read(folder)), 100.0).keys()
     assert not keys & {"nothing_to_confirm", "disturbed_trials", "unmoved_trials"}
 
 
@@ -423,17 +424,17 @@ def test_figures_and_tables_are_written(found):
 
 
 def test_a_search_without_a_trial_has_results(tmp_path):
-    loaded = space.parse(FILE, "space.yaml")
+    loaded = search_space.parse(FILE, "space.yaml")
     experiment.create(tmp_path / "empty", loaded, FILE)
-    nothing = results.read(tmp_path / "empty")
+    nothing = analysis.read(tmp_path / "empty")
     assert (nothing.leader, nothing.baseline) == (None, None)
     outputs.write_all(nothing)
     assert summary.values(evidence.read(nothing), 0.0)["trials"] == 0
 
 
 def test_the_folder_keeps_the_space(found):
-    again = space.load(found.folder / "search.yaml")
-    original = space.parse(FILE, "space.yaml")
+    again = search_space.load(found.folder / "search.yaml")
+    original = search_space.parse(FILE, "space.yaml")
     assert again.baseline == original.baseline
     assert (again.dimensions, again.candidates) == (original.dimensions, original.candidates)
     assert again.budget == original.budget
@@ -441,12 +442,12 @@ def test_the_folder_keeps_the_space(found):
 
 def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
     raised = experiment.reopen(found.folder, {"trials": 9, "total": "300h"})
-    again = space.load(found.folder / "search.yaml")
+    again = search_space.load(found.folder / "search.yaml")
     assert (
         (again.budget.trials, again.budget.total_s) == (raised.budget.trials, raised.budget.total_s) == (9, 1_080_000)
     )
     experiment.create(found.folder.parent / "long", again, FILE)
-    assert space.load(found.folder.parent / "long" / "search.yaml").budget == again.budget
+    assert search_space.load(found.folder.parent / "long" / "search.yaml").budget == again.budget
 
 
 def test_a_running_search_is_locked(found):
@@ -489,7 +490,7 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
     assert "train: python -m tunediff.train --config" in capsys.readouterr().out
     # It is a base for the next search.
     content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}
-    assert space.parse(content | {"base": str(best)}, "next.yaml").baseline == cfg.load(best)
+    assert search_space.parse(content | {"base": str(best)}, "next.yaml").baseline == cfg.load(best)
 
 
 def test_export_of_one_trial_and_refusals(found, capsys):

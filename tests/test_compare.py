@@ -16,11 +16,12 @@ import pytest
 from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
 from tests.json_keys import check_types
-from tunediff import compare, record
+from tunediff import compare
 from tunediff import config as cfg
-from tunediff.record import End
+from tunediff.analysis import pairs
+from tunediff.core import record
+from tunediff.core.record import End
 from tunediff.report import pairs as report
-from tunediff.results import pairs
 from tunediff.tuning import experiment, resources
 from tunediff.tuning.pool import Pool
 
@@ -239,9 +240,9 @@ def test_what_is_elsewhere_is_not_judged_by_this_machine():
 def test_what_would_take_months_is_refused_unless_insisted_on(capsys):
     words = ["digits", "optimizer.lr=2e-3", "--budget", "100h"]
     assert compare.main([*words, "--resolution", "2"]) == 2
-    allowed = "at most 30 days for 12 pairs; --insist starts it all the same"
+    allowed = "at most 30 days for 12 pairs; --force starts it all the same"
     assert capsys.readouterr().err == f"error: --budget: '100h' is not allowed; allowed: {allowed}\n"
-    assert compare.main([*words, "--resolution", "2", "--insist"]) == 2
+    assert compare.main([*words, "--resolution", "2", "--force"]) == 2
     assert "--resolution" in capsys.readouterr().err
 
 

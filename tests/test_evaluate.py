@@ -16,12 +16,13 @@ from safetensors.torch import save_file
 
 from tests.helpers import pair, tiny
 from tunediff import config as cfg
-from tunediff import environment, evaluate, progress
+from tunediff import evaluate
+from tunediff.core import environment, progress
 from tunediff.data import images as data
 from tunediff.evaluation import features, names
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
-from tunediff.workloads.diffusion import handoff, knobs, unet
+from tunediff.workloads.diffusion import diffusers_export, knobs, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 
@@ -192,7 +193,7 @@ def test_reference_of_another_split(tmp_path, model, capsys):
 def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path, model, capsys):
     """Nobody knows what it learned."""
     digits_folder(tmp_path / "set", 40, lambda number: "")
-    handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network().state_dict())
+    diffusers_export.write_pipeline(tmp_path / "pipeline", CONFIG, network().state_dict())
     words = ["pipeline", "--images", "16", "--sampler", "ddim", "--steps", "2", "--metrics", "fd"]
     assert "a pipeline does not say which images it learned" in refused(capsys, *words)
     assert "--data: 'faces' is not allowed" in refused(capsys, *words, "--data", "faces")
@@ -247,10 +248,12 @@ def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
         names.caution("FID", 5000, 2048) == "FID over 5,000 images: biased high; compare it only with others over 5,000"
     )
     assert names.caution("FID", 10_000, 2048) == ""
-    few, enough = (knobs.ruler(tiny(evaluation__images=n)) for n in (64, 1000))
+    few, enough = (knobs.evaluation_protocol(tiny(evaluation__images=n)) for n in (64, 1000))
     assert few.startswith("64 generated images (few for 64 features: biased high), DDIM")
     assert enough.startswith("1,000 generated images, DDIM, ")
-    assert ", DDIM with η = 1, " in knobs.ruler(tiny(evaluation__eta=1.0)), "as much noise as an ancestral step"
+    assert ", DDIM with η = 1, " in knobs.evaluation_protocol(tiny(evaluation__eta=1.0)), (
+        "as much noise as an ancestral step"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- progress

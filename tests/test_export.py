@@ -11,7 +11,7 @@ from tests.helpers import tiny
 from tests.test_models import network, run_folder, search_folder
 from tunediff import config as cfg
 from tunediff import export
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import diffusers_export
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
     assert "num_inference_steps=50" in lines["sample"]
     pipeline = storage.parent / "out" / "pipeline"
-    values, state = handoff.read_config(pipeline), handoff.read_unet(pipeline)[1]
+    values, state = diffusers_export.read_config(pipeline), diffusers_export.read_unet(pipeline)[1]
     assert {name: cfg.flat(config)[name] for name in values} == values
     expected = network(config, seed).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())

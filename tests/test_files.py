@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from tunediff.files import write_atomically, write_text
+from tunediff.core.files import write_atomically, write_text
 
 
 @pytest.fixture

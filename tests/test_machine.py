@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tunediff import compare, environment, machine, search
+from tunediff import compare, search
+from tunediff.core import environment, machine
 
 FOUR = tuple((f"GPU-{name}", ()) for name in ("aa11", "ab22", "bb33", "cc44"))
 CUT = (("GPU-aa11", ("MIG-1", "MIG-2")), ("GPU-ab22", ()))

@@ -11,8 +11,9 @@ import yaml
 from tests import searches
 from tests.helpers import measure_here
 from tests.json_keys import check_types
-from tunediff import cli, search, space, train
+from tunediff import search, search_space, train
 from tunediff.config import ConfigError, apart
+from tunediff.core import text
 from tunediff.workloads.diffusion import drawing
 
 FILE = {
@@ -115,12 +116,15 @@ def test_sections_may_be_nested():
     flat = {"loader.batch_size": [64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}
     nested = {"loader": {"batch_size": [64, 128]}, "optimizer": {"lr": {"low": 1e-4, "high": 1e-2}}}
     assert (
-        space.parse({**FILE, "search": nested}, "x").dimensions == space.parse({**FILE, "search": flat}, "x").dimensions
+        search_space.parse({**FILE, "search": nested}, "x").dimensions
+        == search_space.parse({**FILE, "search": flat}, "x").dimensions
     )
     grid = {"search": None, "grid": {"timesteps": {"name": ["uniform", "info_noise"]}}}
     content = {key: value for key, value in {**FILE, **grid}.items() if value is not None}
-    assert [dimension.name for dimension in space.parse(content, "x").dimensions] == ["timesteps.name"]
-    fixed = space.parse({**FILE, "fixed": {"loader": {"batch_size": 64}}, "baseline": {"optimizer": {"lr": 2e-3}}}, "x")
+    assert [dimension.name for dimension in search_space.parse(content, "x").dimensions] == ["timesteps.name"]
+    fixed = search_space.parse(
+        {**FILE, "fixed": {"loader": {"batch_size": 64}}, "baseline": {"optimizer": {"lr": 2e-3}}}, "x"
+    )
     assert (fixed.baseline.loader.batch_size, fixed.baseline.optimizer.lr) == (64, 2e-3)
 
 
@@ -135,7 +139,7 @@ def test_sections_may_be_nested():
 )  # fmt: skip
 def test_what_cannot_be_searched(searched, answer):
     with pytest.raises(ConfigError) as error:
-        space.parse({**FILE, "search": searched}, "x")
+        search_space.parse({**FILE, "search": searched}, "x")
     assert str(error.value).startswith(f"x: {answer}")
 
 
@@ -158,7 +162,7 @@ def test_a_search_is_not_made_shorter_than_it_is(capsys):
 def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys):
     folder = searches.night(Path("ray_results/night"))
     for name in ("night", "night/", "ray_results/night", str(folder.absolute())):
-        assert space.folder_of(name, Path("ray_results")) == folder.absolute()
+        assert search_space.folder_of(name, Path("ray_results")) == folder.absolute()
     assert search.main(["--resume", "ray_results/night/", "--dry-run"]) == 0
 
 
@@ -215,5 +219,10 @@ def test_train_tells_progress_as_json_lines_on_stderr(capsys):
 
 
 def test_one_of_a_thing_is_not_called_many():
-    assert [cli.some(count, "seed") for count in (0, 1, 2, 1000)] == ["0 seeds", "1 seed", "2 seeds", "1,000 seeds"]
+    assert [text.pluralize(count, "seed") for count in (0, 1, 2, 1000)] == [
+        "0 seeds",
+        "1 seed",
+        "2 seeds",
+        "1,000 seeds",
+    ]
     assert drawing.said({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import point as made
 from tests.helpers import tiny, train
 from tunediff import config as cfg
-from tunediff import models, record
-from tunediff.workloads.diffusion import handoff, unet
+from tunediff import models
+from tunediff.core import record
+from tunediff.workloads.diffusion import diffusers_export, unet
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -130,7 +131,7 @@ def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
 def test_pipelines_nested_and_flat(tmp_path):
     config = tiny(process__prediction="v")
     state = network(config).state_dict()
-    handoff.write_pipeline(tmp_path / "nested", config, state)
+    diffusers_export.write_pipeline(tmp_path / "nested", config, state)
     (tmp_path / "flat").mkdir()
     for file in ("unet/config.json", "unet/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json"):
         shutil.copy(tmp_path / "nested" / file, tmp_path / "flat")
@@ -201,7 +202,7 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
 
 def test_finding_needs_no_torch(tmp_path):
     search_folder(tmp_path / "night")
-    handoff.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())
+    diffusers_export.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())
     program = (
         "import sys; from pathlib import Path; from tunediff import models\n"
         "print([models.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002', 'pipeline')])\n"

@@ -13,9 +13,10 @@ import pytest
 from tests import searches
 from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
-from tunediff import cli, compare, evaluate, export, results, search, space, train
+from tunediff import analysis, cli, compare, evaluate, export, search, search_space, train
+from tunediff.analysis import evidence
+from tunediff.core import text
 from tunediff.report import summary
-from tunediff.results import evidence
 from tunediff.training import judging
 from tunediff.tuning import experiment, study_file
 
@@ -52,7 +53,7 @@ def commands(text):
 
 def test_what_a_search_ends_with(storage, capsys):
     searches.night(storage / NAME)
-    block = summary.values(evidence.read(results.read(storage / NAME)), 1.0)
+    block = summary.values(evidence.read(analysis.read(storage / NAME)), 1.0)
     assert pasted(block["report"]) == 0
     assert pasted(block["export"]) == 0
     told = commands(capsys.readouterr().out) + commands((storage / NAME / "best.yaml").read_text())
@@ -63,7 +64,7 @@ def test_what_a_search_ends_with(storage, capsys):
 def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
     monkeypatch.setattr(search, "_run", interrupted)
     searches.night(storage / NAME)
-    assert pasted(cli.command("report", NAME, storage=storage)) == 0
+    assert pasted(text.command("report", NAME, storage=storage)) == 0
     page = html.unescape((storage / NAME / "report.html").read_text())
     told = [line for part in re.findall(r"<(pre|code)[^>]*>(.*?)</\1>", page, re.S) for line in commands(part[1])]
     codes = {line.split()[2]: pasted(line) for line in told}
@@ -82,9 +83,9 @@ def test_what_an_interruption_says(storage, monkeypatch, capsys, command):
 
 
 def test_the_default_storage_goes_without_saying(storage):
-    assert cli.command("report", "night", storage=Path("ray_results")) == "python -m tunediff.report night"
-    assert cli.command("report", "night", storage=Path.cwd() / "ray_results") == "python -m tunediff.report night"
-    assert cli.command("report", "night", storage=storage) == f"python -m tunediff.report night --storage '{STORAGE}'"
+    assert text.command("report", "night", storage=Path("ray_results")) == "python -m tunediff.report night"
+    assert text.command("report", "night", storage=Path.cwd() / "ray_results") == "python -m tunediff.report night"
+    assert text.command("report", "night", storage=storage) == f"python -m tunediff.report night --storage '{STORAGE}'"
 
 
 def test_the_study_is_where_it_is_said_to_be(storage):
@@ -134,13 +135,13 @@ def test_a_path_that_no_disk_takes(storage, capsys, words):
 @pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
 def test_a_search_is_named_after_its_file(storage, monkeypatch, capsys, name):
     monkeypatch.setattr(search, "_run", interrupted)
-    Path(name).write_text((space.SHIPPED / "digits.yaml").read_text())
+    Path(name).write_text((search_space.SHIPPED / "digits.yaml").read_text())
     assert search.main([f"./{name}"]) == 130
     assert pasted(commands(capsys.readouterr().err)[0]) == 130
 
 
 def test_durations_are_read_again():
-    from tunediff.space import duration_s
+    from tunediff.search_space import duration_s
 
     for value in (0.25, 20.0, 1 / 3, 3.6e12):
-        assert duration_s(cli.exactly(value), "--budget") == pytest.approx(value)
+        assert duration_s(text.format_exact(value), "--budget") == pytest.approx(value)

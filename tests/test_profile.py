@@ -14,12 +14,13 @@ from PIL import Image
 from tests.helpers import CPU, TINY, tiny
 from tests.profiling.conftest import PHASES
 from tests.test_models import SPACE
+from tunediff import analysis, profile, search_space
 from tunediff import config as cfg
-from tunediff import environment, profile, record, results, space
+from tunediff.core import environment, record
+from tunediff.core.record import NotFiniteError
 from tunediff.export import provenance
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.measure import Bench
-from tunediff.record import NotFiniteError
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 FILES = {
@@ -106,7 +107,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 def test_profile_of_an_export(tmp_path, capsys, quick):
     """What `export` writes: provenance in comments, then the whole configuration."""
     trial = record.TrialRecord("t0003", 3, cfg.flat(tiny()), {}, "f")
-    found = results.Results(tmp_path / "night", space.parse(SPACE, "night.yaml"), [trial])
+    found = analysis.Results(tmp_path / "night", search_space.parse(SPACE, "night.yaml"), [trial])
     (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(found, trial, tmp_path / "best.yaml")))
     assert profile.main(["--config", "best.yaml", "--no-sweep", "loader.resident=true"]) == 0
     out = capsys.readouterr().out

@@ -13,18 +13,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
-FLOORS = {
-    "tunediff": 7, "tunediff.cli": 0, "tunediff.clock": 0, "tunediff.colors": 0, "tunediff.config": 0,
-    "tunediff.environment": 0, "tunediff.event_lines": 0, "tunediff.files": 0, "tunediff.machine": 0, "tunediff.points": 0, "tunediff.progress": 0, "tunediff.record": 0, "tunediff.space": 0,
-    "tunediff.starting": 0,
-    "tunediff.data": 1, "tunediff.distributed": 1, "tunediff.networks": 1, "tunediff.randomness": 1,
+LAYERS = {
+    "tunediff": 7, "tunediff.core": 0, "tunediff.config": 0, "tunediff.search_space": 0,
+    "tunediff.data": 1, "tunediff.distributed": 1,
     "tunediff.evaluation": 2, "tunediff.training": 2,
     "tunediff.workloads": 3,
-    "tunediff.results": 4,
+    "tunediff.analysis": 4,
     "tunediff.models": 5, "tunediff.profiling": 5, "tunediff.tuning": 5,
     "tunediff.report": 6,
-    "tunediff.evaluate": 7, "tunediff.export": 7, "tunediff.profile": 7, "tunediff.sample": 7, "tunediff.search": 7,
-    "tunediff.knobs": 7, "tunediff.train": 7, "tunediff.compare": 7, "tunediff.doctor": 7, "tunediff.__main__": 7,
+    "tunediff.cli": 0, "tunediff.compare": 7, "tunediff.doctor": 7, "tunediff.evaluate": 7, "tunediff.event_lines": 0,
+    "tunediff.export": 7, "tunediff.knobs": 7, "tunediff.profile": 7, "tunediff.sample": 7, "tunediff.search": 7,
+    "tunediff.train": 7, "tunediff.__main__": 7,
 }  # fmt: skip
 
 
@@ -32,9 +31,9 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def floor_of(name):
+def layer_of(name):
     parts = name.split(".")
-    return FLOORS[".".join(parts[:2])]
+    return LAYERS[".".join(parts[:2])]
 
 
 def imports(path):
@@ -47,13 +46,13 @@ def imports(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_file_imports_only_from_its_own_floor_and_below(path):
-    mine = floor_of(name_of(path))
+def test_a_file_imports_only_from_its_own_layer_and_below(path):
+    mine = layer_of(name_of(path))
     for name in imports(path):
         if name.startswith("tunediff."):
-            known = next((n for n in (name, name.rpartition(".")[0]) if ".".join(n.split(".")[:2]) in FLOORS), None)
+            known = next((n for n in (name, name.rpartition(".")[0]) if ".".join(n.split(".")[:2]) in LAYERS), None)
             assert known is not None, name
-            assert floor_of(known) <= mine, f"{name_of(path)} imports {name}"
+            assert layer_of(known) <= mine, f"{name_of(path)} imports {name}"
         if mine == 0:
             assert name.split(".")[0] not in ("torch", "ray", "optuna"), f"{name_of(path)} imports {name}"
         if mine < 4:

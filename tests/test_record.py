@@ -9,10 +9,10 @@ import pytest
 
 from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
-from tunediff import environment, record
 from tunediff.config import ConfigError
-from tunediff.points import Point
-from tunediff.record import End, Journal, read_trial
+from tunediff.core import environment, record
+from tunediff.core.point import Point
+from tunediff.core.record import End, Journal, read_trial
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
 

@@ -16,8 +16,9 @@ from benchmarks.replay.strategies import CANDIDATES, STRATEGIES, replay_all
 from benchmarks.replay.table import load
 from benchmarks.replay.table import write as write_table
 from tests.helpers import point as made
-from tunediff import record, space
+from tunediff import search_space
 from tunediff.config import ConfigError, workload
+from tunediff.core import record
 
 ROOT = Path(__file__).parent.parent
 
@@ -98,7 +99,7 @@ def searched(tmp_path):
     folder = tmp_path / "searched"
     folder.mkdir()
     (folder / "search.yaml").write_text(yaml.safe_dump(GRID))
-    wanted = space.load(folder / "search.yaml")
+    wanted = search_space.load(folder / "search.yaml")
     for n, point in enumerate(wanted.candidates):
         config = wanted.config(point)
         journal = record.Journal(folder / "trials" / f"t{n:04d}")

@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from tests.helpers import CPU, pair, tiny
 from tests.test_models import network, run_folder
 from tunediff import config as cfg
-from tunediff import evaluate, export, progress, sample
-from tunediff.workloads.diffusion import drawing, handoff
+from tunediff import evaluate, export, sample
+from tunediff.core import progress
+from tunediff.workloads.diffusion import diffusers_export, drawing
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import Noise
 
@@ -146,7 +147,7 @@ def test_the_strip_shows_noise_becoming_the_image(run, capsys):
 
 
 def test_other_models(run, capsys, tmp_path):
-    handoff.write_pipeline(tmp_path / "pipeline", CONFIG, network(CONFIG).state_dict())
+    diffusers_export.write_pipeline(tmp_path / "pipeline", CONFIG, network(CONFIG).state_dict())
     assert sample.main(["pipeline", "--images", "3", "--out", "p.npz"]) == 0
     assert_same(np.load("p.npz")["arr_0"], expected(3))
     assert sample.main(["pipeline", "--images", "3"]) == 0

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunediff import starting  # noqa: F401 – first of all
-from tunediff.config.knobs import Choice, File, Fixed, Range, Ruler
+from tunediff.config.knobs import Choice, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric, Quantity
+from tunediff.core import signals  # noqa: F401 – first of all
 
 if TYPE_CHECKING:
     from tunediff.training.trial import Trial
 
 __version__ = "0.2.0"
-__all__ = ["Choice", "File", "Fixed", "Metric", "Quantity", "Range", "Ruler", "Trial"]
+__all__ = ["Choice", "EvaluationProtocol", "File", "Fixed", "Metric", "Quantity", "Range", "Trial"]
 
 
 def __getattr__(name: str) -> Any:

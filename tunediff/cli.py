@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shlex
 import signal
 import socket
 import sys
@@ -19,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tunediff import machine, starting
 from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
-from tunediff.config.code import WorkloadError, shown
-from tunediff.record import NotFiniteError
+from tunediff.config.code import WorkloadError
+from tunediff.core import machine, signals, text
+from tunediff.core.record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
 # other load on the same cores it stops training almost completely (measured with 2 threads on 2 cores, images/s, alone
@@ -31,7 +30,6 @@ from tunediff.record import NotFiniteError
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
-STORAGE = Path("ray_results")
 SCHEMA = 1
 """Version of what `--json` prints: it rises when a key is renamed or removed, or changes its type."""
 MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of it
@@ -46,7 +44,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         _replace_what_cannot_be_written()
         users.announces = True
-        if early := signal.getsignal(signal.SIGINT) is starting.end:
+        if early := signal.getsignal(signal.SIGINT) is signals.end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
@@ -61,7 +59,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         except OSError as error:
-            where = f"{cut(str(error.filename), 60)}: " if error.filename is not None else ""
+            where = f"{text.truncate(str(error.filename), 60)}: " if error.filename is not None else ""
             print(f"error: {where}{error.strerror or error}{users.missing_beside(error)}", file=sys.stderr)
             return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt:
@@ -70,7 +68,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             return INTERRUPTED
         finally:
             if early:  # what is left to Python cannot be interrupted in order
-                signal.signal(signal.SIGINT, starting.end)
+                signal.signal(signal.SIGINT, signals.end)
 
     return run
 
@@ -109,7 +107,7 @@ def parser(module: str, text: str) -> argparse.ArgumentParser:
 def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:
     """The option --storage."""
     words = f"folder of {of} (default: %(default)s)"
-    parser.add_argument("--storage", type=Path, default=STORAGE, help=words)
+    parser.add_argument("--storage", type=Path, default=text.STORAGE, help=words)
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +134,7 @@ def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
 
 def check_here(config: Systems, evaluates: bool) -> None:
     """Refuse missing files that the workload of a training reads. Raises `ConfigError`."""
-    if (check_files := of(config).offers("check_files")) is not None:
+    if (check_files := of(config).get_hook("check_files")) is not None:
         check_files(config.knobs, evaluates)
 
 
@@ -201,7 +199,7 @@ def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | 
     if as_json:
         print_json(values if typed is None else typed)
     else:
-        print(block(values))
+        print(text.block(values))
 
 
 def print_json(values: Mapping[str, Any]) -> None:
@@ -218,19 +216,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def command(module: str, *words: object, storage: Path = STORAGE) -> str:
-    """A command as one pastes it here: its words quoted, and `--storage` where that is not the default."""
-    if (place := shown(storage.absolute())) != str(STORAGE):
-        words = (*words, "--storage", place)
-    return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
-
-
-def typed(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
-    """A command as it was typed, or as it should have been for so many processes."""
-    start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
-    return shlex.join([*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)])
-
-
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
     """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
@@ -244,7 +229,7 @@ def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
     """Refuse the value of an option unless it fits. Raises `ConfigError`."""
     if not fits:
         said = repr(str(value) if isinstance(value, Path) else value)
-        raise ConfigError(f"{option}: {cut(said, 60)} is not allowed; allowed: {allowed}")
+        raise ConfigError(f"{option}: {text.truncate(said, 60)} is not allowed; allowed: {allowed}")
 
 
 def check_name(name: str, storage: Path) -> None:
@@ -267,11 +252,6 @@ def check_free(folder: Path) -> None:
         raise ConfigError(f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}")
 
 
-def cut(words: str, most: int) -> str:
-    """At most so many characters."""
-    return words if len(words) <= most else f"{words[: most - 1]}…"
-
-
 def check_writable(option: str, path: Path) -> None:
     """Find out before hours of work that its result could not be written. Raises `ConfigError`."""
     with writing(option, path):
@@ -285,57 +265,3 @@ def check_creatable(option: str, path: Path) -> None:
     above = next(parent for parent in path.absolute().parents if parent.exists())
     with writing(option, path):
         os.rmdir(tempfile.mkdtemp(prefix=".tunediff-", dir=above))
-
-
-def number(value: Any) -> str:
-    """A value as it is read in a line: 3 significant digits, no exponent for everyday sizes."""
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.2e}"
-    digits = f"{value:.3g}"
-    return f"{value:.0f}" if "e" in digits else digits
-
-
-def block(values: Mapping[str, Any]) -> str:
-    """A result as lines of `key: value`; what is not known is `none`."""
-    return "\n".join(f"{key}: {'none' if value is None else number(value)}" for key, value in values.items())
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first column is words and the others numbers."""
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
-
-
-def some(count: int, one: str, many: str = "") -> str:
-    """`1 trial`, `1,000 trials`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def graphs(made: Any, expected: Any) -> str:
-    """What is odd about torch.compile's graphs, of which each different call needs one; '' where nothing is."""
-    if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
-        return ""
-    why = "the rest ran uncompiled" if made < expected else "some were compiled in pieces, or again for other inputs"
-    return f"{some(made, 'graph')} for {some(expected, 'different call')}: {why}"
-
-
-def seconds(value: float) -> str:
-    """47s, 12m30s, 3h05m."""
-    whole = round(value)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def exactly(value: float) -> str:
-    """Seconds as a file or an option takes them, `3600s`, however many."""
-    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
-
-
-def knobs(values: Mapping[str, Any]) -> str:
-    """`loader.batch_size=256 precision.amp=bf16`, or `baseline` when nothing differs."""
-    return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"

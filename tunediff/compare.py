@@ -26,18 +26,19 @@ from typing import Any
 
 import yaml
 
-from tunediff import cli, record
+from tunediff import cli
 from tunediff import config as cfg
+from tunediff.analysis import confirmation, evaluating, pairs
+from tunediff.analysis.pairs import Pairs
 from tunediff.config import ConfigError, Systems
+from tunediff.core import record, text
+from tunediff.core.files import write_text
+from tunediff.core.progress import log_exceptions
 from tunediff.event_lines import EventLines
-from tunediff.files import write_text
-from tunediff.progress import harmless
 from tunediff.report import pair_plan
-from tunediff.report.heart import Heart
+from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.plan import MOST_DAYS
-from tunediff.results import confirmation, evaluating, pairs
-from tunediff.results.pairs import Pairs
-from tunediff.space import duration_s, folder_of
+from tunediff.search_space import duration_s, folder_of
 from tunediff.tuning import experiment, local_ray, resources
 
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
@@ -65,7 +66,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
     cli.add_machine(parser, "comparison")
-    add("--insist", action="store_true", help="start what would take over 30 days")
+    add("--force", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
     add("--dry-run", action="store_true", help="print what would run and what it costs at most, and start nothing")
     cli.add_printing(parser)
@@ -85,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
             lines.print(lines.line(text, time.monotonic() - begun, "", event, **fields))
         if heart is not None:
-            heart.heard()
+            heart.beat()
 
-    heart: Heart | None = None
+    heart: Heartbeat | None = None
     folder = _resumed(args) if args.resume is not None else _new(args, say)
     if folder is None:
         return cli.OK
-    heart = Heart(folder, say)
+    heart = Heartbeat(folder, say)
     try:
         shown = contextlib.nullcontext() if args.quiet else heart
         with experiment.start_of(folder, new=args.resume is None), shown:
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.print_json(result_json.compare(told, failure, spent_s, written))
         else:
             block = report.block(told) | {"wall_s": spent_s, "report": written}
-            print("\n".join([cli.block(block), "", *report.sentences(told)]), flush=True)
+            print("\n".join([text.block(block), "", *report.sentences(told)]), flush=True)
     return EXITS[told.verdict]
 
 
@@ -135,8 +136,8 @@ def _new(args: argparse.Namespace, say: Say) -> Path | None:
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if args.name is None else args.name
     folder: Path = args.storage.resolve() / name
     cli.check_name(name, folder.parent)
-    cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or args.insist, "--budget", args.budget,
-              f"at most {MOST_DAYS} days for {most} pairs; --insist starts it all the same")  # fmt: skip
+    cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or args.force, "--budget", args.budget,
+              f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same")  # fmt: skip
     asked = _sides(args.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
         sides = [_side(words, Path(elsewhere) / side) for words, side in zip(asked, pairs.SIDES, strict=True)]
@@ -296,8 +297,8 @@ def _check(config: Systems, say: Say) -> float | None:
     from tunediff.training import check  # imports torch
 
     found = check.before_search(config, say)
-    for text in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
-        say(f"WARNING: {cfg.of(config).title}: {text}")
+    for line in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
+        say(f"WARNING: {cfg.of(config).title}: {line}")
     return found.get("evaluation_s")
 
 
@@ -336,10 +337,10 @@ def _run(told: Pairs, address: str | None, say: Say) -> None:
     from tunediff.tuning.messages import Plan
 
     folder, metric = told.folder, told.metric
-    rivals = [rounds.Rival(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
+    rivals = [rounds.Candidate(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
     needs = _needs(told.configs)
 
-    def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.Share:
+    def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.ResourcePartition:
         return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in told.configs])
 
     said = [""]
@@ -351,13 +352,13 @@ def _run(told: Pairs, address: str | None, say: Say) -> None:
 
     def over() -> bool:
         now = pairs.read(folder)
-        harmless("how far it is", tell, now)
+        log_exceptions("how far it is", tell, now)
         return now.over
 
     def greet(context: Any) -> None:
         if url := getattr(context, "dashboard_url", None):
             say(local_ray.dashboard(url))
-        say(f"at most {told.most} pairs × 2 × {cli.seconds(told.budget_s)} {told.clock.what}; results {folder}")
+        say(f"at most {told.most} pairs × 2 × {text.seconds(told.budget_s)} {told.clock.what}; results {folder}")
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(experiment.alone(folder))
@@ -397,7 +398,7 @@ def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str,
             fields |= {"status": run.status, "reason": run.reason, "value": value}
             if run.points and run.status == "ok":
                 last, metric = run.points[-1], cfg.of(run.configuration).objective
-                label, reached = last.get("label", metric.label), cli.number(last.get(metric.name))
+                label, reached = last.get("label", metric.label), text.number(last.get(metric.name))
                 ended = [f"{label} {reached} at {last.train_s:.1f} s"]
                 ended.append(f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s")
             words = "  ".join([words, *filter(None, ended)])

@@ -22,17 +22,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, environment, models
+from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
+from tunediff.core import environment, text
+from tunediff.core.files import numbered, write_text
+from tunediff.core.progress import Progress, shown
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 from tunediff.evaluation.knobs import PRETRAINED
 from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
-from tunediff.files import numbered, write_text
 from tunediff.models import Saved
-from tunediff.progress import Progress, shown
 from tunediff.workloads.diffusion import drawing
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
     cli.check_writable("--out", args.out or numbers)
-    command = cli.typed("evaluate", argv)
+    command = text.original_command("evaluate", argv)
     return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command, args.json))
 
 
@@ -247,11 +248,11 @@ def _draw(
     Raises `NonFiniteError` on all ranks at once.
     """
     from tunediff.evaluation.distance import NonFiniteError
-    from tunediff.training.precision import one_ruler
+    from tunediff.training.precision import evaluation_precision
 
     seconds, failure = 0.0, ""
     try:
-        with one_ruler(world.device):
+        with evaluation_precision(world.device):
             while True:
                 world.synchronize()  # what the metrics have queued is not sampling
                 begin = time.monotonic()
@@ -339,7 +340,7 @@ def _table(found: dict[str, Any]) -> str:
         spread = "–" if metric["sd"] is None else f"{metric['sd']:.2g}"
         count = "∞" if metric["images"] is None else str(metric["images"])
         rows.append([metric["name"], value, *[spread] * sd, count])
-    return "\n".join([cli.block(lines), *cli.table(rows)])
+    return "\n".join([text.block(lines), *text.table(rows)])
 
 
 def _cautions(found: dict[str, Any], dim: int) -> Iterator[str]:

@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
-from tunediff import cli
 from tunediff.cli import finite
+from tunediff.core import text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,15 @@ class EventLines:
         as_json = args.progress == "jsonl"
         return cls(args.quiet, args.json or as_json, as_json)
 
-    def line(self, text: str, elapsed_s: float, phase: str = "", event: str = "message", **fields: Any) -> str:
-        """Return one line: `[ 1m17s] text`, or an object with `event`, `elapsed_s`, `phase`, `text` and `fields`.
+    def line(self, message: str, elapsed_s: float, phase: str = "", event: str = "message", **fields: Any) -> str:
+        """Return one line: `[ 1m17s] message`, or an object with `event`, `elapsed_s`, `phase`, `text` and `fields`.
 
         `phase`: what the command does, such as `confirm`; '' for its main work.
         """
         if self.as_json:
-            content = {"event": event, "elapsed_s": round(elapsed_s, 3), "phase": phase, **fields, "text": text}
+            content = {"event": event, "elapsed_s": round(elapsed_s, 3), "phase": phase, **fields, "text": message}
             return json.dumps(finite(content), allow_nan=False, default=str)
-        return f"[{phase}{' ' * bool(phase)}{cli.seconds(elapsed_s):>6}] {text}"
+        return f"[{phase}{' ' * bool(phase)}{text.seconds(elapsed_s):>6}] {message}"
 
     def print(self, line: str) -> None:
         """Print a line that `line` has made. Raises `OSError` where nobody reads."""

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, models, results, space
+from tunediff import analysis, cli, models, search_space
 from tunediff import config as cfg
+from tunediff.analysis import Results, evidence
+from tunediff.analysis.evidence import choose
 from tunediff.config.code import shown
-from tunediff.environment import hardware
-from tunediff.record import TrialRecord
+from tunediff.core import text
+from tunediff.core.environment import hardware
+from tunediff.core.record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
-from tunediff.results import Results, evidence
-from tunediff.results.evidence import choose
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import diffusers_export
 
 
 @cli.guarded
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export_configuration(args: argparse.Namespace) -> None:
-    found = results.read(space.folder_of(args.name, args.storage))
+    found = analysis.read(search_space.folder_of(args.name, args.storage))
     trial = choose(found, args.trial)
     out = args.out or Path(shown(found.folder / f"{args.trial or 'best'}.yaml"))
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
@@ -68,9 +69,9 @@ def _export_configuration(args: argparse.Namespace) -> None:
 def _export_pipeline(args: argparse.Namespace) -> None:
     model = models.find_of("diffusion", "--diffusers", args.name, args.storage, args.trial)
     folder = args.out or model.folder / "diffusers"
-    handoff.check(folder, model.config)  # before the weights are read
+    diffusers_export.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):
-        handoff.write_pipeline(folder, model.config, model.network("cpu").state_dict())
+        diffusers_export.write_pipeline(folder, model.config, model.network("cpu").state_dict())
     steps = model.config.process.steps
     sample = f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
     _tell({"model": model.name, "pipeline": folder, "sample": sample}, args.json)
@@ -87,13 +88,13 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
     value, base, environment = trial.value(found.metric), found.baseline_of(trial), trial.environment
     lines = [
         f"trial {trial.name} of search {found.folder.name}, exported {time.strftime('%Y-%m-%d')}",
-        f"differs from the baseline in: {cli.knobs(found.changed(trial))}",
+        f"differs from the baseline in: {text.knobs(found.changed(trial))}",
     ]
     if value is not None:
         of_base = base.value(found.metric) if base is not None else None
-        beside = f"; baseline {cli.number(of_base)}" if of_base is not None else ""
+        beside = f"; baseline {text.number(of_base)}" if of_base is not None else ""
         spent = f"{trial.points[-1][trial.along]:.1f} {found.clock.seconds}"
-        lines.append(f"{found.label} {cli.number(value)} after {spent}{beside}")
+        lines.append(f"{found.label} {text.number(value)} after {spent}{beside}")
     known = evidence.read(found)
     if known.told is not None and (known.is_baseline(trial) or known.told.of(trial) is known.told.leader):
         lines += sentences(known.told)
@@ -106,7 +107,7 @@ def provenance(found: Results, trial: TrialRecord, out: Path) -> list[str]:
 
 
 def _train(trial: TrialRecord, out: Path, storage: Path) -> str:
-    return cli.command("train", "--config", out, "--budget", cli.exactly(trial.budget_s or 60), storage=storage)
+    return text.command("train", "--config", out, "--budget", text.format_exact(trial.budget_s or 60), storage=storage)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunediff import cli, record
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.knobs import refuse
-from tunediff.workloads.diffusion import handoff
+from tunediff.core import record, text
+from tunediff.workloads.diffusion import diffusers_export
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class Saved:
         from tunediff.training import hardware
         from tunediff.training.weights import check_fit
 
-        if (build := cfg.of(self.config).offers("network")) is None:
+        if (build := cfg.of(self.config).get_hook("network")) is None:
             raise ConfigError(f"{cfg.of(self.config).name}: has no function network(knobs), which builds its model")
         network, weights = build(self.config.knobs), self.state()
         check_fit(weights, network, str(self.weights))
@@ -60,7 +60,7 @@ class Saved:
         from tunediff.training.weights import read
 
         if self.kind == "diffusers":
-            return handoff.read_unet(self.weights.parent)[1]
+            return diffusers_export.read_unet(self.weights.parent)[1]
         return read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
 
 
@@ -71,10 +71,10 @@ def find_of(workload: str, purpose: str, what: str, storage: Path, trial: str | 
     """
     with cfg.shipped_only(f"{purpose} is for {workload}; allowed: {workload}"):
         if trial is not None:
-            from tunediff import results, space
-            from tunediff.results import evidence
+            from tunediff import analysis, search_space
+            from tunediff.analysis import evidence
 
-            search = results.read(space.folder_of(what, storage))
+            search = analysis.read(search_space.folder_of(what, storage))
             what = str(search.folder / "trials" / evidence.choose(search, trial).name)
         saved = find(what, storage)
     title = cfg.of(saved.config).title
@@ -83,7 +83,7 @@ def find_of(workload: str, purpose: str, what: str, storage: Path, trial: str | 
     return saved
 
 
-def find(what: str, storage: Path = cli.STORAGE) -> Saved:
+def find(what: str, storage: Path = text.STORAGE) -> Saved:
     """The model that `what` names, as a path or as a name in `storage`.
 
     - a training folder: its averaged weights, or while it is unfinished those of its checkpoint; `checkpoint.pt` itself
@@ -100,14 +100,14 @@ def find(what: str, storage: Path = cli.STORAGE) -> Saved:
         if not path.is_dir():
             return _of_file(path)
         if (path / "search.yaml").is_file():
-            from tunediff import results
-            from tunediff.results import evidence
+            from tunediff import analysis
+            from tunediff.analysis import evidence
 
-            best = evidence.choose(results.read(path.absolute()), None)
+            best = evidence.choose(analysis.read(path.absolute()), None)
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
-        if handoff.is_pipeline(path):
+        if diffusers_export.is_pipeline(path):
             return _of_pipeline(path)
     if paths:
         raise ConfigError(
@@ -126,7 +126,7 @@ def _names(storage: Path) -> Iterator[str]:
             yield folder.name
             journals = sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
             yield from (f"{folder.name}/{journal.parent.name}" for journal in journals)
-        elif (folder / record.JOURNAL).is_file() or handoff.is_pipeline(folder):
+        elif (folder / record.JOURNAL).is_file() or diffusers_export.is_pipeline(folder):
             yield folder.name
 
 
@@ -178,12 +178,12 @@ def _of_file(path: Path) -> Saved:
 
 
 def _of_pipeline(folder: Path) -> Saved:
-    values, default = handoff.read_config(folder), handoff.default()
+    values, default = diffusers_export.read_config(folder), diffusers_export.default()
     values["evaluation.steps"] = min(default.evaluation.steps, values["process.steps"])
     if values["data.image_size"] < 16:  # Inception says nothing about such images
         values["evaluation.extractor"] = "classifier"
     config = cfg.override(default, values, where=str(folder))
-    return Saved(config, handoff.weights_file(folder), "diffusers", folder.absolute().name, folder)
+    return Saved(config, diffusers_export.weights_file(folder), "diffusers", folder.absolute().name, folder)
 
 
 def _inside(path: Path, key: str) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
+from tunediff.core import text
+from tunediff.core.files import numbered
 from tunediff.event_lines import EventLines
-from tunediff.files import numbered
 
 
 @cli.guarded
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
     cli.add_printing(parser)
     args = parser.parse_args(argv)
-    args.command = cli.typed("profile", argv)
+    args.command = text.original_command("profile", argv)
     config, workers = _one_worker(cfg.named(args.config, args.words))
     _check(config, args)
     args.out = _folder(args.out, args.storage, args.config.stem)
@@ -96,8 +97,8 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
 
     began, events = time.monotonic(), dataclasses.replace(EventLines.of(args), on_stderr=True)
 
-    def say(text: str) -> None:
-        events.print(events.line(text, time.monotonic() - began))
+    def say(line: str) -> None:
+        events.print(events.line(line, time.monotonic() - began))
 
     try:
         found = run.profile(
@@ -115,7 +116,7 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
         return cli.OK
     for section in tables.sections(found):
         print(section.text(), end="\n\n")
-    print(cli.block(written))
+    print(text.block(written))
     print(f"trace: {args.out / found['trace']} (open it at ui.perfetto.dev)")
     if found["snapshot"] is not None:
         print(f"memory_snapshot: {args.out / found['snapshot']} (open it at pytorch.org/memory_viz)")

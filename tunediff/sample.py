@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff.config import ConfigError
-from tunediff.files import numbered
+from tunediff.core.files import numbered
+from tunediff.core.progress import Progress, shown
 from tunediff.models import Saved
-from tunediff.progress import Progress, shown
 from tunediff.workloads.diffusion import drawing
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
     """
     import torch
 
-    from tunediff.training.precision import one_ruler
+    from tunediff.training.precision import evaluation_precision
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
@@ -123,7 +123,7 @@ def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world
 
     drawing.announce(network, config, n, world, device)
     work = Progress("sampling", turns * steps, "steps")
-    with shown() if world.main else contextlib.nullcontext(), work as progress, one_ruler(device):
+    with shown() if world.main else contextlib.nullcontext(), work as progress, evaluation_precision(device):
         world.barrier()
         begin = time.monotonic()
         for start, batch in generate(

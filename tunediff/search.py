@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tunediff import cli, record, results, space
+from tunediff import analysis, cli, search_space
+from tunediff.analysis import confirmation
+from tunediff.analysis.confirmation import Confirmation
 from tunediff.config import ConfigError, Lines, apart
+from tunediff.core import record, text
+from tunediff.core.progress import log_exceptions
+from tunediff.core.text import pluralize
 from tunediff.event_lines import EventLines
-from tunediff.progress import harmless
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
-from tunediff.report.words import some
-from tunediff.results import confirmation
-from tunediff.results.confirmation import Confirmation
-from tunediff.space import MOST_FINALISTS, SearchSpace
+from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.tuning import confirming, experiment, resources
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
-    add("--insist", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
+    add("--force", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     cli.add_printing(parser)
     return parser.parse_intermixed_args(argv)  # knob=value may stand before and after options
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             planned["notes"].append(UNREAD)
         if args.dry_run:
             cli.print_json(planned) if args.json else print("\n".join(plan.lines(planned)))
-        plan.check(planned, args.insist)
+        plan.check(planned, args.force)
     if args.dry_run:
         return cli.OK
     told: dict[str, Any] | None = None
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             confirmed = _run(folder, wanted, args, told)
     except (KeyboardInterrupt, experiment.StoppedError) as error:
         return experiment.stopped(error, "search", folder, cli.machine_words(args))
-    found = results.read(folder)
+    found = analysis.read(folder)
     outputs.write_all(found)
     summary.conclude(found, confirmed, args.json)
     return cli.OK if found.leader is not None else cli.NO_SUCCESS
@@ -127,11 +128,11 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
         )
-    folder = space.folder_of(args.resume, args.storage).resolve()
+    folder = search_space.folder_of(args.resume, args.storage).resolve()
     done = sum(trial.finished for trial in record.read_trials(folder))
     cli.allow(args.trials is None or args.trials >= done, "--trials", args.trials, f"at least {done}, which are done")
     spent_s = experiment.all_spent_s(folder)
-    enough = args.total is None or space.duration_s(args.total, "--total") >= spent_s
+    enough = args.total is None or search_space.duration_s(args.total, "--total") >= spent_s
     cli.allow(enough, "--total", args.total, f"at least {math.ceil(spent_s)}s, which are spent")
     wanted = experiment.reopen(folder, _limits(args), keep=not args.dry_run)
     if warning := experiment.foreign(folder):
@@ -147,21 +148,23 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     files = [word for word in args.words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{apart(args.words)}")
-    path, words = space.find(files[0] if files else None), [word for word in args.words if "=" in word]
+    path, words = search_space.find(files[0] if files else None), [word for word in args.words if "=" in word]
     # What a cluster elsewhere has is not known before it is asked.
     machine = resources.local()
-    content = space.read(path, resources.world_sizes_of(machine) if args.address is None else (), machine.gpus > 0)
+    content = search_space.read(
+        path, resources.world_sizes_of(machine) if args.address is None else (), machine.gpus > 0
+    )
     read = content
-    content = space.completed(read, path, words, machine.cores, machine.gpus > 0)
+    content = search_space.completed(read, path, words, machine.cores, machine.gpus > 0)
     args.completed = content is not read
     content = _confirmed_by(args.confirm, content)
     if args.warm_start is not None:
-        content["warm_start"] = str(space.of_search(space.folder_of(args.warm_start, storage)).parent)
-    narrowed = space.narrow(content, str(path), path.parent, words)
+        content["warm_start"] = str(search_space.of_search(search_space.folder_of(args.warm_start, storage)).parent)
+    narrowed = search_space.narrow(content, str(path), path.parent, words)
     content = narrowed.content
     for notice in narrowed.notices:
         print(notice, file=sys.stderr)
-    wanted = space.parse(content, str(path), path.parent, narrowed.words, _limits(args))
+    wanted = search_space.parse(content, str(path), path.parent, narrowed.words, _limits(args))
     if args.seed is not None:
         cli.allow(0 <= args.seed < 2**32, "--seed", args.seed, "a whole number of at least 0 and below 2^32")
         wanted = dataclasses.replace(wanted, seed=args.seed)
@@ -200,11 +203,11 @@ def _created(
 
         say(_looking(wanted))
         measured = judging.before_search(wanted.baseline, wanted.evaluates)
-        plan.check(plan.values(wanted, folder, measured), args.insist)
+        plan.check(plan.values(wanted, folder, measured), args.force)
     if own and not args.no_check:
-        from tunediff.tuning import trying  # imports torch
+        from tunediff.tuning import preflight  # imports torch
 
-        wanted, tried = trying.create(folder, wanted, content, args.completed, say)
+        wanted, tried = preflight.create(folder, wanted, content, args.completed, say)
         keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
         measured = cast("judging.Measured", {key: value for key, value in tried.items() if key in keys})
     else:
@@ -216,7 +219,7 @@ def _limits(args: argparse.Namespace) -> Lines:
     """Limits from the command line, as `budget:` has them. Raises `ConfigError` naming the option."""
     for option, value in (("--budget", args.budget), ("--total", args.total)):
         if value is not None:
-            space.duration_s(value, option)
+            search_space.duration_s(value, option)
     cli.allow(args.trials is None or args.trials >= 1, "--trials", args.trials, "a whole number of at least 1")
     given = {"per_trial": args.budget, "unit": args.unit, "trials": args.trials, "total": args.total}
     return {key: value for key, value in given.items() if value is not None}
@@ -248,7 +251,7 @@ def _run(
         slots.tell(console.say)
         if not searched:
             experiment.search(folder, wanted, slots, console.listen)
-        if why := confirmation.nothing_to_confirm(results.read(folder)):
+        if why := confirmation.nothing_to_confirm(analysis.read(folder)):
             console.say(f"nothing to confirm: {why}")
         session.close()
         if not confirming.pending(folder, wanted):
@@ -261,14 +264,14 @@ def _run(
 
 def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> None:
     """The finalists and the baseline on new seeds, until it is decided; then with the longer budgets."""
-    prepared = confirming.prepare(found := results.read(folder))
+    prepared = confirming.prepare(found := analysis.read(folder))
     assert prepared is not None
     of, again = prepared
     for place, wanted in [prepared, *confirming.longer(found, of)]:
         if confirming.over(found, place) or not confirming.has_time(found, place, wanted):
             continue
         with console(place, wanted) as listening:
-            harmless("what is confirmed", _announce, listening, wanted is not again)
+            log_exceptions("what is confirmed", _announce, listening, wanted is not again)
             tell = functools.partial(_tell, listening)
             confirming.run(found, place, wanted, slots, listening.listen, tell)
             if not confirming.over(found, place):
@@ -278,25 +281,27 @@ def _run_again(folder: Path, slots: Slots, console: Callable[..., Console]) -> N
 def _announce(console: Console, longer: bool) -> None:
     """Say what begins: the confirming runs, or those with longer budgets."""
     wanted = console.space
-    many = some(len(wanted.candidates) // wanted.seeds - 1, "finalist")
-    seeds = f"up to {some(wanted.seeds, 'new seed')} each, fewer if it is decided before"
+    many = pluralize(len(wanted.candidates) // wanted.seeds - 1, "finalist")
+    seeds = f"up to {pluralize(wanted.seeds, 'new seed')} each, fewer if it is decided before"
     if longer:
-        each = f"{cli.seconds(wanted.budget.per_trial_s)} of {wanted.budget.clock.what}"
-        seeds = f"{each}, {some(wanted.seeds, 'seed')} each"
+        each = f"{text.seconds(wanted.budget.per_trial_s)} of {wanted.budget.clock.what}"
+        seeds = f"{each}, {pluralize(wanted.seeds, 'seed')} each"
     console.say(f"confirming: {many} and the baseline, {seeds}")
 
 
 def _tell(console: Console, told: Confirmation) -> None:
     """How far the confirming runs are."""
-    console.say(f"after {some(told.look.rounds, 'seed')}: {'; '.join(verdicts.so_far(told)) or 'nothing to compare'}")
+    console.say(
+        f"after {pluralize(told.look.rounds, 'seed')}: {'; '.join(verdicts.so_far(told)) or 'nothing to compare'}"
+    )
 
 
 def _confirmed(folder: Path, wanted: SearchSpace) -> Confirmation | None:
     """What the confirming runs say; None where there are none."""
-    found = results.read(folder)
+    found = analysis.read(folder)
     if wanted.confirm is None or (prepared := confirming.prepare(found)) is None:
         return None
-    runs = results.read(prepared[0])
+    runs = analysis.read(prepared[0])
     if not runs.trials:  # --total left no time for them
         return None
     outputs.write_all(runs)

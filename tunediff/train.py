@@ -17,16 +17,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, record
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff.clock import Budget, own_s
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
+from tunediff.core import record, text
+from tunediff.core.clock import Budget, own_s
+from tunediff.core.files import write_text
+from tunediff.core.progress import shown
+from tunediff.core.record import End, Journal
 from tunediff.event_lines import EventLines
-from tunediff.files import write_text
-from tunediff.progress import shown
-from tunediff.record import End, Journal
-from tunediff.space import duration_s
+from tunediff.search_space import duration_s
 
 CHECKPOINT_EVERY_S = 60.0
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_printing(parser)
     args = parser.parse_args(argv)
     config = cfg.named(args.config, args.words)
-    args.command = cli.typed("train", argv, config.parallel.processes)
+    args.command = text.original_command("train", argv, config.parallel.processes)
     budget = _budget(args, config)
     folder = _folder(args)
     _check(config, budget, folder, args.initial)
@@ -108,7 +109,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
     elif known is not None:
         if known.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, known.configuration)
-            changed = cli.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
+            changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
             if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
                 raise ConfigError(
                     f"--out: {folder} holds a training of another configuration ({changed}); choose another"
@@ -117,7 +118,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             theirs = f"with {_options(known.budget_s, known.drawn.get('samples'))}"
             if known.drawn.get("open_ended"):
                 every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
-                theirs = f"without --budget and with --every {cli.exactly(every)}"
+                theirs = f"without --budget and with --every {text.format_exact(every)}"
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
             )
@@ -127,7 +128,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 def _options(budget_s: float | None, samples: int | None) -> str:
     """The options that give this budget: `--budget 6s and --samples 100`."""
-    given = {"--budget": cli.exactly(budget_s) if budget_s else None, "--samples": samples}
+    given = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
     return " and ".join(f"{option} {value}" for option, value in given.items() if value) or "another budget"
 
 
@@ -137,8 +138,8 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 
 def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
+    from tunediff.core.record import NotFiniteError
     from tunediff.distributed import from_environment
-    from tunediff.record import NotFiniteError
     from tunediff.training import weights
     from tunediff.training.console import Console
     from tunediff.training.engine import Engine
@@ -147,7 +148,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
     with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.processes:
-            needed, started = config.parallel.workers, cli.some(world.size, "process", "processes")
+            needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
             hint = f"start it as {args.command}, or set {other}"
             raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
@@ -201,7 +202,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
                 journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
                 _conclude(folder, args.json)
             else:
-                again = f"stopped after {cli.some(outcome.steps, 'step')}; the same command again goes on"
+                again = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
                 print(f"\n{again}\nweights: {folder / weights.NAME}", file=sys.stderr)
         return cli.OK if outcome.finished else cli.INTERRUPTED
 
@@ -211,10 +212,10 @@ def _weights(path: Path, config: Systems) -> Any:
     from tunediff.training import weights
 
     workload = cfg.of(config)
-    if (read := workload.offers("initial_weights")) is not None:
+    if (read := workload.get_hook("initial_weights")) is not None:
         return read(path, config.knobs)
     found = weights.read(path)
-    if (network := workload.offers("network")) is not None:
+    if (network := workload.get_hook("network")) is not None:
         weights.check_fit(found, network(config.knobs), str(path))
     return found
 

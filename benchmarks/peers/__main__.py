@@ -40,11 +40,12 @@ from typing import Any
 import torch
 
 from benchmarks.peers.contenders import TUNED, Job, contend
-from tunediff import cli, environment, space
+from tunediff import cli, search_space
 from tunediff import config as cfg
 from tunediff.config import Systems
+from tunediff.core import environment
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import diffusers_export
 
 PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed
 
@@ -112,7 +113,7 @@ def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[
 def configuration(path: Path, words: list[str]) -> Systems:
     """A workload, a configuration file, or the baseline of a search file."""
     if path.is_file() and "budget" in cfg.read_yaml(path):
-        base = space.load(path).baseline
+        base = search_space.load(path).baseline
         return cfg.override(base, cfg.parse_overrides(words, base.schema), where="command line")
     return cfg.named(path, words)
 
@@ -137,7 +138,7 @@ def main() -> int:
     batch = [] if args.batch is None else [f"loader.batch_size={args.batch}"]
     config = configuration(args.config, [*args.words, *batch])
     device = alone().device
-    handoff.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
+    diffusers_export.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
 
     jobs = []
     for tuned in (False, True) if args.tuned or device.type == "cuda" else (False,):

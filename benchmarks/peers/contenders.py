@@ -19,18 +19,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config import Systems
+from tunediff.core.clock import Budget
+from tunediff.core.point import Point
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.points import Point
 from tunediff.training import hardware, memory, trial
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
-from tunediff.workloads.diffusion import handoff, unet
+from tunediff.workloads.diffusion import diffusers_export, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
@@ -300,7 +300,7 @@ def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any,
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "ours"
-        handoff.write_pipeline(folder, config, unet.network(config.knobs).state_dict())
+        diffusers_export.write_pipeline(folder, config, unet.network(config.knobs).state_dict())
         network = UNet2DModel.from_pretrained(folder / "unet")
         ddpm = DDPMScheduler.from_pretrained(folder / "scheduler")
     if job.channels_last:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.replay.strategies import STRATEGIES, Run
 from benchmarks.replay.table import Table
-from tunediff import colors, environment
+from tunediff.core import colors, environment
 
 TARGET = 0.02
 """Regret at which a search is done."""

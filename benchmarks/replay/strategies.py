@@ -22,13 +22,13 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from benchmarks.replay.table import Curve, Table, load
-from tunediff.points import Point
-from tunediff.record import End, TrialRecord
-from tunediff.space import Draw, to_params
+from tunediff.core.point import Point
+from tunediff.core.record import End, TrialRecord
+from tunediff.search_space import Draw, to_params
 from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Share
+from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.searcher import GRACE, Searcher
 
@@ -182,7 +182,7 @@ class Ours:
         self._table = table
         space = dataclasses.replace(table.space, seed=seed, early_stopping=strategy.stopping.rule)
         storage = optuna.storages.InMemoryStorage()
-        one = Pool(Share((Machine(1, 0),), (1,), gpu=False, whole=True))  # room for one trial at a time
+        one = Pool(ResourcePartition((Machine(1, 0),), (1,), gpu=False, whole=True))  # room for one trial at a time
         # There is no folder: nothing is to be read or written.
         self._searcher = _InMemory(space, Path(os.devnull), one, sampler=strategy.sampler, storage=storage)
         self._searcher.tells_last = strategy.tells_last

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff import space as spaces
+from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.record import TrialRecord
-from tunediff.space import SearchSpace
-from tunediff.space.model import combinations
+from tunediff.core import record, text
+from tunediff.core.record import TrialRecord
+from tunediff.search_space import SearchSpace
+from tunediff.search_space.model import combinations
 
 TABLE, BASELINE = "table.csv", "baseline.yaml"
 
@@ -166,7 +166,7 @@ def _read(path: Path) -> Table:
     if missing := [values for key, values in possible.items() if key not in {curve.fingerprint for curve in curves}]:
         raise ConfigError(
             f"{path}: incomplete: {len(missing)} of {len(possible)} points of the grid have no curve, "
-            f"e.g. {cli.knobs(missing[0])}"
+            f"e.g. {text.knobs(missing[0])}"
         )
     # Evaluations lie at equal fractions of the budget, or a step later: the largest budget of which that is true.
     budget_s = min(s * len(curve.points) / i for curve in done for i, (s, _) in enumerate(curve.points, start=1))
@@ -190,7 +190,7 @@ def _space(points: Sequence[dict[str, Any]], source: str, origin: Mapping[str, s
 
 
 def _curve(space: SearchSpace, point: dict[str, Any], lines: Sequence[dict[str, str]], source: str) -> Curve:
-    where = f"{source}: {cli.knobs(point)}"
+    where = f"{source}: {text.knobs(point)}"
     statuses = {line["status"] for line in lines}
     if len(statuses) > 1 or (status := statuses.pop()) not in record.STATUSES or status in ("pruned", "skipped"):
         raise ConfigError(f"{where}: incomplete: status {', '.join(sorted({line['status'] for line in lines}))}")

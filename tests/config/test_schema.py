@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Schema, Systems, systems
-from tunediff.config.knobs import File, Fixed, Refusal, Ruler
+from tunediff.config.knobs import EvaluationProtocol, File, Fixed, Refusal
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def test_a_section_of_the_systems_may_be_extended():
 @dataclass(frozen=True)
 class Marked(systems.Evaluation):
     points: Annotated[int, Ge(1), Fixed()] = 2
-    weights: Annotated[str | None, File(), Ruler()] = None
+    weights: Annotated[str | None, File(), EvaluationProtocol()] = None
     """Where they lie."""
 
 

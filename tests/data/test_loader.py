@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
-from tunediff.training.feed import Endless
+from tunediff.training.feed import RepeatingLoader
 
 
 def numbered(count: int = 23) -> Tensor:
@@ -289,7 +289,7 @@ def test_loader_process_at_a_closed_gate_begins_no_other_item(source: type) -> N
 def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
     own = Slow()
     given = torch.utils.data.DataLoader(own, batch_size=2, num_workers=1, prefetch_factor=16)
-    feed = Endless(given, torch.device("cpu"))
+    feed = RepeatingLoader(given, torch.device("cpu"))
     assert feed.gate is not None
     feed.fetch()
     feed.gate.close()
@@ -297,7 +297,7 @@ def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
     assert settled(own.asked) <= at_once + 3, "the batch in hand, and an item that was begun meanwhile"
     feed.close()
     assert [len(feed.fetch()) for _ in range(3)] == [2, 2, 2]
-    assert Endless([1, 2], torch.device("cpu")).gate is None
+    assert RepeatingLoader([1, 2], torch.device("cpu")).gate is None
     assert given.collate_fn is torch.utils.data.default_collate, "what is the user's stays as it is"
 
 

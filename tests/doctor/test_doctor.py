@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.helpers import CPU
-from tunediff import distributed, environment, files, machine
+from tunediff import distributed
+from tunediff.core import environment, files, machine
 from tunediff.distributed import World
 from tunediff.doctor import __main__ as command
 from tunediff.doctor import apart, finding, probes, software

@@ -21,7 +21,7 @@ from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 
 
 # --------------------------------------------------------------------------------------------------------- classifier
@@ -100,7 +100,7 @@ def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> 
 
 def test_one_ruler_is_without_tf32_and_leaves_the_formats_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with one_ruler(torch.device("cpu")):
+    with evaluation_precision(torch.device("cpu")):
         assert not torch.backends.cudnn.allow_tf32
     assert torch.backends.cudnn.allow_tf32
 

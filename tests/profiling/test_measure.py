@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers import CPU, tiny
 from tests.profiling.conftest import PHASES
-from tunediff.points import Point
+from tunediff.core.point import Point
 from tunediff.profiling import measure
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.helpers import tiny
 from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
-from tunediff import environment
+from tunediff.core import environment
 from tunediff.profiling import tables
 from tunediff.profiling.result import Advice
 

@@ -4,11 +4,11 @@ import csv
 import html.parser
 import re
 
-from tunediff.report import page, subject
+from tunediff.report import context, page
 
 
 def written(folder, **more):
-    page.write_all(subject.read(folder, **more), folder)
+    page.write_all(context.read(folder, **more), folder)
     return (folder / "report.html").read_text()
 
 

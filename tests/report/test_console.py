@@ -10,11 +10,12 @@ from rich.console import Console as Terminal
 
 from tests import helpers, searches
 from tests.searches import noisy
-from tunediff import cli, progress, record, space
 from tunediff import config as cfg
+from tunediff import search_space
+from tunediff.analysis import following
+from tunediff.core import progress, record, text
 from tunediff.event_lines import EventLines
-from tunediff.report import console, heart, plan, words
-from tunediff.results import following
+from tunediff.report import console, heartbeat, plan, words
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -42,7 +43,7 @@ def write(folder, loaded, number, drawn, values, status=None, reason=""):
 
 @pytest.fixture
 def night(tmp_path):
-    loaded = space.parse(CONTENT, "x.yaml")
+    loaded = search_space.parse(CONTENT, "x.yaml")
     experiment.create(tmp_path / "night", loaded, CONTENT)
     write(tmp_path / "night", loaded, 0, {"loader.batch_size": 128, "precision.amp": "none"}, [40, 20, 12, 10.0], "ok")
     write(tmp_path / "night", loaded, 1, {"loader.batch_size": 64, "precision.amp": "none"}, [30, 10, 6, 5.0], "ok")
@@ -87,7 +88,7 @@ def test_the_table_ranks_trials_and_says_what_runs(night):
 
 def test_what_lies_within_the_noise_of_the_best_is_marked(tmp_path):
     folder = noisy(tmp_path / "night")
-    lines = [line for line in shown(folder, space.load(folder / "search.yaml"), width=200) if line]
+    lines = [line for line in shown(folder, search_space.load(folder / "search.yaml"), width=200) if line]
     assert lines[0].endswith(
         "best t0003 1 · 2× as fast as the baseline · ≈ within the noise of the best: 8.01 % of one run "
         "(sd, from 2 runs of the baseline: a rough estimate)"
@@ -107,14 +108,14 @@ def test_what_lies_within_the_noise_of_the_best_is_marked(tmp_path):
 
 def test_a_best_within_the_noise_of_the_baseline_is_no_victory(tmp_path):
     folder = noisy(tmp_path / "night", repeats=(3.0,))
-    head = "".join(shown(folder, space.load(folder / "search.yaml"), width=300)[:2])
+    head = "".join(shown(folder, search_space.load(folder / "search.yaml"), width=300)[:2])
     assert "best t0003 1 · not told apart from the baseline by one run each · ≈ within" in head
 
 
 @pytest.mark.parametrize("status", ["oom", "pruned"])
 def test_beside_a_baseline_that_failed_nothing_is_faster(tmp_path, status, capsys):
     folder = noisy(tmp_path / "night", status=status, curve=((5.0, 1000, 8.0),))
-    loaded = space.load(folder / "search.yaml")
+    loaded = search_space.load(folder / "search.yaml")
     head, _, *rows = (line for line in shown(folder, loaded) if line)
     assert head.endswith(f"best t0003 1 · no speed-up: the baseline t0000 ended as {status}")
     assert not any("×" in row for row in [head, *rows])
@@ -277,16 +278,16 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     told = plan.values(wanted, tmp_path, {"pass_s": EACH, "prepared": True})
     lines = console.Console(folder, wanted, quiet=False, told=told)
     searching, again = 8 * (20 + 4 * 22.56 + 2) + 15, 8 * (20 + 4 * 22.56 + 2)
-    then = f", then at most {cli.seconds(again)} of confirming"
-    assert lines._left() == f"about {cli.seconds(searching)} left{then}"
+    then = f", then at most {text.seconds(again)} of confirming"
+    assert lines._left() == f"about {text.seconds(searching)} left{then}"
     now[0] = 60.0
-    assert lines._left() == f"about {cli.seconds(searching - 60)} left{then}"
+    assert lines._left() == f"about {text.seconds(searching - 60)} left{then}"
     lines.listen("start", "t0000", {})
     now[0] = 90.0
     searches.write(folder, wanted, 0)  # evaluated for 2 s in 2 points
     lines.listen("end", "t0000", {})
     assert (
-        f"1/8, about 3m30s left, then at most {cli.seconds(8 * (20 + 4 * 1.0 + 2))} of confirming"
+        f"1/8, about 3m30s left, then at most {text.seconds(8 * (20 + 4 * 1.0 + 2))} of confirming"
         in capsys.readouterr().out
     )
 
@@ -344,20 +345,20 @@ def test_what_cannot_be_shown_ends_no_search(night, monkeypatch, capsys):
         heard.append(work.done)
         raise BrokenPipeError
 
-    with progress.heard(closed), progress.Progress("reading", 3) as work:
+    with progress.subscribe(closed), progress.Progress("reading", 3) as work:
         work.step()
     assert (work.done, heard) == (1, [0])
 
 
 def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     wanted = searches.make(folder := tmp_path / "night")
-    monkeypatch.setattr(heart, "SILENCE_S", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
     said = []
-    beating = heart.Heart(folder, said.append)
+    beating = heartbeat.Heartbeat(folder, said.append)
 
     def next_line():
         said.clear()
-        beating.heard()
+        beating.beat()
         until = time.monotonic() + 20
         while not said and time.monotonic() < until:
             time.sleep(0.01)
@@ -367,10 +368,10 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
         assert next_line().startswith("starting the workers for ")
         place = searches.write(folder, wanted, 0, status=None)
         assert re.fullmatch("t0000 waits for its workers for .s: they start", next_line())
-        doing = progress.Noted(place)
+        doing = progress.ProgressFile(place)
         doing.part("evaluation")
         assert re.fullmatch(r"t0000 evaluating for \ds", next_line())
-        with progress.heard(doing), progress.Progress("sampling 64 images", 640, "steps") as work:
+        with progress.subscribe(doing), progress.Progress("sampling 64 images", 640, "steps") as work:
             work.more(120)
             doing._due = 0.0
             work.step()
@@ -379,7 +380,7 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
             )
         assert re.fullmatch(r"t0000 evaluating for \d+s", next_line())
         (place / progress.DOING).write_text('{"part": "a new one", "since": 0, "work": ""}')
-        beating.heard()
+        beating.beat()
         time.sleep(0.3)  # what it does not understand is no end of it
         searches.write(folder, wanted, 0)
         assert next_line() == "1 run ended, none is under way"
@@ -392,7 +393,7 @@ def test_the_heart_of_a_console_ends_with_it(tmp_path, monkeypatch):
     searches.make(folder / "confirm")
     searches.write(folder / "confirm", wanted, 0, status=None)
     monkeypatch.setattr(console.Console, "_print", lambda *_: 1 / 0)
-    monkeypatch.setattr(heart, "SILENCE_S", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
     with console.Console(folder / "confirm", wanted, quiet=False) as lines:
         assert lines._heart.doing().startswith("confirm/t0000 waits for its workers")
         time.sleep(0.2)
@@ -435,7 +436,7 @@ LONG = {f"model.a_rather_long_name_of_a_layer_{where}": 0.125 for where in ("fir
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_names_are_cut_in_the_middle_and_values_stay(width):
-    said = words.fitted(cli.knobs(LONG), width)
+    said = words.fitted(text.knobs(LONG), width)
     assert len(said) <= width
     assert said.count("=0.125") == 2
     assert re.search("st=.+st=", said), "the ends of both names"
@@ -500,7 +501,7 @@ def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
     content.pop("search", None)
     noisy(tmp_path / "night")
     folder = tmp_path / "night" / "confirm"
-    loaded = space.parse(content, "x.yaml")
+    loaded = search_space.parse(content, "x.yaml")
     experiment.create(folder, loaded, content)
     for number, point in enumerate(loaded.candidates[:3]):
         write(folder, loaded, number, point, [8.0, 4.0 - number], "ok")

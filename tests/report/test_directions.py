@@ -10,12 +10,13 @@ from PIL import Image
 from tests.report.pages import rows, words, written
 from tests.report.test_console import shown
 from tests.searches import FILE, again, make, write
-from tunediff import record, results
+from tunediff import analysis
+from tunediff.analysis import confirmation, evidence
+from tunediff.analysis.comparison import compare
+from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.config import workload
+from tunediff.core import record
 from tunediff.report import console, outputs, study_table, summary, verdicts
-from tunediff.results import confirmation, evidence
-from tunediff.results.comparison import compare
-from tunediff.results.statistics import BETTER, WORSE
 from tunediff.tuning import confirming
 
 RANKER = {
@@ -104,7 +105,7 @@ def test_a_picture_is_shown_where_there_is_one(tmp_path, plain):
 
 def test_a_search_that_showed_nothing_names_no_picture(tmp_path):
     ranked(tmp_path / "night")
-    found = results.read(again(tmp_path / "night"))
+    found = analysis.read(again(tmp_path / "night"))
     told = summary.values(evidence.read(found), 100.0)
     assert "samples" not in told
     assert (told["best_accuracy"], told["baseline_accuracy"], told["speedup"]) == (0.9, 0.808, 2.0)
@@ -130,7 +131,7 @@ def test_accuracies_are_compared_by_their_differences(tmp_path):
     for number, point in enumerate(wanted.candidates):
         value = (0.9 if point["precision.amp"] == "bf16" else 0.8) + 0.001 * number
         write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, value / 2), (20.0, 4000, value)))
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     compared = compare(found)
     (other,) = compared.others
     assert not compared.ratios
@@ -156,12 +157,12 @@ def test_confirming_runs_follow_the_direction(tmp_path, worth, verdict):
     wanted = make(folder, RANKER | {"confirm": {"of": 1, "seeds": 3}})
     write(folder, wanted, 0, curve=((20.0, 4000, 0.8),))
     write(folder, wanted, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 0.9),))
-    found = results.read(folder)
+    found = analysis.read(folder)
     place, again = confirming.prepare(found)
     for number, point in enumerate(again.candidates):
         value = 0.8 + worth * (point["precision.amp"] == "bf16") + 0.001 * number
         write(place, again, number, drawn=point, curve=((10.0, 2000, value / 2), (20.0, 4000, value)))
-    told = confirmation.confirm(found, results.read(place))
+    told = confirmation.confirm(found, analysis.read(place))
     (other,) = told.compared.others
     assert other.difference.verdict == verdict
     assert (told.winner is other) == (verdict == BETTER)
@@ -177,7 +178,7 @@ def test_what_only_a_final_evaluation_decides_has_a_name(tmp_path):
     for number, point in enumerate(wanted.candidates):
         place = write(tmp_path / "night", wanted, number, drawn=point, curve=((20.0, 4000, 0.8),))
         record.Journal(place).write("final", steps=4000 // wanted.config(point).loader.batch_size, accuracy=0.85)
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     assert confirmation.confirm(found, found).label == "final accuracy"
 
 
@@ -191,7 +192,7 @@ def test_a_study_has_its_objective_and_its_unit(tmp_path):
     wanted = make(tmp_path / "night", content)
     for number, point in enumerate(wanted.candidates):
         write(tmp_path / "night", wanted, number, drawn=point, curve=((20.0, 4000, 0.1 * number - 0.3),))
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     told = study_table.table(found)
     assert told.cells(50)[0] == ["configuration", "accuracy", "tokens/s", "± tokens/s", "tokens to break even"]
     assert told.study.quantity("epoch_s").meaning.startswith("tokens of the set / tokens per second")

@@ -10,10 +10,10 @@ from tests import searches
 from tests.comparisons import PLAIN
 from tests.report.pages import words, written
 from tests.searches import make, write
-from tunediff import export, results, search
+from tunediff import analysis, export, search
+from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.report import outputs
-from tunediff.report.style import Stars
-from tunediff.results import comparison, confirmation, evidence
+from tunediff.report.style import Highlights
 from tunediff.tuning import confirming
 
 SEARCH = {
@@ -37,7 +37,7 @@ def searched(folder, others, confirm=None, repeats=(2.1,)):
         write(folder, wanted, number, drawn=drawn, curve=curve(4, 2.6, 2.3, end))
     for number, (size, values) in enumerate(others.items(), 1 + len(repeats)):
         write(folder, wanted, number, {"loader.batch_size": size}, curve(*values))
-    found = results.read(folder)
+    found = analysis.read(folder)
     if confirm is not None:
         place, again = confirming.prepare(found)
         for number, point in enumerate(again.candidates):
@@ -93,7 +93,7 @@ def test_a_finalist_that_is_not_told_apart_is_neither_best_nor_faster(tmp_path, 
     assert set(column(late.folder / "confirm.csv", "speedup")) == {""}
     assert (late.folder / "confirm.md").read_text().startswith("# night: not confirmed\n")
     known = evidence.read(late)
-    assert [what for _, _, what in Stars.of(known).pairs()] == ["baseline"], "curves.png has one star"
+    assert [what for _, _, what in Highlights.of(known).pairs()] == ["baseline"], "curves.png has one star"
     name, above = exported(late, capsys)
     assert name == "t0000"
     assert "the baseline stays" in above
@@ -121,7 +121,7 @@ def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_p
     """Equal ones, whose 6 seeds were looked at four times: the p-value of a single look is below 5 %."""
     near = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (4, 2.6, 2.3, 2.0))
     told(near, capsys)
-    runs = results.read(near.folder / "confirm")
+    runs = analysis.read(near.folder / "confirm")
     assert comparison.compare(runs).others[0].difference.verdict == "better"
     for table in (near.folder / "confirm.csv", near.folder / "confirm" / "comparison.csv"):
         assert column(table, "verdict") == ["baseline", "no difference larger than the noise"]
@@ -184,13 +184,13 @@ def test_a_file_of_ones_own_is_confirmed_as_well(tmp_path, capsys):
     write(tmp_path / "night", wanted, 0, curve=curve(0.5, 0.7))
     write(tmp_path / "night", wanted, 1, {"width": 4}, curve=curve(0.5, 0.9))
     write(tmp_path / "night", wanted, 2, {"width": 16}, curve=curve(0.5, 0.6))
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     place, again = confirming.prepare(found)
     for number, point in enumerate(again.candidates):
         write(
             place, again, number, drawn=point, curve=curve(0.5, (0.6 if point["width"] == 4 else 0.7) + number / 1000)
         )
-    known = evidence.read(results.read(tmp_path / "night"))
+    known = evidence.read(analysis.read(tmp_path / "night"))
     assert known.told.settled
     assert (known.best.name, known.better(found.trials[1])) == ("t0000", False)
     assert known.told.bias(known.told.leader)[0] == 0.9
@@ -258,7 +258,7 @@ def test_the_best_of_several_seeds_is_no_lucky_run_of_the_baseline(tmp_path, cap
     for number, point in enumerate(wanted.candidates):
         end = (2.1 if point["loader.batch_size"] == 64 else 2.0) * (1.1, 1.0, 0.9)[point["seed"]]
         write(tmp_path / "night", wanted, number, point, curve(4, 0.95 * end, 2.3, end))
-    seeds = results.read(tmp_path / "night")
+    seeds = analysis.read(tmp_path / "night")
     _, block = told(seeds, capsys)
     assert (block["best_trial"], block["best_configuration"]) == ("t0000", {})
     assert block["speedup_unknown"] == "it is the baseline itself"
@@ -280,7 +280,7 @@ def test_while_finalists_still_run_the_search_is_what_is_known(tmp_path):
 
 
 def test_one_pair_of_runs_tells_what_its_noise_allows(night):
-    known = evidence.read(results.read(searches.again(night)))
+    known = evidence.read(analysis.read(searches.again(night)))
     assert known.best.name == "t0001"
     assert known.speedup(known.best).mean == pytest.approx(20 / (5 + 5 / 1.2))
     assert known.seconds_to_baseline(known.best) == pytest.approx(5 + 5 / 1.2)

@@ -13,12 +13,13 @@ import yaml
 
 from tests.report.pages import Elements, rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
-from tunediff import colors, space
+from tunediff import search_space
+from tunediff.analysis import journals
+from tunediff.core import colors
 from tunediff.report import __main__ as command
-from tunediff.report import subject
+from tunediff.report import context
 from tunediff.report.html import SCRIPT
 from tunediff.report.sections.curves import of_trials
-from tunediff.results import journals
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -218,7 +219,7 @@ def test_report_of_a_search_that_stopped_all_but_its_baseline(tmp_path):
     assert "A search file with confirm:" not in text
     assert "†: others used the machine meanwhile." in text
     assert "<td>ok †</td>" in page
-    found = subject.read(folder)
+    found = context.read(folder)
     (axes,) = of_trials(found.found, found.stars).axes
     marked = [line for line in axes.lines if line.get_marker() == "o" and line.get_color() == colors.PRUNED]
     places = [place for line in marked for place in zip(*line.get_data(), strict=True)]
@@ -283,7 +284,7 @@ def test_nothing_is_faster_than_a_baseline_without_an_end(tmp_path, plain, statu
     content = FILE | {"objective": objective}
     of_baseline = {"status": status, "curve": ((5.0, 1000, 8.0),), "content": content}
     folder = noisy(tmp_path / "night", (), **of_baseline)
-    write(folder, space.load(folder / "search.yaml"), 9, {"optimizer.lr": 2e-3}, rate=900.0)
+    write(folder, search_space.load(folder / "search.yaml"), 9, {"optimizer.lr": 2e-3}, rate=900.0)
     text = words(written(folder))
     why = f"ended as {status}" if status else "is not finished"
     assert f"than the baseline is not determined: the baseline t0000 {why}." in text
@@ -332,7 +333,7 @@ def test_the_command_writes_where_it_is_told(night, plain, tmp_path, capsys):
 
 
 def test_the_same_search_can_be_run_from_what_the_page_names(night):
-    again = space.load(night / "search.yaml")
+    again = search_space.load(night / "search.yaml")
     assert (again.baseline, again.dimensions, again.seed) == ((found := journals.read(night)[0].space).baseline,
                                                               found.dimensions, found.seed)  # fmt: skip
 

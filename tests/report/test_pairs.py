@@ -15,8 +15,8 @@ from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
 from tests.json_keys import check_types
 from tests.report.pages import Elements, rows, words
 from tunediff import compare
+from tunediff.analysis import pairs
 from tunediff.report import pairs as report
-from tunediff.results import pairs
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from tests.json_keys import check_types
 from tests.report.test_evidence import GRID, curve, searched, told
 from tests.searches import FILE, make, night, noisy, write
-from tunediff import cli, results, search
+from tunediff import analysis, cli, search
 from tunediff.tuning import experiment
 
 
@@ -18,14 +18,14 @@ def seeds(folder):
     for number, point in enumerate(wanted.candidates):
         end = 2.0 if point["loader.batch_size"] == 64 else 1.0
         write(folder, wanted, number, point, curve(4, 3, 2.3, end * (1.01, 1.0, 0.99)[point["seed"]]))
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 def finished(folder, build):
     """A search that is over: as many trials as there are."""
     build(folder)
     experiment.reopen(folder, {"trials": len(list((folder / "trials").iterdir()))}, keep=True)
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 OUTCOMES = {

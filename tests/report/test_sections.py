@@ -11,16 +11,16 @@ import pytest
 
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
-from tunediff import results, space
-from tunediff.report import html, outputs, subject
+from tunediff import analysis, search_space
+from tunediff.analysis import effects, evidence, journals, speed
+from tunediff.analysis.effects import ABOVE, WITHIN
+from tunediff.analysis.importance import Importance
+from tunediff.analysis.why import Why
+from tunediff.report import context, html, outputs
 from tunediff.report.files import Files
 from tunediff.report.sections import curves, knobs
 from tunediff.report.sections.why import explain
-from tunediff.report.style import Stars
-from tunediff.results import effects, evidence, journals, speed
-from tunediff.results.effects import ABOVE, WITHIN
-from tunediff.results.importance import Importance
-from tunediff.results.why import Why
+from tunediff.report.style import Highlights
 from tunediff.tuning import confirming
 
 # ---------------------------------------------------------------------------------------------------- with several runs
@@ -180,12 +180,12 @@ def test_the_parts_of_a_step_are_drawn_in_a_handy_unit(tmp_path, labels, rate, u
 )
 def test_how_far_shares_can_be_trusted_is_said(night, plain, tmp_path, fit, said):
     quality = Importance({"precision.amp": 0.6, "optimizer.lr": 0.2}, fit, 40, [])
-    about = dataclasses.replace(subject.read(night), quality=quality, throughput=None)
+    about = dataclasses.replace(context.read(night), quality=quality, throughput=None)
     assert said in words(knobs.importance(about, Files(tmp_path / "files")))
 
 
 def test_knobs_with_an_effect_are_drawn_before_the_others(night, labels, tmp_path):
-    about = subject.read(night)
+    about = context.read(night)
     one = about.effects[0]
     found = [
         dataclasses.replace(one, knob="loader.batch_size", verdict=WITHIN),
@@ -210,7 +210,7 @@ def test_importance_tells_quality_from_throughput(tmp_path, plain):
         gamma = point.get("weighting.gamma", 1.0)
         value = math.exp(math.log(point.get("optimizer.lr", 1e-3)) ** 2 / 10 + 0.5 * math.log(gamma))
         write(tmp_path / "night", wanted, number, point, curve=((20.0, 4000, value),), rate=rate)
-    about = subject.read(tmp_path / "night")
+    about = context.read(tmp_path / "night")
     assert next(iter(about.quality.shares)) == "optimizer.lr"
     assert about.quality.shares["weighting.gamma"] > 0.02, "judged among the trials that have it"
     assert next(iter(about.throughput.shares)) == "precision.amp"
@@ -312,8 +312,8 @@ def test_values_that_fail_are_named(tmp_path, plain):
 
 def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     """What is larger is better: the words follow."""
-    load = space.load
-    monkeypatch.setattr(space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
+    load = search_space.load
+    monkeypatch.setattr(search_space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
     text = words(written(again(night)))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline (mean of its 2 runs)." in text
@@ -341,7 +341,7 @@ def test_figures_name_the_processor_and_what_it_can_do(tmp_path):
     """Two of one name may differ in it, and then in speed."""
     wanted = make(tmp_path / "night")
     write(tmp_path / "night", wanted, 0, machine={"cpu_features": ["avx2", "avx512f", "amx_tile", "amx_bf16"]})
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     said = "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
     assert outputs.measured_on(found) == said
     titles = []
@@ -369,20 +369,20 @@ def test_device_seconds_are_called_so_and_priced(tmp_path):
 # ------------------------------------------------------------------------------------------- baseline on several seeds
 def test_curves_count_trials_beside_the_mean_of_the_baselines_runs(tmp_path, plain):
     """The first run of the baseline ends at 2.0, the second at 2.6: 2.2 is below their mean, and above the first."""
-    found = results.read(noisy(tmp_path / "night", repeats=(2.6,), others=(2.2, 2.4)))
+    found = analysis.read(noisy(tmp_path / "night", repeats=(2.6,), others=(2.2, 2.4)))
     text = words(written(tmp_path / "night"))
     assert "1 of 2 other trials with a result ends below the baseline (mean of its 2 runs)." in text
-    drawn = curves.of_trials(found, Stars.of(evidence.read(found)))
+    drawn = curves.of_trials(found, Highlights.of(evidence.read(found)))
     (legend,) = drawn.legends
     assert "baseline on other seeds" in [one.get_text() for one in legend.get_texts()]
 
 
 def test_effects_draw_rates_in_a_colour_that_claims_no_test(tmp_path, plain):
     """Two values of a knob with one trial each are too few; no dot of either panel is as dark as what was tested."""
-    found = results.read(noisy(tmp_path / "night", others=(1.2, 1.0)))
+    found = analysis.read(noisy(tmp_path / "night", others=(1.2, 1.0)))
     chosen = effects.effects(found)
     assert {one.verdict for one in chosen} == {effects.TOO_FEW}
-    figure = knobs._levels(found, chosen, Stars.of(evidence.read(found)))
+    figure = knobs._levels(found, chosen, Highlights.of(evidence.read(found)))
     drawn = {line.get_color() for axes in figure.axes for line in axes.lines if line.get_marker() == "o"}
     assert knobs.STRONG not in drawn
     assert "too few trials" in " ".join(one.get_text() for one in figure.legends[0].get_texts())

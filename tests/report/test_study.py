@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from tests import searches
+from tunediff import analysis, search, search_space
 from tunediff import config as cfg
-from tunediff import record, results, search, space
+from tunediff.analysis import evidence, speed
 from tunediff.config import ConfigError
+from tunediff.core import record
 from tunediff.report import outputs, study_figure, study_table, summary
-from tunediff.results import evidence, speed
 from tunediff.tuning import experiment
 
 GRID = """
@@ -46,7 +47,7 @@ def finished(folder, text, measure, ends=None, operations=None, number=None):
     `ends[i]`: how trial i ended, (status, reason) or None for one that still runs; None in place of a point: none yet.
     """
     content = yaml.safe_load(text)
-    wanted = space.parse(content, "x.yaml")
+    wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     for i, drawn in enumerate(wanted.candidates[:number]):
         config, trial = wanted.config(drawn), folder / "trials" / f"t{i:04d}"
@@ -68,7 +69,7 @@ def finished(folder, text, measure, ends=None, operations=None, number=None):
         end = (ends or {}).get(i, ("ok", ""))
         if end is not None:
             journal.write("end", status=end[0], reason=end[1], seconds=seconds)
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 def column(table, name):
@@ -231,7 +232,7 @@ def test_what_is_no_number_is_not_known(tmp_path):
     found = finished(tmp_path / "night", GRID, by_grid)
     for path in found.folder.glob("trials/*/journal.jsonl"):
         path.write_text(path.read_text().replace('"peak_memory_mib": 50.0', '"peak_memory_mib": Infinity'))
-    table = study_table.table(results.read(found.folder))
+    table = study_table.table(analysis.read(found.folder))
     assert column(table, "memory_percent_of_base") == [None, 100, None, 100]
 
 
@@ -320,7 +321,7 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
 def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
     table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"samples_per_s": 10.0}))
     assert [line["operation"] for line in table.records()] == [None, None]
-    outputs.write_all(results.read(tmp_path / "night"))
+    outputs.write_all(analysis.read(tmp_path / "night"))
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -484,7 +485,7 @@ def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
 # ---------------------------------------------------------------------------------------------------------- whole folder
 def test_files_are_made_from_the_folder_alone(tmp_path):
     finished(tmp_path / "night", GRID, by_grid)
-    written = outputs.write_all(results.read(tmp_path / "night"))
+    written = outputs.write_all(analysis.read(tmp_path / "night"))
     rows = list(csv.DictReader(written["study.csv"].open()))
     assert [float(row["epoch_s"]) for row in rows] == [10.0, 8.0, 6.25, 4.0]
     assert list(rows[0])[-5:] == ["trial", "status", "reason", "not_effective", "disturbed"]
@@ -529,15 +530,15 @@ def test_the_search_ends_with_the_table(tmp_path, capsys):
 def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text(GRID.replace("parallel.workers: [1, 2]", "parallel.workers: all"))
-    content = space.read(file, world_sizes=(1, 2, 4))
-    experiment.create(tmp_path / "night", space.parse(content, str(file), tmp_path), content)
-    kept = space.load(tmp_path / "night" / "search.yaml")
+    content = search_space.read(file, world_sizes=(1, 2, 4))
+    experiment.create(tmp_path / "night", search_space.parse(content, str(file), tmp_path), content)
+    kept = search_space.load(tmp_path / "night" / "search.yaml")
     assert {point["parallel.workers"] for point in kept.candidates} == {1, 2, 4}
-    assert kept.study == space.load(file).study
+    assert kept.study == search_space.load(file).study
 
 
 def test_numbers_are_shown_as_they_are_read():
-    study = space.parse(yaml.safe_load(GRID), "x.yaml").study
+    study = search_space.parse(yaml.safe_load(GRID), "x.yaml").study
     assert study_table.shown(study, "step_s", 0.0123) == "12.3"
     assert study_table.shown(study, "loader.batch_size", 128) == "128"
     assert study_table.shown(study, "model.checkpoint_levels", [0, 1]) == "[0, 1]"
@@ -553,7 +554,7 @@ def test_knobs_may_stand_after_options():
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):
     study = {"columns": ["configuration", "runs", "samples_per_s", "versus_baseline"]}
-    found = results.read(searches.noisy(tmp_path / "night", content=searches.FILE | {"study": study}))
+    found = analysis.read(searches.noisy(tmp_path / "night", content=searches.FILE | {"study": study}))
     rows = study_table.table(found).frame().to_dict("records")
     assert [(row["configuration"], row["runs"]) for row in rows[:2]] == [("baseline", 2), ("loader.batch_size=32", 1)]
     assert rows[1]["versus_baseline"] == 1.0
@@ -563,6 +564,6 @@ def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):
 def test_nothing_is_compared_with_a_baseline_without_an_end(tmp_path, status):
     study = {"columns": ["configuration", "versus_baseline", "percent_of_base", "memory_percent_of_base"]}
     of_baseline = {"status": status, "curve": ((5.0, 1000, 8.0),), "content": searches.FILE | {"study": study}}
-    rows = study_table.table(results.read(searches.noisy(tmp_path / "night", (), **of_baseline))).records()
+    rows = study_table.table(analysis.read(searches.noisy(tmp_path / "night", (), **of_baseline))).records()
     assert len(rows) == 6
     assert all(row[name] is None for row in rows for name in study["columns"][1:])

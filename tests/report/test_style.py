@@ -16,11 +16,12 @@ from tests import searches
 from tests.report.pages import Elements, written
 from tests.report.test_study import FIGURES, by_grid, by_rung, finished
 from tests.searches import FILE, noisy, write
-from tunediff import colors, space
-from tunediff.report import style, subject
+from tunediff import search_space
+from tunediff.core import colors
+from tunediff.report import context, style
 from tunediff.report.html import STYLE
 from tunediff.report.sections import knobs
-from tunediff.report.style import Chart, Digits, Stars
+from tunediff.report.style import Chart, Digits, Highlights
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
 NEUTRAL = {style.INK, style.SOFT, style.RULE, knobs.STRONG, colors.PLAIN, "#ffffff"}
@@ -78,7 +79,7 @@ LONG = "precision.amp", "loader.batch_size"
 def ordinary(folder, **more):
     """With a failed, a stopped and a running trial."""
     noisy(folder, others=(1.2, 1.0, 1.3), **more)
-    wanted, curve = space.load(folder / "search.yaml"), ((5.0, 1000, 9.6), (10.0, 2000, 5.0))
+    wanted, curve = search_space.load(folder / "search.yaml"), ((5.0, 1000, 9.6), (10.0, 2000, 5.0))
     for number, status in enumerate(("oom", "pruned", None), 5):
         write(folder, wanted, number, {"optimizer.lr": 1e-3 * number}, curve, status=status)
 
@@ -209,8 +210,8 @@ def test_no_line_joins_a_front_of_noise(drawn):
 
 @pytest.mark.parametrize(("winner", "said"), [(0, ["baseline, best"]), (1, ["baseline", "best"]), (None, ["baseline"])])
 def test_what_the_stars_are_called(night, winner, said):
-    trials = subject.read(night).found.trials
-    stars = Stars(trials[0], trials[winner] if winner is not None else None, "best")
+    trials = context.read(night).found.trials
+    stars = Highlights(trials[0], trials[winner] if winner is not None else None, "best")
     assert [what for _, _, what in stars.shown()] == said
 
 

@@ -9,13 +9,14 @@ import pytest
 import yaml
 from scipy import stats
 
+from tunediff import analysis, search, search_space
 from tunediff import config as cfg
-from tunediff import record, results, search, space
+from tunediff.analysis.comparison import compare
+from tunediff.analysis.statistics import BASELINE, BETTER, SAME, TOO_FEW, WORSE, differences, holm
+from tunediff.core import record
 from tunediff.report import outputs
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import plain_table
-from tunediff.results.comparison import compare
-from tunediff.results.statistics import BASELINE, BETTER, SAME, TOO_FEW, WORSE, differences, holm
 from tunediff.tuning import experiment
 
 
@@ -129,7 +130,7 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
     Four evaluations; the baseline falls 8, 6, 4, 2 times a factor of the seed.
     """
     content = yaml.safe_load(text)
-    wanted = space.parse(content, "x.yaml")
+    wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     for i, drawn in enumerate(wanted.candidates[: len(wanted.candidates) - left_out]):
         config, journal = wanted.config(drawn), record.Journal(folder / "trials" / f"t{i:04d}")
@@ -146,7 +147,7 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
                 samples_per_s=1.0 * rate, label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
             )  # fmt: skip
         journal.write("end", status="nan" if i in failed else "ok", reason="", seconds={"train": 20.0})
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from tests.results.test_sequential import until_over
+from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
-from tunediff import export, record, results, search, space
+from tunediff.analysis import confirmation, evaluating, evidence, statistics
 from tunediff.config import ConfigError
-from tunediff.report import outputs, page, subject, summary
+from tunediff.core import record
+from tunediff.report import context, outputs, page, summary
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
-from tunediff.results import confirmation, evaluating, evidence, statistics
 from tunediff.tuning import confirming, experiment, resources
 
 FILE = {
@@ -50,16 +51,16 @@ def write_trials(folder, wanted, ends, final=None):
 def searched(tmp_path, ends, **changes):
     content = FILE | changes
     folder = tmp_path / "night"
-    wanted = space.parse(content, "night.yaml")
+    wanted = search_space.parse(content, "night.yaml")
     experiment.create(folder, wanted, content)
     write_trials(folder, wanted, ends)
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 def confirmed(found, ends, final=None):
     folder, wanted = confirming.prepare(found)
     write_trials(folder, wanted, ends, final)
-    return confirmation.confirm(found, results.read(folder))
+    return confirmation.confirm(found, analysis.read(folder))
 
 
 def noise(size, seed, sd=0.05):
@@ -88,7 +89,7 @@ def test_other_finalists_get_another_folder(tmp_path):
     confirming.prepare(found)
     better = record.Journal(found.folder / "trials" / "t0004")
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=0.1, seconds={})
-    folder, wanted = confirming.prepare(results.read(found.folder))
+    folder, wanted = confirming.prepare(analysis.read(found.folder))
     assert folder.name == "confirm-2"
     assert [point["loader.batch_size"] for point in wanted.candidates[:3]] == [128, 512, 64]
 
@@ -102,10 +103,12 @@ def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
 def test_a_single_trial_plans_no_confirming_runs(tmp_path):
     """Whatever `confirm:` says: only the baseline runs."""
     content = FILE | {"trials": FILE["trials"][:1], "budget": {"per_trial": "20s", "trials": 1}}
-    alone = space.parse(content, "night.yaml")
+    alone = search_space.parse(content, "night.yaml")
     assert (alone.finalists, alone.again, alone.confirming_reserve) == (0, [], 0)
     assert evaluating.cost(alone, None).parts(1)["confirmation"] == 0
-    two = space.parse(content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml")
+    two = search_space.parse(
+        content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml"
+    )
     assert (two.finalists, two.again) == (1, [(8, 20.0)]), "one finalist and the baseline, four seeds each"
 
 
@@ -131,7 +134,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
 
 def test_the_plan_of_a_limited_search_includes_confirming_runs():
     limited = FILE | {"budget": {"per_trial": "20s", "total": "30s"}}
-    parts = evaluating.cost(space.parse(limited, "night.yaml"), None).parts(1)
+    parts = evaluating.cost(search_space.parse(limited, "night.yaml"), None).parts(1)
     assert parts["confirmation"] > 30
     assert parts["wall_clock"] == 30
 
@@ -142,7 +145,7 @@ def test_totals_include_the_confirming_runs(tmp_path):
     told = confirmed(found, noise)
     (found.folder / "sessions.jsonl").write_text(SESSION % 150)
     (told.compared.found.folder / "sessions.jsonl").write_text(SESSION % 400)
-    runs = results.read(told.compared.found.folder)
+    runs = analysis.read(told.compared.found.folder)
     block = summary.values(evidence.Evidence(found, told), experiment.all_spent_s(found.folder), [runs])
     assert (len(found.trials), len(runs.trials)) == (5, 12)
     assert (block["wall_s"], block["confirm_wall_s"]) == (550, 400)
@@ -198,7 +201,7 @@ def test_confirming_runs_that_others_disturbed_are_told(tmp_path):
     assert "others used the machine" not in " ".join(sentences(told))
     run = record.Journal(found.folder / "confirm" / "trials" / "t0000")
     run.write("point", index=4, train_s=20.0, samples=4000, steps=41, frechet=2.0, seconds={}, disturbed=True)
-    told = confirmation.confirm(found, results.read(found.folder / "confirm"))
+    told = confirmation.confirm(found, analysis.read(found.folder / "confirm"))
     assert "During 1 of 12 confirming runs others used the machine: their speed," in " ".join(sentences(told))
 
 
@@ -306,7 +309,7 @@ def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     folder, wanted = confirming.prepare(found)
     write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), lambda size, seed: 2.0)
-    assert not confirmation.confirm(found, results.read(folder)).over
+    assert not confirmation.confirm(found, analysis.read(folder)).over
 
 
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
@@ -330,10 +333,10 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path, capsys)
     assert confirming.pending(found.folder, found.space)
     write_trials(folder, wanted, lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed))
     assert confirming.pending(found.folder, found.space), "the longer ones are still to run"
-    assert confirmation.longer_budgets(results.read(folder), results.read) == []
+    assert confirmation.longer_budgets(analysis.read(folder), analysis.read) == []
     write_trials(place, longer, lambda size, seed: {64: 0.8}.get(size, 1.5) * noise(size, seed))
     assert not confirming.pending(found.folder, found.space)
-    (compared,) = confirmation.longer_budgets(results.read(folder), results.read)
+    (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
     assert compared.found.space.budget.per_trial_s == 60.0
     assert [len(group.done) for group in compared.groups] == [3, 3]
     (finalist,) = compared.others
@@ -348,7 +351,7 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path, capsys)
     summary.conclude(found, confirmation.read(found), as_json=True)
     (longer,) = json.loads(capsys.readouterr().out)["longer_budgets"]
     assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
-    page.write_all(subject.read(found.folder), tmp_path)
+    page.write_all(context.read(found.folder), tmp_path)
     assert "With longer budgets" in (tmp_path / page.PAGE).read_text()
 
 
@@ -424,5 +427,5 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
 )
 def test_mistakes_are_refused(changes, message):
     with pytest.raises(ConfigError, match="night.yaml") as refused:
-        space.parse(FILE | changes, "night.yaml")
+        search_space.parse(FILE | changes, "night.yaml")
     assert message in str(refused.value)

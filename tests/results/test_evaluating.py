@@ -10,11 +10,12 @@ import torch
 
 from tests import searches
 from tests.helpers import CPU, shipped_toy, tiny, toy
+from tunediff import analysis, search_space
 from tunediff import config as cfg
-from tunediff import progress, results, space
+from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
+from tunediff.core import progress
 from tunediff.data import images as data
-from tunediff.results import evaluating
 from tunediff.training import judging
 from tunediff.workloads.diffusion import train
 from tunediff.workloads.diffusion.process import Diffusion
@@ -72,13 +73,13 @@ def test_a_final_evaluation_takes_what_an_evaluation_of_the_search_took_times_it
     """Each trial was evaluated for 2 s in 2 points; 1,000 images × 20 steps and 256 × 10 bins become 5,000 × 1,000."""
     wanted = searches.make(folder := tmp_path / "night")
     searches.write(folder, wanted, 0)
-    found = results.read(folder)
+    found = analysis.read(folder)
     expected = 1.0 * (5_000_000 + 2560) / (20_000 + 2560)
     assert evaluating.final_s(found.trials, FULL) == pytest.approx(expected)
     assert evaluating.allowance_s(found.trials, FULL) == pytest.approx(2 * expected)
     assert evaluating.allowance_s(found.trials, {}) == 0.0
     searches.write(folder, wanted, 1, {"loader.batch_size": 32}, curve=((20.0, 4000, 2.0),))  # 2 s for one point
-    assert evaluating.final_s(results.read(folder).trials, FULL) == pytest.approx(2 * expected)
+    assert evaluating.final_s(analysis.read(folder).trials, FULL) == pytest.approx(2 * expected)
     assert evaluating.final_s([], FULL) is None
     with mock.patch.object(evaluating, "work", return_value={"": 0.0}):  # a workload that judges nothing
         assert evaluating.final_s(found.trials, FULL) is None
@@ -86,7 +87,7 @@ def test_a_final_evaluation_takes_what_an_evaluation_of_the_search_took_times_it
 
 def test_what_a_search_will_spend_on_judging():
     content = searches.FILE | {"confirm": {"of": 2, "seeds": 4, "final": FULL}}
-    wanted = space.parse(content, "night.yaml")
+    wanted = search_space.parse(content, "night.yaml")
     each = {"network": 0.001, "features": 0.002, "distance": 0.5}
     told = evaluating.cost(wanted, each)
     assert told.evaluation_s == pytest.approx(22.56 + 2.0 + 0.5)
@@ -99,7 +100,7 @@ def test_what_a_search_will_spend_on_judging():
     assert parts["start_up"] == pytest.approx(evaluating.START_S + 4 * evaluating.RUN_S + once_s)
     assert parts["wall_clock"] == pytest.approx(sum(parts.values()) / 2)
     assert evaluating.cost(wanted, each, prepared=True).once_s == 0
-    limited = space.parse(content | {"budget": {**content["budget"], "total": "2m"}}, "night.yaml")
+    limited = search_space.parse(content | {"budget": {**content["budget"], "total": "2m"}}, "night.yaml")
     short = evaluating.cost(limited, each).parts(slots=1)
     assert short["wall_clock"] - short["confirmation"] == pytest.approx(120)
     unknown = evaluating.cost(wanted, None)
@@ -109,7 +110,7 @@ def test_what_a_search_will_spend_on_judging():
 
 def test_where_judging_takes_longer_than_training_the_knobs_that_save_most_are_named():
     """100 s a trial at 1 ms: 1,000 × 20 steps + 256 × 10 are 22.56 s a time. Half the points save half of it."""
-    wanted = space.parse(searches.FILE, "night.yaml")
+    wanted = search_space.parse(searches.FILE, "night.yaml")
     each = {"network": 0.001, "features": 0.0, "distance": 0.0}
     first, *knobs = evaluating.advice(evaluating.cost(wanted, each), each)
     assert first == "evaluation takes 4.5 times as long as training"
@@ -210,7 +211,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
     for function in (data._load, train.evaluator_of):
         function.cache_clear()
     heard = []
-    with progress.heard(lambda work: heard.append(work.what)):
+    with progress.subscribe(lambda work: heard.append(work.what)):
         found = judging.measured(tiny(), CPU, evaluates=True, prepare=True)
     assert {"training the classifier that judges", "features of real images (classifier)"} <= set(heard)
     assert sorted({path.name.partition("-")[0] for path in tmp_path.glob("*z")}) == ["reference"]

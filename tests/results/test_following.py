@@ -3,8 +3,8 @@
 import json
 
 from tests.searches import make, write
-from tunediff import record
-from tunediff.results.following import MANY, SHARE, Following, Seldom
+from tunediff.analysis.following import MANY, SHARE, Following, Throttle
+from tunediff.core import record
 
 
 def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
@@ -29,7 +29,7 @@ def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
 
 def test_what_takes_longer_is_done_again_so_that_it_takes_a_twentieth_of_the_time():
     times = iter([100.0, 102.0, 102.0, 141.9, 142.0])
-    seldom = Seldom(lambda: next(times))
+    seldom = Throttle(lambda: next(times))
     with seldom.timed():  # 2 s
         pass
     assert SHARE == 0.05

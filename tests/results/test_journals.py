@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tunediff.results import journals
+from tunediff.analysis import journals
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from tests.searches import FILE, make, noisy, write
-from tunediff import results, space
+from tunediff import analysis, search_space
+from tunediff.analysis import effects, evidence, importance, noise
+from tunediff.analysis.noise import Noise
 from tunediff.report import outputs, summary
-from tunediff.results import effects, evidence, importance, noise
-from tunediff.results.noise import Noise
 from tunediff.tuning import experiment
 
 
 def read(*args, **more):
-    return results.read(noisy(*args, **more))
+    return analysis.read(noisy(*args, **more))
 
 
 def named(trials):
@@ -40,14 +40,14 @@ def test_all_that_ran_twice_is_pooled_that_which_failed_is_not(tmp_path):
         "budget": {"per_trial": "20s"},
     }
     content = {key: value for key, value in grid.items() if value is not None}
-    wanted = space.parse(content, "confirm.yaml")
+    wanted = search_space.parse(content, "confirm.yaml")
     experiment.create(found.folder / "confirm", wanted, content)
     ends = {32: (1.0, 1.1, None), 64: (3.0, 2.5, 2.6), 128: (2.0, None, None)}
     for number, point in enumerate(wanted.candidates):
         end = ends[point["loader.batch_size"]][point["seed"]]
         curve = () if end is None else ((20.0, 4000, end),)
         write(found.folder / "confirm", wanted, number, point, curve, status="nan" if end is None else "ok")
-    told = noise.measured(found, results.read(found.folder / "confirm"))
+    told = noise.measured(found, analysis.read(found.folder / "confirm"))
     groups = [[math.log(value) for value in values] for values in ((2.0, 2.4), (1.0, 1.1), (3.0, 2.5, 2.6))]
     squares = sum((len(values) - 1) * statistics.variance(values) for values in groups)
     assert told.sd == pytest.approx(math.sqrt(squares / 4))
@@ -100,7 +100,7 @@ def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
     for number, values in enumerate(curves):
         curve = [(5.0 * index, 1000 * index, value) for index, value in enumerate(values, 1)]
         write(tmp_path / "night", wanted, number, {"loader.batch_size": (128, 32, 64, 256)[number]}, curve)
-    assert noise.unmoved(results.read(tmp_path / "night")) == trials
+    assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
 
 
 @pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
@@ -110,7 +110,7 @@ def test_objective_has_not_moved_where_it_changed_by_less_than_the_noise(tmp_pat
         drawn = {**wanted.candidates[0], **point}
         start = end * (1.05, 0.96, 0.99)[number]
         write(tmp_path / "night", wanted, number, curve=((5.0, 1000, start), (20.0, 4000, end)), drawn=drawn)
-    assert noise.unmoved(results.read(tmp_path / "night")) == trials
+    assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
 
 
 @pytest.mark.parametrize("more", [{"repeats": ()}, {"status": "oom", "curve": ()}, {"status": None, "curve": ()}])
@@ -141,7 +141,7 @@ def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its
 def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path):
     found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
     assert named(found.ranked) == ["t0001", "t0002"]
-    assert found.sooner(found.trials[2]) is None
+    assert found.time_to_target_speedup(found.trials[2]) is None
     assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
 
 
@@ -160,7 +160,11 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
     best = found.leader
     assert best.name == "t0003"
     assert found.no_baseline(best) == clause
-    assert (found.sooner(best) is None) == (evidence.read(found).seconds_to_baseline(best) is None) == bool(clause)
+    assert (
+        (found.time_to_target_speedup(best) is None)
+        == (evidence.read(found).seconds_to_baseline(best) is None)
+        == bool(clause)
+    )
     block = summary.values(evidence.read(found), 100.0)
     assert block["speedup"] == (f"not determined: {clause}" if clause else 2.0)
     assert ("seconds_to_baseline" in block) == ("noise" in block) == (not clause)
@@ -176,7 +180,7 @@ def test_a_search_for_speed_has_no_ratio_to_a_baseline_that_failed(tmp_path):
     wanted = make(tmp_path / "night", FILE | {"objective": "samples_per_s"})
     write(tmp_path / "night", wanted, 0, status="timeout")
     write(tmp_path / "night", wanted, 1, {"loader.batch_size": 256}, rate=300.0)
-    block = summary.values(evidence.read(results.read(tmp_path / "night")), 100.0)
+    block = summary.values(evidence.read(analysis.read(tmp_path / "night")), 100.0)
     assert block["speedup"] == "not determined: the baseline t0000 ended as timeout"
 
 
@@ -187,7 +191,7 @@ def test_rates_have_a_noise_as_well(tmp_path):
     write(tmp_path / "night", wanted, 1, drawn={**baseline, "seed": 1}, rate=204.0)
     for number, size, rate in ((2, 256, 300.0), (3, 64, 290.0), (4, 32, 150.0)):
         write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, rate=rate)
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     told = noise.measured(found)
     assert told.sd == pytest.approx(math.log(204 / 200) / math.sqrt(2))
     assert (named(noise.within_best(found, told, found.leader)), evidence.read(found).better(found.leader)) == (
@@ -237,7 +241,7 @@ def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):
     wanted = make(tmp_path / "night", {key: value for key, value in grid.items() if value is not None})
     for number, point in enumerate(wanted.candidates):
         write(tmp_path / "night", wanted, number, point, ((20.0, 4000, 2.0 + 0.1 * number),))
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     told = noise.measured(found)
     assert (noise.within_best(found, told, found.leader), evidence.read(found).better(found.leader)) == ([], None)
     assert evidence.NEAR not in evidence.read(found).table()
@@ -263,7 +267,7 @@ def test_finalists_are_the_leader_and_what_lies_within_its_noise(tmp_path, repea
 def test_one_configuration_is_one_finalist_and_the_baseline_is_none(tmp_path):
     found = read(tmp_path / "night", others=(1.2, 1.0, 1.3))
     write(found.folder, found.space, 7, {"loader.batch_size": 64}, ((20.0, 4000, 1.1),))  # what t0003 ran
-    assert named(noise.candidates(results.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
+    assert named(noise.candidates(analysis.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
     behind = read(tmp_path / "other", others=(2.4, 9.0))
     assert behind.leader is behind.baseline
     assert named(noise.candidates(behind, 3)) == ["t0002"], "the leader of those that differ from the baseline"
@@ -285,7 +289,7 @@ def test_a_repeat_says_nothing_about_knobs(tmp_path):
         write(found.folder, found.space, 20, {"optimizer.lr": 5e-3}, ((20.0, 4000, 2.5),))
     forests = [
         importance.importance(found, lambda trial: trial.value("frechet"))
-        for found in (results.read(once.folder), results.read(twice.folder))
+        for found in (analysis.read(once.folder), analysis.read(twice.folder))
     ]
     assert forests[0] == forests[1]
     assert forests[0].trials == 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.isotonic import isotonic_regression
 
-from tunediff.results import reach
+from tunediff.analysis import reach
 
 
 def test_a_smooth_curve_is_the_isotonic_regression():
@@ -29,10 +29,10 @@ def test_a_curve_is_as_good_when_it_crosses_the_target(target, seconds):
 def test_a_point_that_is_as_good_by_luck_is_not_there_yet():
     base = [(5.0, 4.0), (10.0, 3.0), (15.0, 2.2), (20.0, 2.0)]
     lucky = [(5.0, 1.9), (10.0, 3.0), (15.0, 2.3), (20.0, 2.0)]
-    assert reach.sooner(base, lucky) == 1.0, "and not four times as fast"
-    assert reach.sooner(base, [(at / 2, value) for at, value in base]) == 2.0
-    assert reach.sooner(base, base) == 1.0
-    assert reach.sooner(base, []) is None
+    assert reach.time_to_target_speedup(base, lucky) == 1.0, "and not four times as fast"
+    assert reach.time_to_target_speedup(base, [(at / 2, value) for at, value in base]) == 2.0
+    assert reach.time_to_target_speedup(base, base) == 1.0
+    assert reach.time_to_target_speedup(base, []) is None
 
 
 def noisy(rng, speed, sd, points):
@@ -47,8 +47,8 @@ def test_equal_noisy_curves_are_as_fast_on_average(points, sd):
     rng, ratios, first = np.random.default_rng(0), [], []
     for _ in range(1500):
         base, other = (noisy(rng, 1.0, sd, points) for _ in range(2))
-        ratios.append(math.log(reach.sooner(base, other)))
-        assert ratios[-1] == pytest.approx(-math.log(reach.sooner(other, base)))
+        ratios.append(math.log(reach.time_to_target_speedup(base, other)))
+        assert ratios[-1] == pytest.approx(-math.log(reach.time_to_target_speedup(other, base)))
         if (reached := reach.seconds_to(other, base[-1][1])) is not None:
             first.append(-math.log(reached))
     error = np.std(ratios) / math.sqrt(len(ratios))
@@ -59,5 +59,7 @@ def test_equal_noisy_curves_are_as_fast_on_average(points, sd):
 @pytest.mark.parametrize(("sd", "low", "high"), [(0.0, 2.3, 2.55), (0.05, 2.2, 2.6), (0.2, 1.7, 2.5)])
 def test_a_faster_one_is_found_as_fast_and_with_strong_noise_as_less_fast(sd, low, high):
     rng = np.random.default_rng(0)
-    ratios = [math.log(reach.sooner(noisy(rng, 1.0, sd, 10), noisy(rng, 2.5, sd, 10))) for _ in range(400)]
+    ratios = [
+        math.log(reach.time_to_target_speedup(noisy(rng, 1.0, sd, 10), noisy(rng, 2.5, sd, 10))) for _ in range(400)
+    ]
     assert low < math.exp(np.mean(ratios)) < high

@@ -6,14 +6,15 @@ import pytest
 
 from tests.helpers import point
 from tests.searches import make, write
-from tunediff import record, results
-from tunediff.record import End, TrialRecord
-from tunediff.results import why
+from tunediff import analysis
+from tunediff.analysis import why
+from tunediff.core import record
+from tunediff.core.record import End, TrialRecord
 
 
 @pytest.fixture
 def found(night):
-    return results.read(night)
+    return analysis.read(night)
 
 
 def upwards(found):
@@ -23,10 +24,10 @@ def upwards(found):
 
 def test_a_finished_baseline_is_what_a_speedup_is_measured_by(found):
     best = found.leader
-    assert found.sooner(best) == pytest.approx(20 / (5 + 5 / 1.2))
-    assert found.sooner(found.baseline) == 1.0
+    assert found.time_to_target_speedup(best) == pytest.approx(20 / (5 + 5 / 1.2))
+    assert found.time_to_target_speedup(found.baseline) == 1.0
     found.baseline.end = End("nan")
-    assert (found.sooner(best), found.versus_baseline(best)) == (None, None)
+    assert (found.time_to_target_speedup(best), found.versus_baseline(best)) == (None, None)
 
 
 def test_best_and_front_follow_the_direction(found):
@@ -45,9 +46,9 @@ def test_what_differs_from_the_baseline(tmp_path):
     wanted = make(tmp_path / "night")
     assert wanted.changed({"loader.batch_size": 128, "precision.amp": "bf16"}) == {"precision.amp": "bf16"}
     write(tmp_path / "night", wanted, 0, {"precision.amp": "bf16"}, config={"weighting.gamma": 5.0, "seed": 3})
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     assert found.changed(found.trials[0]) == {"precision.amp": "bf16", "weighting.gamma": 5.0, "seed": 3}
-    assert results.without_seed(found.changed(found.trials[0])) == {"precision.amp": "bf16", "weighting.gamma": 5.0}
+    assert analysis.without_seed(found.changed(found.trials[0])) == {"precision.amp": "bf16", "weighting.gamma": 5.0}
 
 
 def test_a_gain_is_a_gain_in_either_direction():
@@ -68,7 +69,7 @@ def shared_seconds(folder, unit):
     write(folder, wanted, 0, curve=((5.0, 1000, 8.0), (10.0, 2000, 4.0), (20.0, 4000, 2.0)))
     curve = ((1.25, 1000, 4.0), (2.5, 2000, 2.0), (5.0, 4000, 1.0))
     write(folder, wanted, 1, {"parallel.workers": 4}, curve, found={"energy_wh": 0.5, "price": 0.1})
-    return results.read(folder)
+    return analysis.read(folder)
 
 
 @pytest.mark.parametrize(("unit", "ratio"), [("wall", 8.0), ("device", 2.0)])
@@ -76,9 +77,9 @@ def test_four_devices_are_compared_with_one_by_the_seconds_of_all(tmp_path, unit
     """It is as good as the baseline at its end after 2.5 s on four devices: 10 device-seconds instead of 20."""
     found = shared_seconds(tmp_path / "night", unit)
     other = found.trials[1]
-    assert found.sooner(other) == pytest.approx(ratio)
+    assert found.time_to_target_speedup(other) == pytest.approx(ratio)
     assert [trial.budget_s for trial in found.trials] == ([20.0, 5.0] if unit == "device" else [20.0, 20.0])
-    assert [seconds for seconds, _ in results.curve(other, "frechet")] == (
+    assert [seconds for seconds, _ in analysis.curve(other, "frechet")] == (
         [5.0, 10.0, 20.0] if unit == "device" else [1.25, 2.5, 5.0]
     )
 
@@ -91,6 +92,6 @@ def test_what_trainings_used_together(tmp_path):
     assert found.table()["energy_wh"][1] == 0.5
     failed = write(tmp_path / "night", found.space, 1, {"parallel.workers": 4}, (), status="nan")
     assert record.read_trial(failed).points == []
-    found = results.read(tmp_path / "night")
+    found = analysis.read(tmp_path / "night")
     assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": None}, "20 s of its clock"
     assert "energy_wh" not in found.table()

@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 from scipy.optimize import brentq
 
-from tunediff.results import sequential
-from tunediff.results.sequential import look
+from tunediff.analysis import sequential
+from tunediff.analysis.sequential import look
 
 
 def until_over(values, **options):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tunediff.record import TrialRecord
-from tunediff.results import why
+from tunediff.analysis import why
+from tunediff.core.record import TrialRecord
 
 
 def curve_of(points):

@@ -2,7 +2,7 @@
 
 import yaml
 
-from tunediff import space
+from tunediff import search_space
 
 FILE = """
 workload: digits
@@ -26,7 +26,7 @@ def changed(**changes):
 
 
 def parse(**changes):
-    return space.parse(changed(**changes), "x.yaml")
+    return search_space.parse(changed(**changes), "x.yaml")
 
 
 def listed(**changes):

@@ -4,7 +4,7 @@ import optuna
 import pytest
 
 from tests.space.files import changed, listed, parse
-from tunediff import space
+from tunediff import search_space
 from tunediff.workloads.diffusion.methods import LogitNormal, LossSecondMoment, Speed
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -110,7 +110,7 @@ def test_a_ladder_climbs_and_then_tries_each_rung_alone():
     assert [(rung.name, rung.knobs) for rung in loaded.rungs] == list(rungs.items())
     assert [rung.together for rung in loaded.rungs] == together
     assert [rung.alone for rung in loaded.rungs] == [base | knobs for knobs in rungs.values()]
-    assert (loaded.kind, space.size(loaded), loaded.budget.trials, loaded.skipped) == ("ladder", 6, 6, ())
+    assert (loaded.kind, search_space.size(loaded), loaded.budget.trials, loaded.skipped) == ("ladder", 6, 6, ())
 
 
 def test_a_rung_that_cannot_stand_alone_is_left_out_with_its_reason():
@@ -149,7 +149,7 @@ def test_points_are_repeated_seed_after_seed():
     assert [(point["seed"], point["timesteps.name"]) for point in loaded.candidates] == [
         (5, "uniform"), (5, "stratified"), (6, "uniform"), (6, "stratified"), (7, "uniform"), (7, "stratified"),
     ]  # fmt: skip
-    assert (loaded.seeds, loaded.budget.trials, space.size(loaded)) == (3, 6, 6)
+    assert (loaded.seeds, loaded.budget.trials, search_space.size(loaded)) == (3, 6, 6)
     assert loaded.config(loaded.candidates[0]) == loaded.baseline
     assert [loaded.config(point).seed for point in loaded.candidates] == [5, 5, 6, 6, 7, 7]
     assert loaded.dimensions[0].name == "seed"
@@ -161,8 +161,8 @@ def test_repeated_points_come_out_as_written():
     assert [point["seed"] for point in loaded.candidates] == [0, 0, 0, 1, 1, 1], "the baseline takes part in every seed"
     study = optuna.create_study()
     for point in loaded.candidates:
-        study.enqueue_trial(space.to_params(point))
-    draw = space.Draw(loaded.dimensions)
+        study.enqueue_trial(search_space.to_params(point))
+    draw = search_space.Draw(loaded.dimensions)
     assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
 
 
@@ -206,7 +206,7 @@ def test_a_search_runs_its_baseline_again_on_the_next_seeds(changes, seeds):
 
 @pytest.mark.parametrize(("trials", "noise"), [(1, 1), (5, 1), (6, 2), (40, 2)])
 def test_the_number_of_trials_on_the_command_line_decides(trials, noise):
-    loaded = space.parse(changed(), "x.yaml", budget={"trials": trials})
+    loaded = search_space.parse(changed(), "x.yaml", budget={"trials": trials})
     assert (loaded.noise, len(loaded.candidates)) == (noise, min(trials, noise + 1))
 
 

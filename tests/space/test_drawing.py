@@ -9,17 +9,17 @@ import pytest
 
 from tests.space.files import listed, parse
 from tunediff import config as cfg
-from tunediff import space
+from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.space import points
-from tunediff.space.model import Dimension, combinations, count
+from tunediff.search_space import points
+from tunediff.search_space.model import Dimension, combinations, count
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def test_draws_follow_when_and_stay_inside():
     loaded = parse()
-    draw = pickle.loads(pickle.dumps(space.Draw(loaded.dimensions)))
+    draw = pickle.loads(pickle.dumps(search_space.Draw(loaded.dimensions)))
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = [draw(study.ask()) for _ in range(60)]
     for values in drawn:
@@ -46,8 +46,8 @@ def test_enqueued_points_come_out_as_written():
     loaded = parse(noise=1)
     study = optuna.create_study()
     for point in loaded.candidates:
-        study.enqueue_trial(space.to_params(point))
-    draw = space.Draw(loaded.dimensions)
+        study.enqueue_trial(search_space.to_params(point))
+    draw = search_space.Draw(loaded.dimensions)
     assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
 
 
@@ -56,20 +56,20 @@ def test_lists_as_choices_survive_optuna(tmp_path):
     loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}], noise=1)
     storage = f"sqlite:///{tmp_path}/s.db"
     study = optuna.create_study(storage=storage)
-    study.enqueue_trial(space.to_params(loaded.candidates[1]))
-    values = space.Draw(loaded.dimensions)(study.ask())
+    study.enqueue_trial(search_space.to_params(loaded.candidates[1]))
+    values = search_space.Draw(loaded.dimensions)(study.ask())
     assert loaded.config(values).model.multipliers == (1, 2, 4)
 
 
 def test_size():
-    assert space.size(parse()) == math.inf
+    assert search_space.size(parse()) == math.inf
     search = {
         "loader.batch_size": [64, 128],
         "loader.workers": {"low": 0, "high": 8, "step": 2},
         "timesteps.name": ["uniform", "loss_second_moment"],
         "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
     }
-    assert space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
+    assert search_space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
 
 
 def test_points_are_counted_as_they_would_be_made():

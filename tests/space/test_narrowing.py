@@ -3,14 +3,14 @@
 import pytest
 
 from tests.space.files import changed
-from tunediff import space
+from tunediff import search_space
 from tunediff.config import ConfigError
 
 
 def narrow(*words, **changes):
     """(space, notices) of the digits file with these words."""
-    narrowed = space.narrow(changed(**changes), "x.yaml", words=words)
-    return space.parse(narrowed.content, "x.yaml", words=narrowed.words), narrowed.notices
+    narrowed = search_space.narrow(changed(**changes), "x.yaml", words=words)
+    return search_space.parse(narrowed.content, "x.yaml", words=narrowed.words), narrowed.notices
 
 
 def names(wanted):
@@ -28,7 +28,7 @@ def test_command_line_fixes_a_searched_knob_and_says_so():
 
 def test_narrowed_content_reads_the_same_without_the_words():
     """The folder of a search keeps the content and the baseline, not the words."""
-    narrowed = space.narrow(changed(), "x.yaml", words=["optimizer.lr=1e-2"])
+    narrowed = search_space.narrow(changed(), "x.yaml", words=["optimizer.lr=1e-2"])
     assert "optimizer.lr" not in narrowed.content["search"]
     assert narrowed.words == ["optimizer.lr=1e-2"]
 
@@ -79,10 +79,10 @@ def test_first_points_that_contradict_a_fixed_knob_are_left_out():
 
 def test_missing_data_leave_no_point_out():
     """That the baseline cannot run is the only thing to say."""
-    narrowed = space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
+    narrowed = search_space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
     assert not any("left out" in notice for notice in narrowed.notices)
     with pytest.raises(ConfigError, match=r"data.path: None is not allowed"):
-        space.parse(narrowed.content, "x.yaml", words=narrowed.words)
+        search_space.parse(narrowed.content, "x.yaml", words=narrowed.words)
 
 
 def test_grids_are_narrowed_as_well():

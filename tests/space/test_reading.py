@@ -7,7 +7,7 @@ import yaml
 
 from tests.space.files import changed, listed, parse
 from tunediff import config as cfg
-from tunediff import space
+from tunediff import search_space
 from tunediff.config import ConfigError
 
 
@@ -15,17 +15,17 @@ def test_all_is_what_fits_here(tmp_path):
     file = tmp_path / "s.yaml"
     grid = {"parallel.workers": "all", "loader.batch_size": [64, 128]}
     file.write_text(yaml.safe_dump({"workload": "digits", "budget": {"per_trial": "5s"}, "grid": grid}))
-    content = space.read(file, world_sizes=(1, 2, 4))
+    content = search_space.read(file, world_sizes=(1, 2, 4))
     assert content["grid"]["parallel.workers"] == [1, 2, 4]
-    assert len(space.parse(content, "x.yaml").candidates) == 6
-    assert len(space.load(file).candidates) == 2, "one worker where nobody says what there is"
+    assert len(search_space.parse(content, "x.yaml").candidates) == 6
+    assert len(search_space.load(file).candidates) == 2, "one worker where nobody says what there is"
     with pytest.raises(ConfigError, match="parallel.workers: 'all' is not allowed with --address"):
-        space.read(file, world_sizes=())
+        search_space.read(file, world_sizes=())
     file.write_text(yaml.safe_dump({"workload": "digits", "grid": {"parallel.strategy": "all"}}))
-    assert space.read(file)["grid"]["parallel.strategy"] == ["ddp", "fsdp", "pipeline"]
-    assert space.read(file, gpu=True)["grid"]["parallel.strategy"] == ["ddp", "dp", "fsdp", "pipeline"]
+    assert search_space.read(file)["grid"]["parallel.strategy"] == ["ddp", "fsdp", "pipeline"]
+    assert search_space.read(file, gpu=True)["grid"]["parallel.strategy"] == ["ddp", "dp", "fsdp", "pipeline"]
     with pytest.raises(ConfigError, match="parallel.strategy: 'all' is not allowed with --address"):
-        space.read(file, world_sizes=())
+        search_space.read(file, world_sizes=())
 
 
 def test_base_is_a_configuration_file(tmp_path):
@@ -33,26 +33,26 @@ def test_base_is_a_configuration_file(tmp_path):
     (tmp_path / "best.yaml").write_text(cfg.dump(best))
     content = changed(workload=None, base="best.yaml")
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    assert space.load(tmp_path / "s.yaml").baseline == best
+    assert search_space.load(tmp_path / "s.yaml").baseline == best
 
 
 def test_overrides_from_the_command_line():
-    loaded = space.parse(changed(), "x.yaml", words=["ema.half_life=1e-1"], budget={"trials": 3})
+    loaded = search_space.parse(changed(), "x.yaml", words=["ema.half_life=1e-1"], budget={"trials": 3})
     assert loaded.baseline.ema.half_life == 0.1
     assert loaded.budget.trials == 3
     with pytest.raises(ConfigError, match=r"command line: optimizer.lr: is searched in this file as well"):
-        space.parse(changed(), "x.yaml", words=["optimizer.lr=0.1"])
+        search_space.parse(changed(), "x.yaml", words=["optimizer.lr=0.1"])
     with pytest.raises(ConfigError, match=r"command line: optimizer.lrr: no such knob; did you mean optimizer.lr"):
-        space.parse(changed(), "x.yaml", words=["optimizer.lrr=0.1"])
+        search_space.parse(changed(), "x.yaml", words=["optimizer.lrr=0.1"])
 
 
 def test_rules_that_join_knobs_wait_for_the_command_line(tmp_path):
     content = changed(fixed={"compile.dynamic": True})
-    assert space.parse(content, "x.yaml", words=["compile.mode=default"]).baseline.compile.dynamic
+    assert search_space.parse(content, "x.yaml", words=["compile.mode=default"]).baseline.compile.dynamic
     with pytest.raises(ConfigError, match=r"x.yaml: fixed: compile.dynamic: True is not allowed: it needs"):
-        space.parse(content, "x.yaml")
+        search_space.parse(content, "x.yaml")
     content = changed(fixed={"compile.dynamic": True}, search={"compile.mode": ["default", "max-autotune"]}, first=[])
-    assert space.parse(content | {"baseline": {"compile.mode": "default"}}, "x.yaml").candidates[0]
+    assert search_space.parse(content | {"baseline": {"compile.mode": "default"}}, "x.yaml").candidates[0]
 
 
 def test_what_a_search_may_spend():
@@ -70,14 +70,14 @@ def test_throughput_searches_do_not_charge_compilation():
     ("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2h0m5s", 7205)]
 )
 def test_durations(text, expected):
-    assert space.duration_s(text, "x") == expected
+    assert search_space.duration_s(text, "x") == expected
 
 
 def test_find_lists_what_is_shipped(tmp_path):
-    assert space.find(None).name == "digits.yaml"
-    assert space.find("cifar10_systems") == space.SHIPPED / "cifar10_systems.yaml"
+    assert search_space.find(None).name == "digits.yaml"
+    assert search_space.find("cifar10_systems") == search_space.SHIPPED / "cifar10_systems.yaml"
     with pytest.raises(ConfigError, match=re.escape("nowhere.yaml: no such search file; shipped: cifar10, ")):
-        space.find("nowhere.yaml")
+        search_space.find("nowhere.yaml")
 
 
 def test_a_grid_takes_no_range_and_no_first():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.space.files import changed, gridded, rungs, searched
-from tunediff import space
+from tunediff import search_space
 from tunediff.config import ConfigError
 
 REFUSED = [
@@ -163,5 +163,5 @@ REFUSED = [
 @pytest.mark.parametrize(("content", "message"), REFUSED, ids=[message[-45:] for _, message in REFUSED])
 def test_mistakes_are_refused(content, message):
     with pytest.raises(ConfigError) as error:
-        space.parse(content, "x.yaml")
+        search_space.parse(content, "x.yaml")
     assert message in str(error.value)

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.space.files import changed, parse, rungs, studied
-from tunediff import space
+from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.space import study
+from tunediff.search_space import study
 
 
 def test_a_study_names_knobs_and_quantities():
@@ -62,5 +62,5 @@ REFUSED = [
 @pytest.mark.parametrize(("content", "message"), REFUSED, ids=[message[-45:] for _, message in REFUSED])
 def test_mistakes_are_refused(content, message):
     with pytest.raises(ConfigError) as error:
-        space.parse(content, "x.yaml")
+        search_space.parse(content, "x.yaml")
     assert message in str(error.value)

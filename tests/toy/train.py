@@ -56,7 +56,7 @@ def train(trial):
     net, optimizer = begin(trial, average=average)
     trial.evaluate_with(lambda: error(net))
     for inputs, targets in trial.batches((INPUTS, TARGETS)):
-        inputs = inputs + 0.1 * torch.randn((trial.place.total, 4), generator=trial.rng)[trial.place.mine]
+        inputs = inputs + 0.1 * torch.randn((trial.shard.total, 4), generator=trial.rng)[trial.shard.mine]
         with trial.autocast():
             loss = F.mse_loss(net(inputs).float(), targets)
         average.add(loss)

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.helpers import Hands, assert_equal, timed, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config.systems import CUDA_GRAPHS, Compile
+from tunediff.core import text
 from tunediff.training.compilation import Compilation, cold_cache
 from tunediff.workloads.diffusion import unet
 
@@ -98,12 +98,12 @@ def test_what_is_judged_is_counted_as_well(eagerly):
 def test_more_graphs_than_there_are_calls(eagerly):
     made, expected = counts(points(Broken(4, 4), Part(4, 1))[-1])
     assert (made, expected) == (3, 2)
-    assert "3 graphs for 2 different calls: some were compiled in pieces" in cli.graphs(made, expected)
+    assert "3 graphs for 2 different calls: some were compiled in pieces" in text.graphs(made, expected)
 
 
 def test_fewer_graphs_than_there_are_calls(eagerly):
     made, expected = counts(points(Uncompiled(4, 4), Part(4, 1))[-1])
-    assert cli.graphs(made, expected) == "1 graph for 2 different calls: the rest ran uncompiled"
+    assert text.graphs(made, expected) == "1 graph for 2 different calls: the rest ran uncompiled"
 
 
 def test_cuda_graphs_are_warm_before_the_clock_runs():

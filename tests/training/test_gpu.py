@@ -74,7 +74,7 @@ def learn(trial):
     trial.keep(network=net, optimizer=optimizer)
     for x0, noise, t in trial.batches(images_noise_timesteps()):
         trial.forward_backward((process.add_noise(x0, noise, t), t), (noise,), squared_errors)
-        if trial.last_pass:
+        if trial.sync_gradients:
             trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
 
 
@@ -126,7 +126,7 @@ class Graphs(Observer):
         super().__init__()
         self.counts = []
 
-    def stepped(self):
+    def after_step(self):
         self.counts.append(compilation.graphs())
 
 

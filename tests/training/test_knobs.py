@@ -14,8 +14,8 @@ from torch import nn
 from tests.helpers import CPU as ALONE
 from tests.helpers import Told, tiny, train
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config.systems import Compile
+from tunediff.core.clock import Budget
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
@@ -55,7 +55,7 @@ def trained(watch=lambda: None, **knobs):
     """Two steps; `watch` is called after each."""
 
     class Watching(Told):
-        def stepped(self):
+        def after_step(self):
             watch()
 
     train(tiny(**knobs), samples=32, observer=Watching())

@@ -157,8 +157,8 @@ def updated_twice(trial):
 def counted_twice(trial):
     net, _ = begin(trial)
     for batch in trial.batches((INPUTS, TARGETS)):
-        trial.stepped(loss_of(net, batch))
-        trial.stepped(loss_of(net, batch))
+        trial.record_step(loss_of(net, batch))
+        trial.record_step(loss_of(net, batch))
 
 
 ONE_CALL = "several losses and optimizers go into one call: trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers import CPU
-from tunediff.clock import Budget, Clock
+from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 from tunediff.training.pace import Pace
 

@@ -11,7 +11,7 @@ from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, TARGETS, begin, error, plain
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
-from tunediff.record import NotFiniteError
+from tunediff.core.record import NotFiniteError
 from tunediff.training import state
 
 PLAIN = {"norm": False, "parallel__workers": 2}
@@ -86,8 +86,8 @@ def by_passes(trial):
     trial.evaluate_with(lambda: trial.world.tell(error(net) if trial.world.main else None))
     for inputs, targets in trial.batches((INPUTS, TARGETS)):
         losses = trial.forward_backward((inputs,), (targets,), squares)
-        assert len(losses) == trial.place.count == len(inputs)
-        if trial.last_pass:
+        assert len(losses) == trial.shard.count == len(inputs)
+        if trial.sync_gradients:
             trial.update(optimizer, clip_norm=0.5)
 
 

@@ -24,8 +24,8 @@ from tests.helpers import (
     weights,
 )
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
-from tunediff.clock import Budget
-from tunediff.record import NotFiniteError
+from tunediff.core.clock import Budget
+from tunediff.core.record import NotFiniteError
 from tunediff.training import hardware, state, trial
 from tunediff.training.engine import Engine
 

@@ -103,9 +103,9 @@ def accumulates(trial):
     net, optimizer = begin(trial)
     passes = []
     for batch in trial.batches((INPUTS, TARGETS)):
-        passes.append(trial.last_pass)
+        passes.append(trial.sync_gradients)
         trial.backward(loss_of(net, batch))
-        if trial.last_pass:
+        if trial.sync_gradients:
             assert all(parameter.grad is not None for parameter in net.parameters())
             trial.update(optimizer)
     count = trial.config.loader.accumulation
@@ -282,7 +282,7 @@ def test_the_result_is_the_prepared_model_unless_another_is_exported():
         net, optimizer = begin(trial)
         nets.append(net)
         if export:
-            trial.exports(averaged)
+            trial.export_model(averaged)
         for batch in trial.batches((INPUTS, TARGETS)):
             trial.step(loss_of(net, batch), optimizer)
 
@@ -339,7 +339,7 @@ def test_what_is_told_while_it_trains():
 def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
     from PIL import Image
 
-    from tunediff import record
+    from tunediff.core import record
 
     def body(trial):
         net, optimizer = begin(trial)
@@ -373,7 +373,7 @@ def test_exported_average_is_judged_in_evaluation_mode():
         net, optimizer = begin(trial)
         average = torch.optim.swa_utils.AveragedModel(net)
         trial.keep(average=average)
-        trial.exports(average)
+        trial.export_model(average)
 
         def judge():
             looks.append((average(INPUTS), average(INPUTS)))

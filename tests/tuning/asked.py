@@ -1,11 +1,11 @@
 """A searcher asked and told as Ray Tune does, without a cluster."""
 
 from tests.helpers import point
-from tunediff import record
-from tunediff.record import End
+from tunediff.core import record
+from tunediff.core.record import End
 from tunediff.tuning import messages
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Share
+from tunediff.tuning.resources import Machine, ResourcePartition
 
 FILE = {
     "workload": "digits",
@@ -54,4 +54,4 @@ def study(searcher):
 def pool(slots=1, sizes=(1,), **how):
     """One for so many trials at once, each on a machine of its own."""
     machines = tuple(Machine(64, 0, f"m{index}", f"id{index}") for index in range(slots))
-    return Pool(Share(machines, sizes, False, True), **how)
+    return Pool(ResourcePartition(machines, sizes, False, True), **how)

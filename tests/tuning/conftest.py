@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.tuning.asked import FILE, pool
-from tunediff import record, space
+from tunediff import search_space
+from tunediff.core import record
 
 FIXED = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -123,7 +124,7 @@ def make(tmp_path):
 
     def make(slots=1, spent_s=0.0, device="cpu", **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
-        return Searcher(space.parse(content, "x.yaml"), tmp_path, pool(slots), spent_s, device=device)
+        return Searcher(search_space.parse(content, "x.yaml"), tmp_path, pool(slots), spent_s, device=device)
 
     return make
 

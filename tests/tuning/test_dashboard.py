@@ -6,8 +6,9 @@ import typing
 import pytest
 
 from tests.helpers import point as point_of
-from tunediff import record, space
-from tunediff.record import End
+from tunediff import search_space
+from tunediff.core import record
+from tunediff.core.record import End
 from tunediff.tuning import dashboard
 
 CONTENT = {
@@ -42,7 +43,7 @@ def board(tmp_path, monkeypatch):
     monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
     monkeypatch.setattr(Gauge, "said", [])
     slots = [Slot(), Slot()]
-    return dashboard.Board(tmp_path, space.parse(CONTENT, "here"), slots), slots
+    return dashboard.RayDashboardReporter(tmp_path, search_space.parse(CONTENT, "here"), slots), slots
 
 
 def test_before_the_first_trial_has_a_place_there_is_no_slot_to_tell(board):

@@ -10,8 +10,9 @@ import yaml
 from ray.tune.schedulers import TrialScheduler
 
 from tests.helpers import point
-from tunediff import record, space
+from tunediff import search_space
 from tunediff.config import ConfigError
+from tunediff.core import record
 from tunediff.tuning import experiment, tuner
 
 CONTENT = {
@@ -22,7 +23,7 @@ CONTENT = {
 
 
 def loaded(**more):
-    return space.parse(CONTENT | more, "x.yaml")
+    return search_space.parse(CONTENT | more, "x.yaml")
 
 
 # ------------------------------------------------------------------------------------------------------------ the folder

@@ -16,7 +16,7 @@ from tunediff import cli, search
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.tuning import cluster, experiment, slot
-from tunediff.tuning.resources import Machine, Place, divided
+from tunediff.tuning.resources import Machine, Placement, divided
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
@@ -46,7 +46,7 @@ def test_nodes_are_what_ray_has_of_each(nodes):
 def test_what_a_group_waits_for(nodes, monkeypatch):
     groups = {"one": {"state": "CREATED"}}
     monkeypatch.setattr(cluster.ray.util, "placement_group_table", lambda: groups)
-    place = Place(("a1b2c3d4",), 1.9, True, 2)
+    place = Placement(("a1b2c3d4",), 1.9, True, 2)
     assert cluster.lacks(place) == "they have their place and start"
     groups["two"] = {"state": "PENDING"}
     free = lambda: {"a1b2c3d4": {"CPU": 0.1, "GPU": 8.0}}  # noqa: E731

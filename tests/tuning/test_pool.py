@@ -5,7 +5,7 @@ import pytest
 from tunediff import config as cfg
 from tunediff.tuning import pool as pools
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Place, divided
+from tunediff.tuning.resources import Machine, Placement, divided
 
 
 def gpus(count, cores=None, name="a", kind="H200"):
@@ -42,9 +42,11 @@ def test_each_gpu_has_its_nodes_share_of_the_cores():
     poor, rich = gpus(8, 16, "poor"), gpus(4, 64, "rich")
     of = share(rich, poor, sizes=(1, 12))
     assert of.machines == (poor, rich)
-    assert of.place([poor], 1) == Place(("id-poor",), 1.98, True, 2)
-    assert of.place([rich], 1) == Place(("id-rich",), 15.97, True, 16)
-    assert of.place([poor, rich], 12) == Place(("id-poor", "id-rich"), 1.98, True, 2), "the least, where it spans both"
+    assert of.place([poor], 1) == Placement(("id-poor",), 1.98, True, 2)
+    assert of.place([rich], 1) == Placement(("id-rich",), 15.97, True, 16)
+    assert of.place([poor, rich], 12) == Placement(("id-poor", "id-rich"), 1.98, True, 2), (
+        "the least, where it spans both"
+    )
     assert of.notes == (
         "WARNING: nodes differ in CPU cores per worker (poor: 2; rich: 16): what they measure cannot be compared strictly",
         "parallel.workers=12 spans nodes: one has room for 8",
@@ -82,7 +84,7 @@ def test_without_gpus_a_trial_has_its_nodes_to_itself(machines, sizes, expected,
 def test_a_trial_that_wants_to_be_alone_has_its_node():
     of = share(gpus(8), sizes=(1, 2), alone=True)
     assert (of.slots, taken(Pool(of), 2, 1)) == (1, ["a", None])
-    assert of.place(of.machines, 2) == Place(("id-a",), 7.95, True, 8)
+    assert of.place(of.machines, 2) == Placement(("id-a",), 7.95, True, 8)
 
 
 def test_one_process_gets_its_gpus_on_one_node():
@@ -91,8 +93,8 @@ def test_one_process_gets_its_gpus_on_one_node():
     assert of.notes == ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
     pool, asked = Pool(of, ask=lambda place, size: asked.append((place.each, size))), []
     seat = pool.take(4, together=True)
-    assert (seat.place, seat.place.resources) == (Place(("id-a",), 7.88, True, 8, 4), {"CPU": 7.88, "GPU": 4.0})
-    assert pool.take(4).place == Place(("id-b",), 1.97, True, 2, 1)
+    assert (seat.place, seat.place.resources) == (Placement(("id-a",), 7.88, True, 8, 4), {"CPU": 7.88, "GPU": 4.0})
+    assert pool.take(4).place == Placement(("id-b",), 1.97, True, 2, 1)
     pool._machines = (gpus(2, name="c"), gpus(2, name="d"))
     assert pool.take(4, together=True) is None
     assert asked == [(4, 1)], "one bundle of four GPUs, since no node has as many"

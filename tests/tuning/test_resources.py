@@ -1,6 +1,6 @@
 """What a machine offers."""
 
-from tunediff import space
+from tunediff import search_space
 from tunediff.tuning import resources
 
 
@@ -12,7 +12,7 @@ def test_all_world_sizes_are_those_of_the_machine():
 
 def test_a_little_of_the_machine_is_left_to_the_drivers():
     """Each driver needs 0.01 CPU: workers that take all of the cores would never be placed beside it."""
-    wanted = space.load(space.find("digits"))
+    wanted = search_space.load(search_space.find("digits"))
     for cores in (1, 2, 16):
         shared = resources.share(wanted, resources.Machine(cores, 0))
         for size in shared.sizes:
@@ -24,5 +24,5 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():
     text = {"workload": "cifar10", "objective": "samples_per_s", "budget": {"per_trial": "9s"}}
     for alone, slots in ((False, 4), (True, 1)):
-        wanted = space.parse({**text, "alone": alone, "grid": {"loader.batch_size": [64, 128]}}, "x.yaml")
+        wanted = search_space.parse({**text, "alone": alone, "grid": {"loader.batch_size": [64, 128]}}, "x.yaml")
         assert resources.share(wanted, resources.Machine(16, 4)).slots == slots

@@ -7,8 +7,8 @@ import pytest
 from tests.helpers import point
 from tests.tuning.asked import pool
 from tunediff import config as cfg
-from tunediff import record
-from tunediff.record import End
+from tunediff.core import record
+from tunediff.core.record import End
 from tunediff.tuning import rounds
 from tunediff.tuning.experiment import StoppedError
 
@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(rounds.trial, "follow", follow)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
-        asked = [rounds.Rival(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
+        asked = [rounds.Candidate(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
         listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
         rounds.run(tmp_path, asked, most, PLAN, pool(), [*others, listener], over)
         return ran, heard

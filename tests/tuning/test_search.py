@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tests.tuning.conftest import all_gone, block, of_search, ray_process
-from tunediff import record, space
+from tunediff import search_space
+from tunediff.core import record
 from tunediff.tuning import experiment, resources
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -270,7 +271,7 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
 
 def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monkeypatch):
     content = {"workload": "digits", **TRIALS}
-    loaded = space.parse(content, "x.yaml")
+    loaded = search_space.parse(content, "x.yaml")
     experiment.create(tmp_path / "night", loaded, content)
 
     @contextlib.contextmanager

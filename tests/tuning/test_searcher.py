@@ -8,14 +8,15 @@ import pytest
 
 from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
-from tunediff import environment, record, space
+from tunediff import search_space
 from tunediff.config import workload
-from tunediff.record import End
+from tunediff.core import environment, record
+from tunediff.core.record import End
 from tunediff.tuning import messages
 from tunediff.tuning import searcher as searcher_module
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Share
+from tunediff.tuning.resources import Machine, ResourcePartition
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -47,7 +48,9 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
         "noise": None,
     }
     content = {key: value for key, value in (FILE | grid).items() if value is not None}
-    expected = [dict(point) for point in space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").candidates]
+    expected = [
+        dict(point) for point in search_space.parse(content | {"budget": {"per_trial": "3s"}}, "x.yaml").candidates
+    ]
     seen = []
     for trials in (2, 5, 6):
         searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
@@ -363,7 +366,7 @@ def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp
 
     earlier = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}, "noise": 2}
     earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}
-    wanted = space.parse(earlier, "x.yaml")
+    wanted = search_space.parse(earlier, "x.yaml")
     experiment.create(tmp_path / "earlier", wanted, earlier)
     searcher = Searcher(wanted, tmp_path / "earlier", pool())
     for value in (3.0, 2.0, 4.0, 5.0):
@@ -557,7 +560,7 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
 def test_a_large_trial_is_not_overtaken_by_small_ones(make, monkeypatch):
     """Four devices: it waits until all are free, and then runs before what was drawn later."""
     searcher = make(grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
-    searcher._pool = Pool(Share((Machine(8, 4),), (1, 2, 4), True, False))
+    searcher._pool = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
     small = searcher.suggest("a")
     assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
     end(searcher, small, "a")

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.helpers import point, tiny
-from tunediff.clock import Budget
-from tunediff.record import End
+from tunediff.core.clock import Budget
+from tunediff.core.record import End
 from tunediff.tuning import slot as slots
 from tunediff.tuning import trial
-from tunediff.tuning.messages import Job, Kind, Lost, Order
-from tunediff.tuning.resources import Machine, Place, Share
+from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec
+from tunediff.tuning.resources import Machine, Placement, ResourcePartition
 
-ONE, GPU = Kind(1, True), Place(gpu=True)
+ONE, GPU = WorkerGroupSpec(1, True), Placement(gpu=True)
 
 
 def job(key="t0000/1", kind=ONE, folder=None, **more):
@@ -50,7 +50,7 @@ def test_a_job_is_taken_told_of_and_ended(slot):
     async def told():
         serial = await slot.submit(job())
         order = await slot.take(slot._generation, "")
-        assert order == Order(serial, job())
+        assert order == Assignment(serial, job())
         assert await slot.take(slot._generation, serial) is None  # nothing new
         assert await slot.event(serial, 0) is None
         await slot.post(serial, point(1))
@@ -104,7 +104,7 @@ def test_the_inner_fault_of_a_group_is_the_reason(slot):
 def test_ray_gets_names_that_it_can_carry(monkeypatch, tmp_path, name):
     """Ray Train refuses what is not ASCII; the run's folder is named after the slot and its group."""
     monkeypatch.setattr(slots, "_create", lambda *_: types.SimpleNamespace(close=types.SimpleNamespace(remote=None)))
-    share = Share((Machine(2, 2),), (1,), True, False)
+    share = ResourcePartition((Machine(2, 2),), (1,), True, False)
     made = [slots.opened(tmp_path / name, share, None).__enter__() for _ in range(2)]
     names = [f"{one.prefix}{number}" for one in made for number in range(2)]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", one) for one in names)
@@ -133,7 +133,7 @@ def test_a_slot_that_was_restarted_knows_nothing(slot):
     async def asked():
         assert await slot.event("before", 0) == Lost("its slot was restarted")
         assert await slot.decision("before", 1) == "unknown"
-        assert await slot.take("a group of before", "") == Order()
+        assert await slot.take("a group of before", "") == Assignment()
 
     asyncio.run(asked())
 
@@ -164,12 +164,22 @@ def test_a_group_that_was_killed_is_told_why(slot):
         (job(), End("nan"), job("t0001/1"), 1),
         (job(), End("oom"), job("t0001/1"), 2),
         (job(), End("error"), job("t0001/1"), 2),
-        (job(), End("ok"), job("t0001/1", Kind(2, True)), 2),
-        (job(), End("ok"), job("t0001/1", Kind(1, False)), 2),
-        (job(kind=Kind(1, False, GPU)), End("ok"), job("t0001/1", Kind(1, True, GPU)), 1),
-        (job(kind=Kind(1, False, GPU)), End("ok"), job("t0001/1", Kind(1, False, GPU, cudnn_benchmark=True)), 2),
-        (job(kind=Kind(1, False, GPU, True)), End("ok"), job("t0001/1", Kind(1, False, GPU, True)), 1),
-        (job(), End("ok"), job("t0001/1", Kind(1, True, cudnn_benchmark=True)), 1),
+        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(2, True)), 2),
+        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(1, False)), 2),
+        (job(kind=WorkerGroupSpec(1, False, GPU)), End("ok"), job("t0001/1", WorkerGroupSpec(1, True, GPU)), 1),
+        (
+            job(kind=WorkerGroupSpec(1, False, GPU)),
+            End("ok"),
+            job("t0001/1", WorkerGroupSpec(1, False, GPU, cudnn_benchmark=True)),
+            2,
+        ),
+        (
+            job(kind=WorkerGroupSpec(1, False, GPU, True)),
+            End("ok"),
+            job("t0001/1", WorkerGroupSpec(1, False, GPU, True)),
+            1,
+        ),
+        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(1, True, cudnn_benchmark=True)), 1),
         (job(), End("ok"), job("t0001/1", fresh=True), 2),
         (job(fresh=True), End("ok"), job("t0001/1"), 2),
     ],
@@ -181,7 +191,7 @@ def test_which_job_needs_another_group(slot, first, end, second, groups):
         old = slot._generation
 
         async def leave():  # as workers do that are told so
-            while await slot.take(old, serial) != Order():
+            while await slot.take(old, serial) != Assignment():
                 pass
             slot.groups[0].set_result(None)
 
@@ -224,9 +234,9 @@ def test_workers_that_a_trial_has_changed_are_replaced(slot, waits):
         if waits:
             serial = await slot.submit(job("t0001/1"))
         await slot.renew(old)
-        assert await slot.take(old, "") in (Order(), None)
+        assert await slot.take(old, "") in (Assignment(), None)
         await asyncio.sleep(0)
-        assert await slot.take(old, "") == Order()
+        assert await slot.take(old, "") == Assignment()
         slot.groups[0].set_result(None)
         if not waits:
             serial = await slot.submit(job("t0001/1"))
@@ -278,7 +288,7 @@ def test_a_slot_without_a_job_gives_its_devices_back(slot, end):
         await slot.post(serial, end or point(1))
 
         async def leave():  # as workers do that are told so
-            while await slot.take(slot._generation, serial) != Order():
+            while await slot.take(slot._generation, serial) != Assignment():
                 pass
             slot.groups[0].set_result(None)
 
@@ -328,11 +338,11 @@ def test_workers_that_are_warmed_have_the_cudnn_benchmark_of_the_baseline(monkey
         }
     )
     monkeypatch.setattr(slots, "_create", lambda *_: actor)
-    share = Share((Machine(2, 1),), (1,), True, False)
+    share = ResourcePartition((Machine(2, 1),), (1,), True, False)
     slots.Slots(tmp_path, share).warm(config)
     (kind,) = warmed
     assert kind.cudnn_benchmark == benchmark
-    assert kind == Kind.of(config, kind.place)
+    assert kind == WorkerGroupSpec.of(config, kind.place)
 
 
 @pytest.mark.gpu

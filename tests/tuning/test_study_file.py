@@ -8,7 +8,7 @@ import sqlite3
 import optuna
 import pytest
 
-from tunediff import files
+from tunediff.core import files
 from tunediff.tuning import experiment, study_file
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, end, study
-from tunediff import record
-from tunediff.record import End
+from tunediff.core import record
+from tunediff.core.record import End
 
 
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
@@ -19,7 +19,7 @@ def measured(searcher, suggestion, frechet, memory, trial_id="a"):
 
 def test_two_objectives_end_with_their_trade_offs(make):
     """Optuna is told both; a failure is bad in both; what another trial beats in both is not on the front."""
-    from tunediff import results
+    from tunediff import analysis
 
     two = {"objective": ["frechet", "peak_memory_mib"], "first": None, "budget": {"per_trial": "3s", "trials": 9}}
     searcher = make(**(EARLIER | two))
@@ -34,7 +34,7 @@ def test_two_objectives_end_with_their_trade_offs(make):
     assert [told[f"t{i:04d}"] for i in range(6)] == [list(pair) for pair in values]
     assert told[failed["trial"]] == [12.0, 1800.0]
 
-    found = results.Results(searcher.experiment, searcher.space, record.read_trials(searcher.experiment))
+    found = analysis.Results(searcher.experiment, searcher.space, record.read_trials(searcher.experiment))
     assert [trial.name for trial in found.pareto] == ["t0003", "t0005", "t0000", "t0004"]
     rows = found.pareto_table()
     assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]

@@ -8,11 +8,12 @@ import types
 import pytest
 
 from tests.helpers import point
-from tunediff import record, space
-from tunediff.record import End
+from tunediff import search_space
+from tunediff.core import record
+from tunediff.core.record import End
 from tunediff.tuning import trial
-from tunediff.tuning.messages import Kind, Lost, Plan, drawn
-from tunediff.tuning.resources import Place
+from tunediff.tuning.messages import Lost, Plan, WorkerGroupSpec, drawn
+from tunediff.tuning.resources import Placement
 
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
 PLACE = {"nodes": [], "cpus": 1.9, "gpu": False, "threads": 2}
@@ -59,7 +60,7 @@ def drive(tmp_path, monkeypatch):
         slot = Slot(*events)
         slot.missing = missing
         monkeypatch.setattr(trial, "get", lambda name: slot)
-        plan = Plan.of(space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
+        plan = Plan.of(search_space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
         return (
             slot,
             list(trial.points(PARAMS | {"place": PLACE | {"nodes": list(nodes)}}, plan)),
@@ -78,7 +79,7 @@ def test_a_trial_that_runs_to_its_end(drive):
     (job,) = slot.jobs
     assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == (
         "t0003/1",
-        Kind(1, True, Place.of(PLACE)),
+        WorkerGroupSpec(1, True, Placement.of(PLACE)),
         False,
         True,
         True,
@@ -179,16 +180,16 @@ def test_a_value_that_is_not_finite_is_the_worst(drive):
 
 
 def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    plan = Plan.of(space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, "slot-")
+    plan = Plan.of(search_space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, "slot-")
     assert trial.reported(point(samples_per_s=math.nan), plan)["objective"] == -math.inf
     assert trial.reported(point(samples_per_s=7.0), plan)["objective"] == 7.0
 
 
 def test_what_measures_reaches_every_driver(tmp_path):
-    loaded = space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
+    loaded = search_space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
     plan = Plan.of(loaded, tmp_path, "slot-")
     assert (loaded.fresh, loaded.operations, plan.fresh, plan.profile_steps) == (True, 7, True, 7)
-    plan = Plan.of(space.parse(CONTENT, "x.yaml"), tmp_path, "slot-")
+    plan = Plan.of(search_space.parse(CONTENT, "x.yaml"), tmp_path, "slot-")
     assert (plan.fresh, plan.profile_steps) == (False, 0)
 
 
@@ -296,7 +297,7 @@ def test_four_workers_get_a_quarter_of_the_device_seconds(tmp_path):
     """The job, and the journal of what was begun."""
     content = CONTENT | {"budget": {"per_trial": "8s", "trials": 2, "unit": "device", "price_per_device_hour": 3}}
     content |= {"fixed": {"parallel.workers": 4}}
-    plan = Plan.of(space.parse(content, "x.yaml"), tmp_path, "slot")
+    plan = Plan.of(search_space.parse(content, "x.yaml"), tmp_path, "slot")
     config = plan.configuration({"loader.batch_size": 64})
-    job = trial.job_of("t0003", "t0003/1", tmp_path / "t0003", config, Place(), plan)
+    job = trial.job_of("t0003", "t0003/1", tmp_path / "t0003", config, Placement(), plan)
     assert (job.budget.seconds, job.budget.price_per_device_hour, job.kind.size) == (2.0, 3.0, 4)

@@ -8,8 +8,9 @@ import pytest
 
 from tests.helpers import KilledError
 from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
-from tunediff import environment, search, space
+from tunediff import search, search_space
 from tunediff.config import ConfigError
+from tunediff.core import environment
 from tunediff.tuning import experiment, resources, warm_start
 
 
@@ -19,7 +20,7 @@ def earlier(tmp_path):
     from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
-    wanted = space.parse(content, "x.yaml")
+    wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     searcher = Searcher(wanted, folder, pool())
     for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
@@ -114,9 +115,14 @@ def test_a_start_says_how_much_is_believed(make, earlier):
     same = make(**EARLIER, warm_start=str(earlier)).space
     assert warm_start.said(same, "cpu") == "warm start: 4 of 4 results of earlier are believed"
     content = {key: value for key, value in (FILE | EARLIER).items() if key != "budget"}
-    other = space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml")
+    other = search_space.parse(
+        {**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml"
+    )
     assert "(budget 3 s there, 9 s here); its best are tried first" in warm_start.said(other, "cpu")
-    assert warm_start.said(space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu") == ""
+    assert (
+        warm_start.said(search_space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu")
+        == ""
+    )
 
 
 def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
@@ -134,7 +140,7 @@ def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
-    wanted = space.parse(content, "x.yaml")
+    wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     searcher = Searcher(wanted, folder, pool())
     for status in ("ok", "oom"):

@@ -20,17 +20,17 @@ from safetensors import safe_open
 from tests.helpers import shipped_toy
 from tests.toy import train as toy_train
 from tunediff import config as cfg
-from tunediff import record
-from tunediff.clock import Budget
+from tunediff.core import record
+from tunediff.core.clock import Budget
+from tunediff.core.point import Point
+from tunediff.core.progress import DOING, Progress
+from tunediff.core.record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.points import Point
-from tunediff.progress import DOING, Progress
-from tunediff.record import NotFiniteError
 from tunediff.training import state, weights
 from tunediff.tuning import group, process_settings, worker
-from tunediff.tuning.messages import Job, Kind, Lost, Order
-from tunediff.tuning.resources import Place
+from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec
+from tunediff.tuning.resources import Placement
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
@@ -61,7 +61,15 @@ class Slot:
 def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
     record.Journal(folder).start(config, {}, 1.0)
-    job = Job(folder.name, "a", folder, cfg.to_dict(config), Budget(samples=samples), Kind(1, True), evaluates=False)
+    job = Job(
+        folder.name,
+        "a",
+        folder,
+        cfg.to_dict(config),
+        Budget(samples=samples),
+        WorkerGroupSpec(1, True),
+        evaluates=False,
+    )
     return dataclasses.replace(job, **changes)
 
 
@@ -212,7 +220,7 @@ def test_a_trial_on_a_draining_node_leaves_with_a_checkpoint_and_goes_on(tmp_pat
         return "go"
 
     slot.decision = types.SimpleNamespace(remote=decision)
-    at = lambda node: dataclasses.replace(job, kind=Kind(1, True, Place([node])))  # noqa: E731
+    at = lambda node: dataclasses.replace(job, kind=WorkerGroupSpec(1, True, Placement([node])))  # noqa: E731
     worker.work(at("n1"), "s1", slot, alone())
     assert slot.last == Lost("node n1 is draining")
     known, saved = record.read_trial(tmp_path), state.load(tmp_path)
@@ -341,7 +349,7 @@ def test_reset_puts_back_what_a_training_sets(tmp_path, job, name, capfd):
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_workers_leave_when_a_trial_has_changed_their_process(tmp_path, job, monkeypatch, stays):
-    orders, renewed = [Order("s1", job), Order()], []
+    orders, renewed = [Assignment("s1", job), Assignment()], []
     slot = types.SimpleNamespace(
         take=types.SimpleNamespace(remote=lambda generation, done: orders.pop(0)),
         renew=types.SimpleNamespace(remote=renewed.append),
@@ -426,8 +434,8 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     started = []
     trainer = types.SimpleNamespace(fit=lambda: None)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", lambda loop, **given: started.append(given) or trainer)
-    place = Place(("a1", "b2") if gpu else (), 0.9, gpu, 1)
-    group.run_group("slot", "g", Kind(2, keep, place), str(tmp_path), os.getcwd())
+    place = Placement(("a1", "b2") if gpu else (), 0.9, gpu, 1)
+    group.run_group("slot", "g", WorkerGroupSpec(2, keep, place), str(tmp_path), os.getcwd())
     (given,) = started
     scaling = given["scaling_config"]
     assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.9, **({"GPU": 1.0} if gpu else {})})
@@ -436,7 +444,9 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     assert given["train_loop_config"] == {"slot": "slot", "generation": "g", "threads": 1, "here": os.getcwd()}
     environment = given["run_config"].worker_runtime_env["env_vars"]
     assert environment == (memory.KEEPING if keep and not gpu else {})
-    group.run_group("slot", "g", Kind(4, keep, Place(("a1",), 7.92, True, 8, 4)), str(tmp_path), os.getcwd())
+    group.run_group(
+        "slot", "g", WorkerGroupSpec(4, keep, Placement(("a1",), 7.92, True, 8, 4)), str(tmp_path), os.getcwd()
+    )
     scaling = started[-1]["scaling_config"]
     assert (scaling.num_workers, scaling.resources_per_worker) == (1, {"CPU": 7.92, "GPU": 4.0}), "one for four GPUs"
 

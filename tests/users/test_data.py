@@ -147,7 +147,7 @@ def test_an_own_backward_and_an_own_update():
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            trial.stepped(loss)
+            trial.record_step(loss)
 
     def usual(trial):
         net, optimizer = begin(trial)

@@ -11,17 +11,18 @@ import torch
 
 from tests.helpers import CPU
 from tunediff import config as cfg
-from tunediff import record, space
-from tunediff.clock import Budget
+from tunediff import search_space
 from tunediff.config import ConfigError, code
-from tunediff.space import own
+from tunediff.core import record
+from tunediff.core.clock import Budget
+from tunediff.search_space import default_space
 from tunediff.training import weights
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
+from tunediff.training.read_tracking import watched
 from tunediff.training.trial import Trial, run
-from tunediff.training.watched import watched
-from tunediff.tuning import trying
+from tunediff.tuning import preflight
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
@@ -114,15 +115,17 @@ def test_a_journal_is_read_where_its_search_lies_now(mine, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- what is searched
 def test_the_file_alone_is_a_search(mine):
-    content = space.completed(space.read(Path("mine.py")), Path("mine.py"), ["lr=0.02"], cores=4, gpu=False)
+    content = search_space.completed(
+        search_space.read(Path("mine.py")), Path("mine.py"), ["lr=0.02"], cores=4, gpu=False
+    )
     assert content["search"] == {
         "width": {"choice": [4, 8, 16]}, "loader.batch_size": [8, 16, 32, 64], "loader.workers": [0, 1, 2],
         "precision.amp": ["none", "bf16"],
     }  # fmt: skip
-    found = space.parse(content, "mine.py", Path(), ["lr=0.02"])
+    found = search_space.parse(content, "mine.py", Path(), ["lr=0.02"])
     assert (found.metric, found.mode, found.label, found.baseline.lr) == ("accuracy", "max", "accuracy", 0.02)
     assert found.candidates[0] == {"width": 8, "loader.batch_size": 16, "loader.workers": 0, "precision.amp": "none"}
-    gpu = own.space_of(cfg.baseline("mine.py"), cores=16, gpu=True)
+    gpu = default_space.infer_search_space(cfg.baseline("mine.py"), cores=16, gpu=True)
     assert {"compile.mode", "memory.channels_last", "precision.matmul", "lr"} <= gpu.keys()
     assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
 
@@ -131,14 +134,14 @@ def test_a_search_file_narrows_or_replaces(mine, tmp_path):
     budget = {"per_trial": "1s", "trials": 2}
     (tmp_path / "files").mkdir()
     content = {"workload": "../mine.py", "budget": budget, "search": {"lr": None, "width": [4, 8]}}
-    found = space.parse(content, "my.yaml", tmp_path / "files")
+    found = search_space.parse(content, "my.yaml", tmp_path / "files")
     assert [(one.name, one.low, one.high, one.log, one.choices) for one in found.dimensions] == [
         ("lr", 1e-3, 1e-1, True, None), ("width", 0.0, 0.0, False, (4, 8)),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="my.yaml: search: dropout: None is not a space"):
-        space.parse({**content, "search": {"dropout": None}}, "my.yaml", tmp_path / "files")
+        search_space.parse({**content, "search": {"dropout": None}}, "my.yaml", tmp_path / "files")
     with pytest.raises(ConfigError, match=r"search: may be left out where the workload's Knobs have a Range"):
-        space.parse({"workload": str(mine), "budget": budget}, "my.yaml")
+        search_space.parse({"workload": str(mine), "budget": budget}, "my.yaml")
 
 
 # ------------------------------------------------------------------------------------------------------------- trained
@@ -204,14 +207,14 @@ def test_functions_that_only_share_a_name_are_not_taken_for_ours(mine):
         PLAIN + "\n\ndef network(width, dropout):\n    return None\n\n\ndef ruler(config):\n    return 'by hand'\n"
     )
     found = cfg.find("mine.py")
-    assert found.offers("network") is None
-    assert found.offers("ruler")(None) == "by hand"
-    assert found.offers("check_files") is None
+    assert found.get_hook("network") is None
+    assert found.get_hook("evaluation_protocol")(None) == "by hand"
+    assert found.get_hook("check_files") is None
 
 
 def test_a_file_says_where_the_systems_knobs_are_searched(mine):
     mine.write_text(PLAIN + '\nSEARCH = {"loader.batch_size": [16, 64], "parallel.workers": [1, 2]}\n')
-    found = own.space_of(cfg.baseline("mine.py"), cores=1, gpu=False, leave=["width"])
+    found = default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False, leave=["width"])
     assert found["loader.batch_size"] == [16, 64]
     assert list(found) == ["lr", "loader.batch_size", "parallel.workers", "loader.workers", "precision.amp"]
 
@@ -229,14 +232,14 @@ def test_noise_is_that_of_the_whole_batch(mine):
 def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):
     text = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
     mine.write_text(text)
-    content = space.completed(space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
-    wanted, said = space.parse(content, "mine.py"), []
-    created, found = trying.create(tmp_path / "s", wanted, content, True, said.append)
+    content = search_space.completed(search_space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
+    wanted, said = search_space.parse(content, "mine.py"), []
+    created, found = preflight.create(tmp_path / "s", wanted, content, True, said.append)
     assert found["evaluation_s"] > 0
     assert found["evaluation_s"] > 0
     assert [dimension.name for dimension in created.dimensions] == ["width", "lr", "precision.amp"]
     assert any("never reads the knob loader.batch_size: not searched" in line for line in said)
-    again = space.load(tmp_path / "s/search.yaml")
+    again = search_space.load(tmp_path / "s/search.yaml")
     assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
 
 

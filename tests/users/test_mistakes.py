@@ -11,7 +11,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.record import NotFiniteError
+from tunediff.core.record import NotFiniteError
 from tunediff.training import check, rerun
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
@@ -131,7 +131,7 @@ def test_check_accepts_copies_of_the_prepared_model(tmp_path, average):
         ("import torch\n", "import copy\nimport pickle\n\nimport torch\n"),
         (
             "    trial.keep(net=net,",
-            f"    average = {average}\n    trial.exports(average)\n    trial.keep(average=average, net=net,",
+            f"    average = {average}\n    trial.export_model(average)\n    trial.keep(average=average, net=net,",
         ),
         ("judge(net))", "judge(average))"),
     )
@@ -212,7 +212,7 @@ class History:
 KEPT = ("    trial.keep(net=net,", "    trial.keep(history=History(), net=net,")
 IMPORT = ("import torch\n", "from collections import deque\n\nimport torch\n")
 ROUND_TRIP = [
-    ("an average that is swapped in", SWAP, AVERAGED, r"mine.py: evaluate_with: judges other weights than those that are saved.*trial.exports\(model\)"),
+    ("an average that is swapped in", SWAP, AVERAGED, r"mine.py: evaluate_with: judges other weights than those that are saved.*trial.export_model\(model\)"),
     ("an average that has not begun", SWAP, [*AVERAGED, ("Swap(net, 0.5)", "Swap(net, 1.0)")], "mine.py: evaluate_with: judges other weights than those that are saved"),
     ("an average that is not kept", SWAP, [*AVERAGED, ("trial.keep(average=average, net", "trial.keep(net")], r"mine.py: evaluate_with: judges other weights after a resume.*trial.keep"),
     ("a kept deque", STATEFUL, [KEPT, IMPORT], r"""mine.py: keep\(history=…\): \["parts"\]\[1\]\["last"\] is a deque; a checkpoint holds tensors, numbers"""),

@@ -62,7 +62,7 @@ class Fixed:
     """Marks a knob or a section that no search may vary: what defines the task or the ruler."""
 
 
-class Ruler:
+class EvaluationProtocol:
     """Marks a knob of `evaluation` that further evaluations of a finished model (`final:`) must not change."""
 
 
@@ -122,7 +122,8 @@ class Knob:
     member: tuple[str, str] | None = None
     """("timesteps.name", "speed") when it belongs to a member of a union."""
     searchable: bool = True
-    ruler: bool = False
+    protocol: bool = False
+    """Whether it is a part of the evaluation protocol, which further evaluations must not change."""
     file: bool = False
     space: Lines | None = None
     """Where it is searched unless a search file says so, as one would say it."""
@@ -227,7 +228,8 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else None
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default, " ".join(about.split()), choices,
-            optional=bool(members), member=member, searchable=searchable, ruler=Ruler in marks, file=File in marks,
+            optional=bool(members), member=member, searchable=searchable, protocol=EvaluationProtocol in marks,
+            file=File in marks,
             space=_space(said[0]), **_bounds(said[0]),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, section
+from tunediff.config.knobs import Bool, EvaluationProtocol, Fixed, Float, Int, Refusal, section
 from tunediff.config.schema import Configuration
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -242,7 +242,7 @@ class Evaluation:
     A workload's own section `evaluation` is a subclass.
     """
 
-    points: Annotated[Int, Ge(1), Le(100), Ruler()] = 4
+    points: Annotated[Int, Ge(1), Le(100), EvaluationProtocol()] = 4
     """Evaluations per training, at equal fractions of the budget; the last is the result."""
 
 

@@ -4,8 +4,8 @@ A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of t
 keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
 may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
 no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
-called; `QUANTITIES`, what its points hold besides what all have; `ruler(config)`, which says in a sentence how its
-objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything starts;
+called; `QUANTITIES`, what its points hold besides what all have; `evaluation_protocol(config)`, which says in a
+sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything starts;
 `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
 evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
 many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
@@ -70,7 +70,7 @@ class Quantity:
 
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
-    "ruler": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
+    "evaluation_protocol": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
     "evaluation_once": ("knobs",),
 }  # fmt: skip
 """Functions that a workload may have, and what they take."""
@@ -123,7 +123,7 @@ class Workload:
         """Where `train` stands; imports torch."""
         return importlib.import_module(f"{self.package}.train") if self.package else self.declared
 
-    def offers(self, function: str) -> Any:
+    def get_hook(self, function: str) -> Any:
         """A function of the workload that not every workload has, or None.
 
         One of the user's that only has the same name, and takes something else, is not meant.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tunediff.files import home, private_temporary, write_atomically
+from tunediff.core.files import home, private_temporary, write_atomically
 
 log = logging.getLogger(__name__)
 

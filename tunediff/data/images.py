@@ -22,12 +22,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tunediff import machine
+from tunediff.core import machine
+from tunediff.core.progress import Progress
 from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
 from tunediff.data.knobs import Data
 from tunediff.data.loader import Prepare, Uniform
-from tunediff.progress import Progress
 
 log = logging.getLogger(__name__)
 

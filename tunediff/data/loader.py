@@ -29,10 +29,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from tunediff import randomness
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
+from tunediff.data import randomness
 from tunediff.data.gate import Gate, GatedCollate, GatedItems
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
@@ -178,7 +178,7 @@ class Batches:
         return batch if self._prepare is None else self._prepare(batch, lambda what: self._order.uniform(number, what))
 
     def close(self) -> None:
-        """Stop the loader workers now; harmless when there are none or they are stopped already."""
+        """Stop the loader workers now; log_exceptions when there are none or they are stopped already."""
         self._source.close()
 
     def __enter__(self) -> Batches:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import cli, environment
+from tunediff import cli
+from tunediff.core import environment, text
 from tunediff.doctor import finding
 from tunediff.doctor.finding import Finding, Site
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # As Ctrl-C: what was started for a look, a search even, ends with it.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _examine(args, cli.typed("doctor", argv))
+        return _examine(args, text.original_command("doctor", argv))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -62,7 +63,7 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     if args.json:
         cli.print_json(whole)
     else:
-        print(f"\n{whole['verdict']}\nwall_s: {cli.number(whole['wall_s'])}")
+        print(f"\n{whole['verdict']}\nwall_s: {text.number(whole['wall_s'])}")
         if args.out is not None:
             print(f"page: {args.out}")
     return cli.OK if whole["can_search"] else cli.FAILED

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from tunediff import cli, environment, files, machine
 from tunediff.config.systems import Loader
+from tunediff.core import environment, files, machine, text
 from tunediff.data.cache import cache_dir
 from tunediff.doctor.finding import Answer, Site, check
 from tunediff.evaluation import weights
@@ -73,7 +73,7 @@ def gpus(site: Site) -> Answer:
     numbers = {"planned": len(planned), "seen": seen}
     if len(planned) != seen and not (seen and planned and planned[0].startswith("MIG-")):  # CUDA shows one of its parts
         how = "a torch build for this driver" if torch.version.cuda else "a torch build with CUDA (this one has none)"
-        what = f"{cli.some(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
+        what = f"{text.pluralize(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
         return Answer("missing", what, f"trials would not run where they are planned: {how}, or --gpus {seen}", numbers)
     if seen:
         names = [torch.cuda.get_device_properties(index) for index in range(seen)]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff.core.environment import hardware
+from tunediff.core.files import write_text
 from tunediff.doctor.finding import Finding
-from tunediff.environment import hardware
-from tunediff.files import write_text
 from tunediff.report.html import Html, el, join, page, table
 
 

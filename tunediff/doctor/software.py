@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tunediff import cli, environment, machine
 from tunediff.config.systems import Loader
+from tunediff.core import environment, machine, text
 from tunediff.data import loader
 from tunediff.distributed import alone
 from tunediff.doctor import apart
@@ -164,7 +164,7 @@ def ray(site: Site) -> Answer:
     said = f"up after {found['start_s']:.1f} s, first task after {found['task_s']:.1f} s"
     if not found["right"]:
         return Answer("wrong", f"{said}; it counts other cores or GPUs than there are", "trials may wait for ever")
-    return Answer("ok", said, f"every search begins with it: {cli.seconds(found['start_s'])}", found)
+    return Answer("ok", said, f"every search begins with it: {text.seconds(found['start_s'])}", found)
 
 
 @check("Ray's dashboard")

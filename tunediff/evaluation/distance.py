@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tunediff.core.record import NotFiniteError
 from tunediff.distributed import World
-from tunediff.record import NotFiniteError
 
 _SMALLEST_SUBSET = 32  # a kernel distance of fewer images is noise
 _ROWS = 2000  # of a kernel matrix at once: 160 MB where it has 10,000 columns

@@ -20,15 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import networks
 from tunediff.config import ConfigError
+from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
-from tunediff.evaluation import weights
+from tunediff.evaluation import networks, weights
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.progress import Progress
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 from tunediff.training.weights import check_fit
 
 log = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class Inception(Extractor):
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
-        with torch.no_grad(), one_ruler(self._device):
+        with torch.no_grad(), evaluation_precision(self._device):
             found = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
         return torch.cat([features for features, _ in found]), torch.cat([logits for _, logits in found])
 
@@ -147,7 +146,7 @@ class Resnet(Extractor):
         self.dim = 8 * found.width
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), one_ruler(self._device):
+        with torch.no_grad(), evaluation_precision(self._device):
             features = torch.cat([self._body(self._fit(part)) for part in torch.split(images, self._CHUNK)])
             logits: Tensor = self._head(features)
         return features, logits
@@ -187,7 +186,7 @@ class Classifier(Extractor):
         self.digest = _digest(trained.tensors)
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), one_ruler(self._device):
+        with torch.no_grad(), evaluation_precision(self._device):
             features: Tensor = self._network.features(images.to(self._device))
             logits: Tensor = self._network.head(features)
         return features, logits
@@ -216,14 +215,14 @@ class Random(Extractor):
                 layer.momentum = 1.0  # what it is shown once is what it keeps
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED))  # files lie class by class
         self._most = max(8, _PIXELS // images.pixels[0, 0].numel())
-        with torch.no_grad(), one_ruler(torch.device("cpu")), _one_thread():
+        with torch.no_grad(), evaluation_precision(torch.device("cpu")), _one_thread():
             self.dim = self._features(images.pixels[order[: min(self._most, 1000)]]).shape[1]
         self._layers.eval()
         self.digest = _digest(self._layers.state_dict())
         self._layers.to(self._device)
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), one_ruler(self._device):
+        with torch.no_grad(), evaluation_precision(self._device):
             found = torch.cat([self._features(part.to(self._device)) for part in torch.split(images, self._most)])
         return found, found[:, :0]
 
@@ -325,7 +324,7 @@ def _train(images: Images) -> _Trained:
     network = _network(images)
     optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=1e-2)
     work = Progress("training the classifier that judges", _STEPS, "steps")
-    with work as progress, torch.enable_grad(), one_ruler(torch.device("cpu")), _one_thread():
+    with work as progress, torch.enable_grad(), evaluation_precision(torch.device("cpu")), _one_thread():
         for step in range(_STEPS):
             for group in optimizer.param_groups:
                 group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)

@@ -15,7 +15,7 @@ from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kernel_distance
 from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.reference import reference
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 
 GRID_IMAGES = 64
 KID_IMAGES = 2000
@@ -78,7 +78,7 @@ class Judge:
         kept: list[Tensor] = []
         failure = ""
         try:
-            with torch.no_grad(), one_ruler(world.device):  # a trial's own number format must not judge it
+            with torch.no_grad(), evaluation_precision(world.device):  # a trial's own number format must not judge it
                 for batch in batches:
                     found = self.extractor(batch)
                     statistics.update(found)
@@ -105,7 +105,7 @@ class Judge:
             "label": self.extractor.label,
         }
         if exact is not None:
-            with torch.no_grad(), one_ruler(world.device):
+            with torch.no_grad(), evaluation_precision(world.device):
                 distances["precision_shift"] = self._shift(statistics, first, exact())
         return distances
 

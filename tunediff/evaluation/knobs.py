@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from tunediff.config import systems
-from tunediff.config.knobs import File, Int, Refusal, Ruler, Str, section
+from tunediff.config.knobs import EvaluationProtocol, File, Int, Refusal, Str, section
 
 PRETRAINED = {"inception": "Inception", "cifar10-resnet": "a network for 32×32"}
 """Extractors with weights of their own, and what refuses images under 16 pixels; the others are made from the images
@@ -18,12 +18,14 @@ that are learned."""
 class Evaluation(systems.Evaluation):
     """How a generator of images is judged."""
 
-    extractor: Annotated[Literal["inception", "cifar10-resnet", "classifier", "random"], Ruler()] = "inception"
+    extractor: Annotated[Literal["inception", "cifar10-resnet", "classifier", "random"], EvaluationProtocol()] = (
+        "inception"
+    )
     """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
     `evaluation.weights_path`). `cifar10-resnet`: a ResNet-18 that was trained on CIFAR-10 and comes with this package,
     offline. `classifier`: a small network trained on the labelled data itself, offline. `random`: that network as its
     weights were drawn, for images without labels or network. Only the first makes an FID."""
-    weights_path: Annotated[Str | None, File(), Ruler()] = None
+    weights_path: Annotated[Str | None, File(), EvaluationProtocol()] = None
     """`inception`: file with its weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download.
     `cifar10-resnet`: weights.safetensors of a training of `cifar10_classifier`; null: those in this package."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048

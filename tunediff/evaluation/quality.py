@@ -16,7 +16,7 @@ from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, 
 from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.names import KINDS, STRAIGHT
 from tunediff.evaluation.reference import real_features, reference
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 
 FEATURES = 10_000
 """Most feature vectors of a set that are kept, for what needs pairs of them: KID, precision and recall."""
@@ -96,7 +96,7 @@ class Quality:
         """By the names in `names.KINDS`, of the kinds that were asked for."""
         found: dict[str, Value] = {}
         kept = len(self._features)
-        with torch.no_grad(), one_ruler(self._device):
+        with torch.no_grad(), evaluation_precision(self._device):
             if self._parts:
                 assert real.reference is not None
                 seen, distances = FeatureStatistics(self._extractor.dim, self._device), []

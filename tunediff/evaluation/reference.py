@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation.distance import FeatureStatistics, Reference
 from tunediff.evaluation.features import Extractor
-from tunediff.progress import Progress
 
 KID_FEATURES = 2000
 """Real images whose features are kept for the kernel distance."""

@@ -17,11 +17,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
+from tunediff.core.files import write_atomically
 from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.files import write_atomically
 
 log = logging.getLogger(__name__)
 

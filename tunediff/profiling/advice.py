@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.cli import number, seconds
 from tunediff.config import ConfigError, Systems, Values
-from tunediff.points import one_of
+from tunediff.core.point import one_of
+from tunediff.core.text import number, seconds
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
 

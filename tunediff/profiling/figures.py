@@ -12,7 +12,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tunediff import colors
+from tunediff.core import colors
 from tunediff.profiling.result import Profile, Sweep, held_mib
 from tunediff.profiling.tables import OWNERS, mebibytes, milliseconds, part, percent, rate
 

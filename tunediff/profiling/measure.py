@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff import environment, machine
-from tunediff.clock import Budget
 from tunediff.config import Systems, Values
+from tunediff.core import environment, machine
+from tunediff.core.clock import Budget
+from tunediff.core.point import Point
 from tunediff.data import loader
 from tunediff.distributed import World, alone
-from tunediff.points import Point
 from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
 from tunediff.training import hardware, memory
 from tunediff.training.engine import Engine
@@ -58,7 +58,7 @@ class _Watch(Observer):
     def about(self, facts: Mapping[str, object]) -> None:
         self.facts |= facts
 
-    def stepped(self) -> None:
+    def after_step(self) -> None:
         if self._after_step is not None:
             self._after_step()
 

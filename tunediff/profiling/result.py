@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal, NotRequired, TypedDict, final
 
 from tunediff.config import Values
-from tunediff.environment import Environment
+from tunediff.core.environment import Environment
 
 Owner = Literal["static_mib", "batch_mib", "forward_mib", "backward_mib", "rest_mib"]
 

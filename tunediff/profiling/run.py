@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunediff import cli, environment
 from tunediff import config as cfg
 from tunediff.config import Systems, Workload
+from tunediff.core import environment, text
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.advice import advise
 from tunediff.profiling.result import CompileCost, Failed, Profile, Skipped
@@ -69,7 +69,7 @@ def profile(
     }  # fmt: skip
     found["advice"] = advise(found, config)
     for advice in found["advice"] if attempt else []:
-        say(f"trying {cli.knobs(advice.change)}")
+        say(f"trying {text.knobs(advice.change)}")
         advice.tried = bench.attempt(config, advice.change, steps)
     found["wall_s"] = time.monotonic() - began
     return found

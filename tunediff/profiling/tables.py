@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from tunediff import cli
-from tunediff.cli import graphs, knobs, number, seconds, table
-from tunediff.points import one_of
+from tunediff.core.point import one_of
+from tunediff.core.text import graphs, knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
 
 PARTS = {"data_wait": "waiting for {unit}", "host_to_device": "{unit} to the device", "optimizer": "update"}

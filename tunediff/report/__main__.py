@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import cli, space
-from tunediff.report import page, subject
+from tunediff import cli, search_space
+from tunediff.report import context, page
 
 
 @cli.guarded
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
-    folder = space.folder_of(args.name, args.storage)
-    about, out = subject.read(folder, args.name, args.storage), args.out or folder
+    folder = search_space.folder_of(args.name, args.storage)
+    about, out = context.read(folder, args.name, args.storage), args.out or folder
     with cli.writing("--out", out):
         written = page.write_all(about, out)
     cli.result(written, args.json)

@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, record
+from tunediff.analysis import Results, confirmation, curve, disturbed, evaluating, failed, last
+from tunediff.analysis.comparison import ITSELF
+from tunediff.analysis.evidence import UNTOLD, Evidence
+from tunediff.analysis.following import MANY, Following, Throttle
+from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
+from tunediff.core import record, text
+from tunediff.core.record import TrialRecord
 from tunediff.event_lines import EventLines
-from tunediff.record import TrialRecord
 from tunediff.report import plan
-from tunediff.report.heart import Heart
+from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
-from tunediff.results import Results, confirmation, curve, disturbed, evaluating, failed, last
-from tunediff.results.comparison import ITSELF
-from tunediff.results.evidence import UNTOLD, Evidence
-from tunediff.results.following import MANY, Following, Seldom
-from tunediff.results.statistics import Estimate
-from tunediff.space import SearchSpace
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import experiment, local_ray, warm_start
 from tunediff.tuning.resources import local
 
@@ -48,10 +48,10 @@ class Console:
         self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
         self._lines = lines or EventLines()
         self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
-        self._heart = Heart(folder, self.say, self._called)
+        self._heart = Heartbeat(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
-        self._following, self._seldom = Following(folder), Seldom()
+        self._following, self._seldom = Following(folder), Throttle()
         self._before, self._first = 0, 0.0
         self._last_end = 0, self.begun
         """Trials that have ended, and when the last of them was seen to."""
@@ -82,7 +82,7 @@ class Console:
     def say(self, text: str, event: str = "message", **fields: Any) -> None:
         """Print a line with the seconds since the start, unless quiet; `fields`: what it says, for JSON lines."""
         if not self.quiet:
-            self._heart.heard()
+            self._heart.beat()
             elapsed_s = time.monotonic() - self.started
             try:
                 self._print(self._lines.line(text, elapsed_s, self.confirming, event, **fields))
@@ -103,8 +103,8 @@ class Console:
         for line in [*plan.skipped(self.space), *told]:
             self.say(line)
         budget = self.space.budget
-        many = cli.some(budget.trials, "trial")
-        self.say(f"{many} × {cli.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
+        many = text.pluralize(budget.trials, "trial")
+        self.say(f"{many} × {text.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Take in what happened to a trial."""
@@ -146,7 +146,7 @@ class Console:
     def _point(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         words, metric = [f"{point[trial.along]:6.1f} {self.found.clock.short}"], self.found.metric
         if not self.found.by_rate and metric in point:
-            words.append(f"{self.found.label} {cli.number(point[metric])}")
+            words.append(f"{self.found.label} {text.number(point[metric])}")
             words += self._beside(self._versus(trial, point["index"], point[metric]))
         others = [OTHERS] if point.get("disturbed") is True else []
         return "  ".join([*words, f"{point['samples_per_s']:.0f} {self.found.unit}/s", *others])
@@ -156,7 +156,7 @@ class Console:
         words = ["ok"] if trial.status == "ok" else [trial.status or self._unended(trial), trial.remarks]
         if value is not None:
             point = trial.points[-1]
-            words += [f"{point[trial.along]:.1f} {found.clock.short}", f"{found.label} {cli.number(value)}"]
+            words += [f"{point[trial.along]:.1f} {found.clock.short}", f"{found.label} {text.number(value)}"]
             words += self._beside(found.versus_baseline(trial))
             words += [f"{point['samples'] / point['train_s']:.0f} {found.unit}/s", self._changed(trial.drawn)]
             words += [trial.remarks]
@@ -185,11 +185,11 @@ class Console:
         return [f"{known}{'×' if self.found.ratios else ' vs.'} baseline"] if known else []
 
     def _changed(self, drawn: Mapping[str, object]) -> str:
-        return cli.knobs(self.space.changed(drawn))
+        return text.knobs(self.space.changed(drawn))
 
     def _best(self) -> str:
         best = self.known.best if self.space.seeds == 1 else None  # over seeds a single run is no best
-        return f"best {best.name} {cli.number(best.value(self.found.metric))}" if best is not None else ""
+        return f"best {best.name} {text.number(best.value(self.found.metric))}" if best is not None else ""
 
     def _called(self, name: str) -> str:
         """As other commands call it: `t0003` of a search, `confirm/t0003` of its confirming runs."""
@@ -217,8 +217,8 @@ class Console:
         if self.space.budget.total_s is not None:
             rest = min(rest, max(0.0, self.space.budget.total_s - self._spent_s - spent))
         about = "about" if self.started == self.begun else "at most"  # confirming runs end when they are decided
-        words = f"{about} {cli.seconds(rest)} left" if left > 0 else ""
-        then = f"then at most {cli.seconds(self._again_s())} of confirming" if self.space.finalists else ""
+        words = f"{about} {text.seconds(rest)} left" if left > 0 else ""
+        then = f"then at most {text.seconds(self._again_s())} of confirming" if self.space.finalists else ""
         if left <= 0 and (why := confirmation.nothing_to_confirm(self.found)):
             then = f"nothing to confirm: {why}"
         return ", ".join(filter(None, [words, then]))
@@ -234,7 +234,7 @@ class Console:
         return dataclasses.replace(cost, confirming_final_s=last).confirming_s
 
     def _elapsed(self) -> str:
-        return cli.seconds(time.monotonic() - self.started)
+        return text.seconds(time.monotonic() - self.started)
 
 
 class Table(Console):
@@ -249,7 +249,7 @@ class Table(Console):
 
         super().__init__(folder, wanted, quiet, started, told, lines)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
-        self._slowly = Seldom()
+        self._slowly = Throttle()
         self._last: RenderableType = ""
         self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)
 
@@ -346,7 +346,7 @@ class Table(Console):
         words += [self._elapsed(), self._left(), self._best()]
         if isinstance(faster, Estimate):
             least = "at least " if faster.at_least else ""
-            words.append(f"{least}{cli.number(faster.bound or faster.mean)}× as fast as the baseline")
+            words.append(f"{least}{text.number(faster.bound or faster.mean)}× as fast as the baseline")
         elif faster == UNTOLD:
             words.append(UNTOLD)
         elif best is not None and base is not None and base.finished and (none := self.found.no_baseline(best)):
@@ -365,7 +365,7 @@ class Table(Console):
             "trial": self._called(trial.name),
             CHANGES: self._changed(trial.drawn),
             "curve": sparkline(values, found.ratios),
-            self._objective: cli.number(values[-1]) if values else "",
+            self._objective: text.number(values[-1]) if values else "",
             found.versus_heading: beside(versus, found.ratios),
             **rates,
             "MiB": f"{memory:.0f}" if memory is not None else "",

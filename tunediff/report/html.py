@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff import colors
+from tunediff.core import colors
 
 WINNER, BASELINE = colors.WINNER, colors.BASELINE
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))

@@ -8,13 +8,15 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.cli import seconds
-from tunediff.environment import hardware
-from tunediff.progress import harmless
+from tunediff.analysis import Results, evidence
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.core.environment import hardware
+from tunediff.core.progress import log_exceptions
+from tunediff.core.text import seconds
 from tunediff.report import study_figure, study_table
+from tunediff.report.context import ruler
 from tunediff.report.sections import curves
-from tunediff.report.style import Stars, headline, png
-from tunediff.report.subject import ruler
+from tunediff.report.style import Highlights, headline, png
 from tunediff.report.verdicts import (
     INTERVALS,
     comparison_table,
@@ -23,8 +25,6 @@ from tunediff.report.verdicts import (
     sentences,
 )
 from tunediff.report.words import markdown_table, plain_table
-from tunediff.results import Results, evidence
-from tunediff.results.confirmation import Confirmation
 
 
 def write_all(found: Results) -> dict[str, Path]:
@@ -38,7 +38,7 @@ def write_all(found: Results) -> dict[str, Path]:
     title = "; ".join(about) + on
     known = evidence.read(found)
     written = _csv(found, "trials.csv", known.table()) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Stars.of(known)), title)
+    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Highlights.of(known)), title)
     if found.space.cost is not None:
         written |= _csv(found, "pareto.csv", found.pareto_table())
     if (compared := known.compared) is not None:
@@ -100,6 +100,6 @@ def _png(found: Results, name: str, build: Callable[[], Figure], about: str = ""
         return figure
 
     path, drawn = found.folder / name, list[bytes | None]()
-    if harmless(name, lambda: drawn.append(png(titled))) and drawn[0] is not None:
+    if log_exceptions(name, lambda: drawn.append(png(titled))) and drawn[0] is not None:
         path.write_bytes(drawn[0])
     return {name: path}

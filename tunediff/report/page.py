@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunediff.environment import hardware
+from tunediff.core.environment import hardware
+from tunediff.core.text import pluralize
+from tunediff.report.context import ReportContext, ruler
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
-from tunediff.report.subject import Subject, ruler
-from tunediff.report.words import duration, some
+from tunediff.report.words import duration
 
 PAGE = "report.html"
 
-Section = Callable[[Subject, Files], Html | None]
+Section = Callable[[ReportContext, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "What won", won.won),
@@ -40,7 +41,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 """(id, heading, content), in reading order."""
 
 
-def write_all(subject: Subject, out: Path) -> dict[str, Path]:
+def write_all(subject: ReportContext, out: Path) -> dict[str, Path]:
     """Write the page and its data into `out`; returns their paths by what they are. Raises `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
     for name, heading, build in SECTIONS:
@@ -54,7 +55,7 @@ def write_all(subject: Subject, out: Path) -> dict[str, Path]:
     return {"report": out / PAGE, "data": out / FOLDER}
 
 
-def _head(subject: Subject) -> Html:
+def _head(subject: ReportContext) -> Html:
     space, said = subject.found.space, ruler(subject.found)
     each = f"{duration(subject.budget_s)} of {space.budget.clock.what} per trial"
     about = f"{space.workload.title}, {each}, judged by {subject.label}"
@@ -68,11 +69,11 @@ def _head(subject: Subject) -> Html:
     )
 
 
-def _state(subject: Subject) -> str:
+def _state(subject: ReportContext) -> str:
     """Whether the search is over, and how fresh this is."""
     trials, planned = subject.found.trials, subject.found.space.budget.trials
     begun = sum(not trial.finished for trial in trials)
-    count = f"{len(trials) - begun:,} of {some(planned, 'trial')} ended"
+    count = f"{len(trials) - begun:,} of {pluralize(planned, 'trial')} ended"
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(subject.now))
     if len(trials) - begun >= planned:
         return f"finished · {count} · {written}"
@@ -85,7 +86,7 @@ def _state(subject: Subject) -> str:
     return f"running, or killed · {count}, {begun} under way · {written}{age}"
 
 
-def _foot(subject: Subject, files: Files) -> Html:
+def _foot(subject: ReportContext, files: Files) -> Html:
     links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
     command = el("code", subject.command("report"))
     again = el("p", "Written by ", command, "; again while the search runs, for newer numbers.")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunediff import cli
 from tunediff import config as cfg
-from tunediff.clock import UNITS, UnitName, own_s
+from tunediff.analysis import evaluating, sequential
 from tunediff.config import Systems
-from tunediff.results import evaluating, sequential
+from tunediff.core import text
+from tunediff.core.clock import UNITS, UnitName, own_s
 
 
 def values(
@@ -48,13 +48,13 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
     judged = "evaluation is not known"
     if judging_s is not None:
-        judged = f"{cli.seconds(judging_s)} of evaluation ({cli.seconds(judging_s / plan['runs_at_most'])} per run)"
-    first, last = cli.seconds(plan["wall_s_at_least"]), cli.seconds(plan["wall_s_at_most"])
+        judged = f"{text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
+    first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
     and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
     return [
-        f"runs: at most {most} pairs × 2 × {cli.seconds(plan['budget_s'])} {unit}; "
+        f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
         f"it ends as soon as it is decided, after {least} pairs at the earliest",
-        f"cost: at most {cli.seconds(plan['training_s_at_most'])} of training, {judged}",
+        f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
         f"wall-clock: at most {last}, with {least} pairs {first}{and_evaluation}",
         *plan["data"],
     ]

@@ -9,20 +9,20 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff import cli, environment
 from tunediff import config as cfg
-from tunediff.cli import number
-from tunediff.colors import BASELINE, SERIES, WINNER
-from tunediff.record import TrialRecord
+from tunediff.analysis import curve, shown
+from tunediff.analysis.pairs import SIDES, Pairs
+from tunediff.analysis.statistics import is_wide
+from tunediff.core import environment, text
+from tunediff.core.colors import BASELINE, SERIES, WINNER
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import number, pluralize
+from tunediff.report.context import lead, note
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
-from tunediff.report.subject import lead, note
-from tunediff.report.words import OPEN, interval, percent, rounded, some, with_sd
-from tunediff.results import curve, shown
-from tunediff.results.pairs import SIDES, Pairs
-from tunediff.results.statistics import is_wide
+from tunediff.report.words import OPEN, interval, percent, rounded, with_sd
 
 _WHY = {
     "hopeless": "more pairs, up to {most}, would most likely not tell them apart either",
@@ -59,9 +59,9 @@ def sentences(told: Pairs) -> list[str]:
     if (run := told.failure) is not None:
         return [failure(told, run)]
     if look.resolution is None:
-        return [f"{some(look.rounds, 'pair')} so far: too few to tell anything."]
+        return [f"{pluralize(look.rounds, 'pair')} so far: too few to tell anything."]
     known = _difference(told)
-    pairs = f"{some(look.rounds, 'pair')} of runs"
+    pairs = f"{pluralize(look.rounds, 'pair')} of runs"
     if told.verdict == "not told apart":
         said = [f"{asked} is not told apart from A ({told.asked[0]}) by {pairs}: {known}."]
         why = f"; {_WHY[look.state].format(most=look.most)}" if look.state in _WHY else ""
@@ -82,7 +82,7 @@ def failure(told: Pairs, run: TrialRecord) -> str:
 
 def so_far(told: Pairs) -> str:
     """One line after a pair."""
-    pairs = f"after {some(told.look.rounds, 'pair')}"
+    pairs = f"after {pluralize(told.look.rounds, 'pair')}"
     return f"{pairs}: {_difference(told)}: {told.verdict if told.over or told.look.resolution else 'too few to tell'}"
 
 
@@ -99,7 +99,7 @@ def _size(told: Pairs, value: float) -> str:
 
 def _rough(told: Pairs) -> str:
     """What is to be said of a size that few pairs have measured; '' of enough."""
-    return f" (a rough estimate, from {some(told.look.rounds, 'pair')})" if told.rough else ""
+    return f" (a rough estimate, from {pluralize(told.look.rounds, 'pair')})" if told.rough else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -125,7 +125,7 @@ def write_all(told: Pairs) -> Path:
 def _about(told: Pairs) -> str:
     run = next((run for pair in told.runs for run in pair if run is not None), None)
     where = environment.hardware(run.environment) if run is not None else ""
-    about = f"{cli.seconds(told.budget_s)} of {told.clock.what} per run, judged by {told.label}"
+    about = f"{text.seconds(told.budget_s)} of {told.clock.what} per run, judged by {told.label}"
     return f"{about}; {where}" if where else about
 
 

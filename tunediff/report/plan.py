@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli, space
-from tunediff.clock import UNITS
+from tunediff import search_space
+from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
-from tunediff.results import evaluating
-from tunediff.space import SearchSpace
+from tunediff.core import text
+from tunediff.core.clock import UNITS
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 
 if TYPE_CHECKING:
     from tunediff.training.judging import Measured
 
 MOST_DAYS, MOST_TRIALS = 30, 100_000
-"""What is more needs `--insist`."""
+"""What is more needs `--force`."""
 WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
 
 
@@ -31,7 +32,7 @@ def values(wanted: SearchSpace, folder: Path, measured: Measured) -> dict[str, A
     share, sizes, budget = resources.share(wanted, machine), resources.world_sizes(wanted), wanted.budget
     pass_s = measured.get("pass_s")
     cost = evaluating.cost(wanted, pass_s, measured.get("evaluation_s"), measured.get("prepared", False))
-    spent, points = cost.parts(share.least), space.size(wanted)
+    spent, points = cost.parts(share.least), search_space.size(wanted)
     ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
     trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
     # N devices train for as long as one, or share the budget: then its device-seconds are the same on all.
@@ -80,7 +81,7 @@ def _objective(wanted: SearchSpace) -> str | None:
     """What is measured, in words; None where the workload does not say."""
     if not wanted.evaluates:
         return f"{wanted.workload.unit}/s of the training; no model is evaluated"
-    describe = wanted.workload.offers("ruler")
+    describe = wanted.workload.get_hook("evaluation_protocol")
     return describe(wanted.baseline) if describe is not None else None
 
 
@@ -97,29 +98,29 @@ def _refused(found: Mapping[str, Any], trials: int, certain_s: float) -> str | N
     return None
 
 
-def check(found: Mapping[str, Any], insist: bool) -> None:
-    """Raise `ConfigError` for a plan that nobody can mean, unless insisted on."""
-    if found["refused"] is not None and not insist:
-        raise ConfigError(f"command line: {found['refused']}; --insist starts it all the same")
+def check(found: Mapping[str, Any], force: bool) -> None:
+    """Raise `ConfigError` for a plan that nobody can mean, unless forced."""
+    if found["refused"] is not None and not force:
+        raise ConfigError(f"command line: {found['refused']}; --force starts it all the same")
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """`values` in words."""
     repeats = f", {found['seeds']} seeds each" if found["seeds"] > 1 else ""
     repeats += f", {found['baseline_runs']} of them the baseline, for the noise" if found["baseline_runs"] > 1 else ""
-    points = "unlimited points" if found["points"] is None else cli.some(round(found["points"]), "point")
+    points = "unlimited points" if found["points"] is None else text.pluralize(round(found["points"]), "point")
     unit, sizes = UNITS[found["budget_unit"]].what, ", ".join(map(str, found["world_sizes"]))
-    each = f"{cli.seconds(found['budget_s'])} {unit}"
-    again = " and ".join(f"{one['runs']} × {cli.seconds(one['budget_s'])}" for one in found["confirming_runs"])
+    each = f"{text.seconds(found['budget_s'])} {unit}"
+    again = " and ".join(f"{one['runs']} × {text.seconds(one['budget_s'])}" for one in found["confirming_runs"])
     disk, free, count = found["disk_mib"], found["disk_free_mib"], found["parameters"]
     said = [
-        f"search: {found['search']} ({cli.some(found['knobs'], 'knob')}, {points})",
+        f"search: {found['search']} ({text.pluralize(found['knobs'], 'knob')}, {points})",
         f"trials: {found['trials']} × {each}, {found['at_once']} at once{repeats}",
         *([f"confirming: at most {again} {unit}; it ends when it is decided"] if again else []),
         *cost_lines(found),
         f"device_hours: at most {found['device_hours']:.2f} of training, confirming runs included",
-        *([f"price: at most {cli.number(found['price'])}"] if found["price"] is not None else []),
-        f"total_limit: {cli.seconds(found['total_limit_s']) if found['total_limit_s'] else 'none'}",
+        *([f"price: at most {text.number(found['price'])}"] if found["price"] is not None else []),
+        f"total_limit: {text.seconds(found['total_limit_s']) if found['total_limit_s'] else 'none'}",
         f"machine: {found['machine']}; world sizes {sizes} fit",
         f"parameters: {f'{count:,}' if count else 'unknown (the workload has no network(knobs))'}",
         f"disk_mib: {disk:.0f} of {free:.0f} free ({'fits' if disk < free else 'DOES NOT FIT'})",
@@ -127,7 +128,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         *found["data"],
     ]
     said += [*found["notes"], *(f"  {name}: {choices}" for name, choices in found["space"].items())]
-    return [*said, *(f"  first {i}: {cli.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
+    return [*said, *(f"  first {i}: {text.knobs(point)}" for i, point in enumerate(found["first"])), *found["skipped"]]
 
 
 def start_lines(found: Mapping[str, Any]) -> list[str]:
@@ -141,7 +142,7 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
     said, each_s = [], found["evaluation_s"]
     known_s = {part: spent or 0.0 for part, spent in found["seconds"].items()}
     for part, spent in known_s.items():
-        words = cli.seconds(spent)
+        words = text.seconds(spent)
         if part == "evaluation" and each_s is None:
             words = "unknown (the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device))"
             words = "unknown (timing a few passes takes too long here)" if found["timing_too_long"] else words
@@ -149,13 +150,13 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
             last = f", {_short(found['final_evaluation_s'])} in the end" if found["final_evaluation_s"] else ""
             words += f" ({found['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
         elif part == "start_up" and found["once_s"] >= 1:
-            words += f" (up to {cli.seconds(found['once_s'])} of it once for what judges, then it is kept)"
+            words += f" (up to {text.seconds(found['once_s'])} of it once for what judges, then it is kept)"
         elif part == "confirmation" and (last := found["final_evaluation_s_per_confirming_run"]):
-            words += f" at most, {cli.seconds(last)} per run for its final evaluation"
+            words += f" at most, {text.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
             if (limit := found["total_limit_s"]) is not None and sum(known_s.values()) > 2 * spent:
-                words += f", since no run starts that would not end within {cli.seconds(limit)}"
+                words += f", since no run starts that would not end within {text.seconds(limit)}"
         if spent or part != "confirmation":
             said.append(f"{WORDS.get(part, part)}: {words}")
     if found["disturbed"] and each_s:
@@ -165,7 +166,7 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.2g}s" if value < 10 else cli.seconds(value)
+    return f"{value:.2g}s" if value < 10 else text.seconds(value)
 
 
 def skipped(wanted: SearchSpace) -> list[str]:

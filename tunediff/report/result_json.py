@@ -13,16 +13,16 @@ from typing import Any
 
 import pandas as pd
 
-from tunediff import record
-from tunediff.record import TrialRecord
+from tunediff.analysis import Results, without_seed
+from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, speedup_values
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import Evidence
+from tunediff.analysis.pairs import Pairs
+from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
+from tunediff.core import record
+from tunediff.core.record import TrialRecord
 from tunediff.report import verdicts
 from tunediff.report.study_table import Table
-from tunediff.results import Results, without_seed
-from tunediff.results.comparison import SPEEDUP, Comparison, Group, speedup_values
-from tunediff.results.confirmation import Confirmation
-from tunediff.results.evidence import Evidence
-from tunediff.results.pairs import Pairs
-from tunediff.results.statistics import Difference, Estimate, is_wide, mean, sd
 
 COSTS = (
     "wall_s", "training_s", "device_s", "energy_wh", "price", "data_wait_s", "compile_s", "evaluation_s",

@@ -10,12 +10,12 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tunediff import colors
-from tunediff.cli import number
+from tunediff.analysis import is_number
+from tunediff.core import colors
+from tunediff.core.text import number
 from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
 from tunediff.report.style import NARROW_IN, WIDTH_IN, Digits, headline, legend, letters, sheet, stacked
 from tunediff.report.words import fitted, short
-from tunediff.results import is_number
 
 MARKERS = "osD^v<>h"
 

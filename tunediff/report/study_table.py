@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from tunediff import cli, record
 from tunediff import config as cfg
-from tunediff.cli import number
+from tunediff.analysis import Results, is_number, last, seconds_of
+from tunediff.analysis.importance import searched
+from tunediff.analysis.speed import break_even, predicted_step_s
 from tunediff.config import ConfigError
-from tunediff.record import TrialRecord
+from tunediff.core import record, text
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import number
 from tunediff.report.words import is_known, markdown_table, plain_table
-from tunediff.results import Results, is_number, last, seconds_of
-from tunediff.results.importance import searched
-from tunediff.results.speed import break_even, predicted_step_s
-from tunediff.space.study import OPERATIONS, PREDICTED, Study
+from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
 """Marks of rows: a knob that changes nothing here; others used the machine at the same time."""
@@ -203,7 +203,7 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
     config = _without(runs[0].config)
     idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
     return Row(
-        label=cli.knobs(changed),
+        label=text.knobs(changed),
         place="",
         changed=changed,
         config=config,

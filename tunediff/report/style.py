@@ -1,4 +1,4 @@
-"""How all figures look. What a colour means stands in `tunediff.colors`.
+"""How all figures look. What a colour means stands in `tunediff.core.colors`.
 
 A chart is drawn for a wide page and for a telephone, both as SVG, and kept as PNG for other places. Where many trials
 are drawn, their lines become an image inside the SVG, so that its size does not grow with the search.
@@ -24,12 +24,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tunediff import colors
-from tunediff.record import TrialRecord
+from tunediff.analysis import Results
+from tunediff.analysis.evidence import Evidence
+from tunediff.core import colors
+from tunediff.core.record import TrialRecord
 from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import short
-from tunediff.results import Results
-from tunediff.results.evidence import Evidence
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
 WIDTH_IN, NARROW_IN = 9.1, 3.8
@@ -59,7 +59,7 @@ class Chart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stars:
+class Highlights:
     """The two trials that have a colour; either may be missing, and the baseline may have won."""
 
     baseline: TrialRecord | None
@@ -70,7 +70,7 @@ class Stars:
     """When it was as good as the baseline at its end; None: not determined."""
 
     @classmethod
-    def of(cls, known: Evidence) -> Stars:
+    def of(cls, known: Evidence) -> Highlights:
         """The best trial beside the baseline of its seed."""
         found, best = known.found, known.best
         if best is None:

@@ -6,17 +6,18 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunediff import cli, record, results
-from tunediff.record import TrialRecord
+from tunediff import analysis, cli
+from tunediff.analysis import Results, confirmation, statistics
+from tunediff.analysis.comparison import Comparison, speedup_values
+from tunediff.analysis.confirmation import Confirmation, longer_budgets
+from tunediff.analysis.evidence import Evidence
+from tunediff.analysis.noise import unmoved
+from tunediff.analysis.statistics import Estimate
+from tunediff.core import record, text
+from tunediff.core.record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.results import Results, confirmation, statistics
-from tunediff.results.comparison import Comparison, speedup_values
-from tunediff.results.confirmation import Confirmation, longer_budgets
-from tunediff.results.evidence import Evidence
-from tunediff.results.noise import unmoved
-from tunediff.results.statistics import Estimate
 from tunediff.tuning import experiment
 
 
@@ -26,26 +27,26 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     compared = known.compared
     studied = study_table.table(found) if found.space.study is not None else None
     front = found.pareto_table() if found.space.cost is not None else None
-    confirming = [results.read(folder) for folder in experiment.confirming_folders(found.folder)]
+    confirming = [analysis.read(folder) for folder in experiment.confirming_folders(found.folder)]
     block = values(known, experiment.all_spent_s(found.folder), confirming)
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
-        longer = longer_budgets(confirmed.compared.found, results.read) if confirmed is not None else []
+        longer = longer_budgets(confirmed.compared.found, analysis.read) if confirmed is not None else []
         cli.print_json(result_json.search(known, block, studied, longer))
         return
     remarks = [verdicts.disturbed_words(known), verdicts.unmoved_words(found)]
-    said = ["", cli.block(block), *(f"\n{remark}" for remark in remarks if remark)]
+    said = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
         said += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
-        rows = [[cli.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
-        text = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
-        said.append(f"\nPareto front, from the best value to the lowest cost:\n{text}")
+        rows = [[text.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
+        lines = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
+        said.append(f"\nPareto front, from the best value to the lowest cost:\n{lines}")
     if confirmed is not None:
         said += ["", plain_table(verdicts.confirmation_table(confirmed), columns()), "", *verdicts.sentences(confirmed)]
-        for one in longer_budgets(confirmed.compared.found, results.read):
+        for one in longer_budgets(confirmed.compared.found, analysis.read):
             table = plain_table(verdicts.comparison_table(one, compact=True), columns())
             budget = words.duration(one.found.space.budget.per_trial_s)
             said += ["", f"With {budget}:", table, "", *verdicts.conclusions(one)]
@@ -73,7 +74,7 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
         block |= _speedup(known, best) | verdicts.noise_block(known)
     if known.told is None and (why := confirmation.nothing_to_confirm(found)):
         block["nothing_to_confirm"] = why
-    if count := sum(map(results.disturbed, found.trials)):
+    if count := sum(map(analysis.disturbed, found.trials)):
         block["disturbed_trials"] = count
     if count := unmoved(found):
         block["unmoved_trials"] = count
@@ -102,8 +103,8 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
-        block["export"] = cli.command("export", folder.name, storage=folder.parent)
-    return block | {"report": cli.command("report", folder.name, storage=folder.parent)}
+        block["export"] = text.command("export", folder.name, storage=folder.parent)
+    return block | {"report": text.command("report", folder.name, storage=folder.parent)}
 
 
 def _totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
@@ -120,7 +121,7 @@ def _best(known: Evidence, best: TrialRecord) -> dict[str, Any]:
     """The best trial of a search with one seed, beside the baseline, which counts with the mean of its runs."""
     found, label = known.found, known.found.label
     runs = {"best": known.runs(best), "baseline": known.runs(known.baseline)}
-    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": cli.knobs(found.changed(best))}
+    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": text.knobs(found.changed(best))}
     block |= {f"{what}_{label}": statistics.mean(values) for what, values in runs.items()}
     if (many := len(runs["baseline"])) > 1:
         block["baseline_is"] = f"mean of its {many} runs"

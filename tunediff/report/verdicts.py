@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tunediff.cli import number
-from tunediff.report.words import OPEN, interval, percent, rounded, some, speedup, times, verdict, with_sd
-from tunediff.results import Results, disturbed, evidence
-from tunediff.results.comparison import Comparison, Group
-from tunediff.results.confirmation import Confirmation
-from tunediff.results.evidence import UNTOLD, Evidence
-from tunediff.results.noise import Noise, unmoved
-from tunediff.results.statistics import BETTER, SAME, TOO_FEW, WORSE
+from tunediff.analysis import Results, disturbed, evidence
+from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import UNTOLD, Evidence
+from tunediff.analysis.noise import Noise, unmoved
+from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
+from tunediff.core.text import number, pluralize
+from tunediff.report.words import OPEN, interval, percent, rounded, speedup, times, verdict, with_sd
 
 
 def comparison_table(compared: Comparison, compact: bool = False) -> list[list[str]]:
@@ -91,7 +91,7 @@ def disturbed_words(known: Evidence) -> str:
     among = [what for what, trial in chosen.items() if trial is not None and trial.name in names]
     among = ["the baseline"] if known.best is known.baseline and among else among
     who = f" ({' and '.join(among)} among them)" if among else ""
-    return _disturbed(len(names), f"{some(len(trials), 'trial')}{who}")
+    return _disturbed(len(names), f"{pluralize(len(trials), 'trial')}{who}")
 
 
 def _disturbed(count: int, of: str) -> str:
@@ -149,7 +149,7 @@ def sentences(told: Confirmation) -> list[str]:
         picked = "but picked by these very seeds: its interval allows for that, its mean flatters it"
         said = [f"{group.name} wins: {noise}.", f"{own}{picked}."]
     runs = told.compared.found.trials
-    if remark := _disturbed(sum(map(disturbed, runs)), some(len(runs), "confirming run")):
+    if remark := _disturbed(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
         said.append(remark)
     if (bias := told.bias(group)) is None:
         return said
@@ -169,7 +169,7 @@ def _undecided(told: Confirmation) -> list[str]:
         "decided": "all are worse",
     }
     why = f"; {said[look.state]}" if look.state in said else ""
-    return [f"{some(look.rounds, 'seed')} can tell differences of about {least}{why}."]
+    return [f"{pluralize(look.rounds, 'seed')} can tell differences of about {least}{why}."]
 
 
 def so_far(told: Confirmation) -> list[str]:

@@ -8,11 +8,11 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from tunediff.cli import cut as cut
-from tunediff.cli import number
-from tunediff.cli import some as some
-from tunediff.results.comparison import ITSELF
-from tunediff.results.statistics import SAME, Difference, Estimate, is_wide, mean, sd
+from tunediff.analysis.comparison import ITSELF
+from tunediff.analysis.statistics import SAME, Difference, Estimate, is_wide, mean, sd
+from tunediff.core.text import number
+from tunediff.core.text import pluralize as pluralize
+from tunediff.core.text import truncate as truncate
 
 SPACE = "\N{NO-BREAK SPACE}"
 OPEN = "not determined"

@@ -23,13 +23,13 @@ import torch
 from torch import nn
 
 from tunediff import config as cfg
-from tunediff import machine
-from tunediff.clock import Budget
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
+from tunediff.core import machine
+from tunediff.core.clock import Budget
+from tunediff.core.record import NotFiniteError
 from tunediff.distributed import World, from_environment
-from tunediff.record import NotFiniteError
 from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -160,7 +160,7 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
     result = {id(one) for one in (session.result, program.outer) if one is not None}
     result |= {id(one) for one in session.result.modules()} if session.result is not None else set()
     if program.judging and not program.judging & result:
-        say = "trial.exports(model) names the one that is judged, such as averaged weights"
+        say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
     own = [float(after[name].double().sum()) for name in learned]
     if any(other != own for other in world.gather(own)):

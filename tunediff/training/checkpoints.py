@@ -7,8 +7,8 @@ from typing import Any
 
 from tunediff.config import to_dict
 from tunediff.config.code import described
-from tunediff.points import Point
-from tunediff.record import CHECKPOINT
+from tunediff.core.point import Point
+from tunediff.core.record import CHECKPOINT
 from tunediff.training import memory, state
 from tunediff.training.session import Session
 

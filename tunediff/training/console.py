@@ -12,10 +12,10 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from torch import Tensor
 
-from tunediff import cli
 from tunediff.config import Workload
+from tunediff.core import text
+from tunediff.core.point import Point
 from tunediff.event_lines import EventLines
-from tunediff.points import Point
 from tunediff.training.observer import Recorder, Shown
 
 
@@ -57,16 +57,16 @@ class Console(Recorder):
             kept.parent.mkdir(exist_ok=True)
             shutil.copyfile(self.folder / f"{name}.png", kept)
         metric = self._workload.objective
-        value = f"{point.get('label', metric.label or metric.name)} {cli.number(point.get(metric.name))}"
-        rate = f"loss {cli.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
-        if odd := cli.graphs(point.compiled_graphs, point.expected_graphs):
+        value = f"{point.get('label', metric.label or metric.name)} {text.number(point.get(metric.name))}"
+        rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
+        if odd := text.graphs(point.compiled_graphs, point.expected_graphs):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
-        text = f"{point.train_s:8.1f} s  {value}  {rate}"
+        line = f"{point.train_s:8.1f} s  {value}  {rate}"
         if self._lines.as_json:
             fields = {"index": point.index, "seconds": point.train_s, "value": point.get(metric.name)}
             fields["samples_per_s"] = point.samples_per_s
-            text = self._lines.line(text.strip(), time.monotonic() - self._begun, event="point", **fields)
-        self._lines.print(text)
+            line = self._lines.line(line.strip(), time.monotonic() - self._begun, event="point", **fields)
+        self._lines.print(line)
         return True
 
     def close(self) -> None:

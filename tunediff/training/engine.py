@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tunediff import cli, randomness
 from tunediff.config import flatten, of, to_dict
-from tunediff.points import Point
-from tunediff.record import NotFiniteError
+from tunediff.core import text
+from tunediff.core.point import Point
+from tunediff.core.record import NotFiniteError
+from tunediff.data import randomness
 from tunediff.training import checkpoints, evaluation, findings, hardware, memory, state
-from tunediff.training.feed import Feed, Primed
+from tunediff.training.feed import Feed, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.session import Session
 from tunediff.training.step import OptimizerStep
@@ -142,13 +143,13 @@ class Engine(Session):
 
     def after_step(self) -> None:
         """Look at the loss, report it and write a checkpoint, where the clock was read: the device was waited for."""
-        self.observer.stepped()
+        self.observer.after_step()
         pace = self.pace
         if not pace.checked:
             return
         self.meter.read()
         if self.world.any(self.meter.streak >= self.amp.patience):
-            steps = cli.some(pace.steps, "step")
+            steps = text.pluralize(pace.steps, "step")
             raise NotFiniteError(f"the loss is not finite after {steps} ({pace.train_s:.1f} s)")
         if self.world.main:
             loss = self.step.loss
@@ -195,7 +196,7 @@ class Engine(Session):
             steps = checkpoint["pace"]["steps"] if checkpoint is not None else 0
             self.warm_ups = self.compilation.warm_ups(self.device.type)
             feed = build(steps * self.step.accumulation)
-            self.feed = Primed(feed, self.step.accumulation, self.warm_ups)
+            self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
             self.hold_loaders()
         if checkpoint is None and self.world.main:
             self.observer.restarted(self.restart_reason)
@@ -316,8 +317,8 @@ class Engine(Session):
         if self.feed is None and not self.done:
             raise self.mistake("train(trial) never asked for a batch: for batch in trial.batches(data): …")
         if not self.done:
-            left = f"train(trial) left its loop after {cli.some(self.pace.steps, 'step')}, before its budget was spent"
-            raise self.mistake(f"{left}; trial.batches ends by itself")
+            left = f"train(trial) left its loop after {text.pluralize(self.pace.steps, 'step')}"
+            raise self.mistake(f"{left}, before its budget was spent; trial.batches ends by itself")
 
     def unread_knobs(self) -> tuple[str, ...]:
         """Return the knobs of a user's workload that its training has never looked at, on this rank."""

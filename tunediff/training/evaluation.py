@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tunediff import cli, randomness
 from tunediff.config import of
-from tunediff.record import NotFiniteError
+from tunediff.core import text
+from tunediff.core.record import NotFiniteError
+from tunediff.data import randomness
 from tunediff.training import findings, state
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 from tunediff.training.session import Session
 
 
@@ -45,7 +46,7 @@ def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
     if session.world.any(not math.isfinite(value)):
-        raise NotFiniteError(f"{metric} is {value} after {cli.some(session.pace.steps, 'step')}")
+        raise NotFiniteError(f"{metric} is {value} after {text.pluralize(session.pace.steps, 'step')}")
     return findings.finite(values)
 
 
@@ -68,7 +69,7 @@ def _fixed_conditions(session: Session) -> Iterator[None]:
     session.evaluating = True
     try:
         devices = [session.device] if session.device.type == "cuda" else []
-        with one_ruler(session.device), torch.random.fork_rng(devices), randomness.forked():
+        with evaluation_precision(session.device), torch.random.fork_rng(devices), randomness.forked():
             torch.manual_seed(0)
             randomness.seed_libraries(0)
             yield

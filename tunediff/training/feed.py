@@ -33,7 +33,7 @@ class Feed(Protocol):
         ...
 
 
-class Endless:
+class RepeatingLoader:
     """Any iterable, run through again and again. Raises RuntimeError when it is empty."""
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
@@ -74,7 +74,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-class Primed:
+class WarmupReplay:
     """A feed whose first batches are there already, and come again: for each step of the warm-up, and for the first."""
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:

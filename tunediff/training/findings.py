@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff import cli
 from tunediff.config.code import WorkloadError
-from tunediff.points import Point
-from tunediff.record import LINE_KEYS, to_json
+from tunediff.core import text
+from tunediff.core.point import Point
+from tunediff.core.record import LINE_KEYS, to_json
 
 _TAKEN = Point.__dataclass_fields__.keys() | set(LINE_KEYS)
 _PHASE = re.compile(r"step_\w+_s")
@@ -47,7 +47,10 @@ def _value(value: Any, where: str) -> Any:
     try:
         return json.loads(to_json(number))
     except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the last
-        said, allowed = cli.cut(" ".join(repr(value).split()), 60), "a number, a word, None, or finite ones in lists"
+        said, allowed = (
+            text.truncate(" ".join(repr(value).split()), 60),
+            "a number, a word, None, or finite ones in lists",
+        )
         raise WorkloadError(f"{where} is {said}; allowed: {allowed} and dictionaries") from None
 
 

@@ -18,16 +18,17 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from tunediff import cli, machine, progress
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config import ConfigError
 from tunediff.config.code import described
 from tunediff.config.systems import Compile, Systems
+from tunediff.core import machine, progress
+from tunediff.core.clock import Budget
+from tunediff.core.files import write_text
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.files import write_text
 from tunediff.training import hardware
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
@@ -87,7 +88,7 @@ def pass_s(config: Systems, world: World) -> PassS | None:
 
     In batches of up to `evaluation.batch_size`, for seconds in all. None where the workload has no `evaluation_pass`.
     """
-    if (offered := cfg.of(config).offers("evaluation_pass")) is None:
+    if (offered := cfg.of(config).get_hook("evaluation_pass")) is None:
         return None
     runs, most = offered(config.knobs, world.device), getattr(config.evaluation, "batch_size", 64)
     parts = runs if isinstance(runs, Mapping) else {"": runs}
@@ -154,7 +155,7 @@ def measured(
     if prepare:
         eager, budget = dataclasses.replace(config, compile=Compile()), Budget(samples=1)
         run(Engine(eager, budget, world, Observer(), Build(), evaluates=evaluates))
-    if (network := cfg.of(config).offers("network")) is not None:
+    if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
             found["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
     if evaluates:

@@ -14,9 +14,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from tunediff.clock import Clock
+from tunediff.core.clock import Clock
+from tunediff.core.point import Point
 from tunediff.distributed import World
-from tunediff.points import Point
 from tunediff.training import hardware, memory
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tunediff.files import write_atomically, write_text
-from tunediff.points import Point
-from tunediff.record import Journal
+from tunediff.core.files import write_atomically, write_text
+from tunediff.core.point import Point
+from tunediff.core.record import Journal
 
 Shown = Tensor | Mapping[str, Sequence[float]]
 """A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
@@ -46,7 +46,7 @@ class Observer:
     def show(self, name: str, what: Shown) -> None:
         """Something to look at."""
 
-    def stepped(self) -> None:
+    def after_step(self) -> None:
         """After every optimizer step, on every rank, as torch's profiler wants it."""
 
     def asks_to_stop(self) -> bool:

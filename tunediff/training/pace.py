@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tunediff.clock import Budget, Clock
+from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 
 

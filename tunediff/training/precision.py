@@ -26,7 +26,7 @@ def fastest_matmul(precision: Precision, device: str) -> str:
 
 
 @contextlib.contextmanager
-def one_ruler(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
+def evaluation_precision(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
     """Compute in IEEE float32, or in another `precision`, whatever number format a trial has switched on for itself.
 
     All trials of a search are judged in this one format.

@@ -18,10 +18,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config import code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
+from tunediff.core.clock import Budget
 from tunediff.distributed import World
 from tunediff.training import memory, weights
 from tunediff.training.engine import Engine
@@ -182,7 +182,7 @@ def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, ra
     program = RecordedJudge(weights.read(folder / weights.NAME))
     engine = Engine(eager, Budget(samples=1), world, Observer(), program)
     _run_again(engine, "its saved weights are judged")
-    saved = "trial.exports(model) names the model that is judged and saved, such as averaged weights"
+    saved = "trial.export_model(model) names the model that is judged and saved, such as averaged weights"
     learned, judged = program.loaded - program.fresh, set(program.record.called)
     # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the first run too.
     if learned and not judged & learned and judged & (program.fresh - program.loaded):

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tunediff import randomness
-from tunediff.clock import Budget, Clock
 from tunediff.config import Systems
 from tunediff.config.code import WorkloadError
-from tunediff.data import loader
+from tunediff.core.clock import Budget, Clock
+from tunediff.core.point import Point
+from tunediff.data import loader, randomness
 from tunediff.distributed import World
-from tunediff.points import Point
 from tunediff.training import memory, state, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.meter import Meter
@@ -24,7 +23,7 @@ from tunediff.training.observer import Observer
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
 from tunediff.training.precision import Amp
-from tunediff.training.watched import watched
+from tunediff.training.read_tracking import watched
 
 Facts = Callable[[], Mapping[str, Any]]
 """What a workload gives to be called at every point: it returns values by name."""

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tunediff import randomness
+from tunediff.core.files import write_atomically
+from tunediff.core.record import CHECKPOINT
+from tunediff.data import randomness
 from tunediff.data.loader import mix
 from tunediff.distributed import World
-from tunediff.files import write_atomically
-from tunediff.record import CHECKPOINT
 
 
 @runtime_checkable

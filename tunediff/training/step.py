@@ -157,7 +157,7 @@ class OptimizerStep:
     def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         """Count a step that the workload has made by itself; see `Trial.record_step`."""
         if self.accumulation > 1:
-            needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.stepped(loss)"
+            needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.record_step(loss)"
             raise self.session.mistake(needs)
         self._mark_updated("stepped")
         self.loss = loss.detach()

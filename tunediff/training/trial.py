@@ -29,15 +29,15 @@ from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import hardware, losses, memory, state
 from tunediff.training.engine import Engine, Outcome
-from tunediff.training.feed import Endless
+from tunediff.training.feed import RepeatingLoader
 from tunediff.training.observer import Shown
 from tunediff.training.session import Facts
 
-__all__ = ["Facts", "Outcome", "Place", "Trial", "run"]
+__all__ = ["Facts", "Outcome", "Shard", "Trial", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Shard:
     """Where this rank's items lie within a micro-batch of all ranks."""
 
     first: int
@@ -93,15 +93,15 @@ class Trial:
         return self.engine.warming_up
 
     @property
-    def last_pass(self) -> bool:
+    def sync_gradients(self) -> bool:
         """Whether this batch is the last of its optimizer step: where gradients are complete and weights change."""
         return self.engine.step.sync_gradients
 
     @property
-    def place(self) -> Place:
+    def shard(self) -> Shard:
         """This rank's part of every micro-batch."""
         count = self.config.loader.batch_size // (self.config.loader.accumulation * self.replicas.size)
-        return Place(self.replicas.rank * count, count, count * self.replicas.size)
+        return Shard(self.replicas.rank * count, count, count * self.replicas.size)
 
     @property
     def replicas(self) -> World:
@@ -158,7 +158,7 @@ class Trial:
         for one in kept.values():
             self.engine.strategy.keeps(one)
 
-    def exports(self, model: nn.Module) -> None:
+    def export_model(self, model: nn.Module) -> None:
         """The model that is the result, where it is not the prepared one: averaged weights, for example."""
         self.engine.result = model
 
@@ -237,7 +237,7 @@ class Trial:
         """
         self.engine.step.step(loss, optimizer, clip_norm)
 
-    def stepped(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def record_step(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Instead of `step`: the workload has called `loss.backward()` and its optimizer itself.
 
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
@@ -248,8 +248,8 @@ class Trial:
     def randn_like(self, mine: Tensor) -> Tensor:
         """Standard normal numbers of the shape of this rank's part of a batch, drawn for the whole batch from `rng`, so
         that the number of ranks does not change them."""
-        whole = (self.place.total, *mine.shape[1:])
-        return torch.randn(whole, generator=self.rng, device=mine.device)[self.place.mine]
+        whole = (self.shard.total, *mine.shape[1:])
+        return torch.randn(whole, generator=self.rng, device=mine.device)[self.shard.mine]
 
     # ------------------------------------------------------------------------------------------------------ the loop
     def batches(
@@ -283,8 +283,8 @@ class Trial:
         engine = self.engine
         engine.program.on_source(engine, None, {})
 
-        def build(start: int) -> Endless:
-            feed = Endless(batches, self.device)
+        def build(start: int) -> RepeatingLoader:
+            feed = RepeatingLoader(batches, self.device)
             each = int(self.world.agree(samples if samples is not None else feed.samples))
             engine.samples_per_step = each * self.replicas.size * self.config.loader.accumulation
             return feed

@@ -13,9 +13,9 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff import record
 from tunediff.config import ConfigError, Systems
-from tunediff.files import write_atomically
+from tunediff.core import record
+from tunediff.core.files import write_atomically
 
 NAME = "weights.safetensors"
 """What a finished training leaves."""

@@ -19,7 +19,7 @@ import tunediff
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
 from tunediff.tuning import _RAY_ENVIRONMENT
-from tunediff.tuning.resources import Machine, Place
+from tunediff.tuning.resources import Machine, Placement
 
 ANSWER_S = 180.0
 """That a node has to answer in: the first time it unpacks our package and imports Ray's workers."""
@@ -92,7 +92,7 @@ def may_come() -> list[Machine]:
     ]
 
 
-def ask(place: Place, size: int) -> None:
+def ask(place: Placement, size: int) -> None:
     """Ask the autoscaler for room for so many workers; without one nobody hears it.
 
     It keeps such nodes until it is asked for something else: 0 workers withdraw the request.
@@ -136,7 +136,7 @@ def watched(ids: Sequence[str]) -> Iterator[list[str]]:
         over.set()
 
 
-def lacks(place: Place) -> str:
+def lacks(place: Placement) -> str:
     """What workers that are not there yet wait for, in words: for room on their nodes, or only to start."""
     if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
         return "they have their place and start"
@@ -236,7 +236,7 @@ def _read(path: str) -> str:
 def _check_files(plain: Lines, evaluates: bool) -> str:
     try:
         config = cfg.from_dict(plain, "baseline")
-        if (check := cfg.of(config).offers("check_files")) is not None:
+        if (check := cfg.of(config).get_hook("check_files")) is not None:
             check(config.knobs, evaluates)
     except ConfigError as error:
         return str(error)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunediff import cli, record, results
+from tunediff import analysis
 from tunediff import config as cfg
-from tunediff import space as spaces
-from tunediff.progress import harmless
-from tunediff.results import Results, confirmation
-from tunediff.results.confirmation import Confirmation
-from tunediff.space import SearchSpace
-from tunediff.space.model import LONGER_SEEDS
+from tunediff import search_space as spaces
+from tunediff.analysis import Results, confirmation
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.core import record, text
+from tunediff.core.progress import log_exceptions
+from tunediff.search_space import SearchSpace
+from tunediff.search_space.model import LONGER_SEEDS
 from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Listener
 
@@ -53,7 +54,7 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
             budget_s, limits = found.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
             deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
-            limits |= {"per_trial": cli.exactly(budget_s), "deadline": cli.exactly(deadline_s)}
+            limits |= {"per_trial": text.format_exact(budget_s), "deadline": text.format_exact(deadline_s)}
             content |= {
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
@@ -66,7 +67,7 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
 
 def pending(folder: Path, space: SearchSpace) -> bool:
     """Whether the finalists of the search in `folder` are still to be told from its baseline, or to run for longer."""
-    found = results.read(folder)
+    found = analysis.read(folder)
     prepared = prepare(found) if space.confirm is not None else None
     if prepared is None:
         return False
@@ -79,15 +80,15 @@ def has_time(found: Results, folder: Path, space: SearchSpace) -> bool:
     """Whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
     if (total_s := found.space.budget.total_s) is None:
         return True
-    ended = [trial for trial in results.read(folder).trials if trial.finished] or found.trials
-    run_s = max([space.longest_s, *(sum(results.seconds_of(trial).values()) for trial in ended)])
+    ended = [trial for trial in analysis.read(folder).trials if trial.finished] or found.trials
+    run_s = max([space.longest_s, *(sum(analysis.seconds_of(trial).values()) for trial in ended)])
     round_s = run_s * len(space.candidates) / space.seeds
     return experiment.all_spent_s(found.folder) + round_s <= total_s
 
 
 def over(found: Results, folder: Path) -> bool:
     """Whether the runs in `folder` have told what they can about the search `found`."""
-    runs = results.read(folder)
+    runs = analysis.read(folder)
     return bool(runs.trials) and confirmation.confirm(found, runs).over
 
 
@@ -100,24 +101,24 @@ def run(
     Raises `StoppedError` when the folder cannot be written.
     """
     from tunediff.tuning import rounds  # imports Ray
-    from tunediff.tuning.dashboard import Board
+    from tunediff.tuning.dashboard import RayDashboardReporter
     from tunediff.tuning.messages import Plan
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
-    rivals = [rounds.Rival(space.config(point), point) for point in points]
-    plan, board = Plan.of(space, folder, slots.prefix), Board(folder, space, slots.actors)
+    rivals = [rounds.Candidate(space.config(point), point) for point in points]
+    plan, board = Plan.of(space, folder, slots.prefix), RayDashboardReporter(folder, space, slots.actors)
 
     heard = 0
 
     def decided() -> bool:
         nonlocal heard
-        runs = results.read(folder)
+        runs = analysis.read(folder)
         if not runs.trials:
             return not has_time(found, folder, space)
         told = confirmation.confirm(found, runs)
         if told.look.rounds > heard:
             heard = told.look.rounds
-            harmless("how far the confirming runs are", tell, told)
+            log_exceptions("how far the confirming runs are", tell, told)
         return told.over or not has_time(found, folder, space)
 
     with experiment.noted(folder):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli, record
-from tunediff.files import plain
-from tunediff.progress import harmless
-from tunediff.space import SearchSpace
+from tunediff.core import record, text
+from tunediff.core.files import plain
+from tunediff.core.progress import log_exceptions
+from tunediff.search_space import SearchSpace
 
 Listener = Callable[[str, str, Mapping[str, Any]], None]
 """Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray Tune has them."""
@@ -23,14 +23,14 @@ Listener = Callable[[str, str, Mapping[str, Any]], None]
 def tell_all(listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]) -> None:
     """Tell every listener; what is only shown must not end a night of trials."""
     for listener in listeners:
-        harmless(f"{event} of {name}", listener, event, name, content)
+        log_exceptions(f"{event} of {name}", listener, event, name, content)
 
 
 WIDTH = 200
 """Characters of a task's name."""
 
 
-class Board:
+class RayDashboardReporter:
     """Tells Ray's pages what happens."""
 
     def __init__(self, folder: Path, space: SearchSpace, slots: Sequence[Any]) -> None:
@@ -50,12 +50,12 @@ class Board:
         trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
         drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in schema.knobs}
         changed = self._space.changed(drawn)
-        knobs = cli.knobs({knob: value for knob, value in changed.items() if knob in drawn})
+        knobs = text.knobs({knob: value for knob, value in changed.items() if knob in drawn})
         words = [name, event if event == "start" else ""]
         if trial is not None and event != "start" and trial.points:
             last = trial.points[-1]
             if self._space.evaluates and self._space.metric in last:
-                words.append(f"{last.get('label', self._space.label)} {cli.number(last[self._space.metric])}")
+                words.append(f"{last.get('label', self._space.label)} {text.number(last[self._space.metric])}")
             words.append(f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f} {self._space.workload.unit}/s")
         if trial is not None and event == "end":
             words.insert(1, trial.status or "ended")

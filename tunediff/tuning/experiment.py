@@ -32,13 +32,14 @@ from urllib.parse import quote
 
 import yaml
 
-from tunediff import cli, environment, record
+from tunediff import cli
 from tunediff import config as cfg
-from tunediff import space as spaces
+from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.files import has_locks, write_text
-from tunediff.progress import harmless
-from tunediff.space import SearchSpace
+from tunediff.core import environment, record, text
+from tunediff.core.files import has_locks, write_text
+from tunediff.core.progress import log_exceptions
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
 
@@ -65,7 +66,7 @@ def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, wh
         print(f"error: {why}", file=sys.stderr)
         return cli.FAILED
     said = "\ninterrupted" if by_hand else f"error: {why}"
-    resume = cli.command(module, "--resume", folder.name, *where, storage=folder.parent)
+    resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
     print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
     return cli.INTERRUPTED if by_hand else cli.FAILED
 
@@ -217,7 +218,7 @@ def cluster(address: str | None) -> Iterator[Any]:
             if address is not None:
                 raise
             why = " ".join(str(error).split()) or type(error).__name__
-            raise NotStartedError(f"Ray did not start: {cli.cut(why, 300)}") from error
+            raise NotStartedError(f"Ray did not start: {text.truncate(why, 300)}") from error
     try:
         yield context
     finally:
@@ -227,8 +228,8 @@ def cluster(address: str | None) -> Iterator[Any]:
 
 
 def _of_cluster(
-    folder: Path, share: Callable[..., resources.Share], configs: Sequence[Systems], evaluates: bool
-) -> tuple[resources.Share, Nodes]:
+    folder: Path, share: Callable[..., resources.ResourcePartition], configs: Sequence[Systems], evaluates: bool
+) -> tuple[resources.ResourcePartition, Nodes]:
     """What the cluster gives that Ray is connected to, and its nodes as of whenever one looks.
 
     Raises `ConfigError` where it has no room, or a node does not see the folder, or lacks data or weights.
@@ -248,7 +249,7 @@ def _of_cluster(
 
 @contextlib.contextmanager
 def workers(
-    folder: Path, share: Callable[..., resources.Share], address: str | None, warm: Systems | None,
+    folder: Path, share: Callable[..., resources.ResourcePartition], address: str | None, warm: Systems | None,
     greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
     """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
@@ -260,7 +261,7 @@ def workers(
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
         from tunediff.tuning import slot  # imports Ray, which takes seconds
 
-        harmless("the start", greet, context)
+        log_exceptions("the start", greet, context)
         with contextlib.ExitStack() as stack:
             given, nodes = here, None
             if given is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tunediff.tuning.messages import Kind
+from tunediff.tuning.messages import WorkerGroupSpec
 
 
-def run_group(slot: str, generation: str, kind: Kind, storage: str, here: str) -> None:
+def run_group(slot: str, generation: str, kind: WorkerGroupSpec, storage: str, here: str) -> None:
     """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files; `here`: that
     the workers work in. Raises when a worker fails.
     """

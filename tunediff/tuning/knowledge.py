@@ -9,7 +9,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Values
-from tunediff.record import End, TrialRecord
+from tunediff.core.record import End, TrialRecord
 
 UNKNOWN = 1e9
 """Worse than any objective is likely to be: of a perplexity, thousands are a result."""
@@ -107,7 +107,7 @@ def used(known: TrialRecord, cost: str) -> list[float]:
     return [float(value) for value in told if value is not None and 0 < value < math.inf]
 
 
-def forerunner(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:
+def smaller_oom_trial(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:
     """A trial that ran out of memory by its own needs and needed no more than `config` does; None: there is none."""
     return next((one for one in records if teaches_memory(one) and needs_at_least(config, one.config)), None)
 
@@ -120,7 +120,7 @@ def teaches_memory(record: TrialRecord) -> bool:
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
     """Why there is no point in running `config`, given the trials so far; empty: there may be."""
     records = list(records)
-    if (before := forerunner(config, records)) is None:
+    if (before := smaller_oom_trial(config, records)) is None:
         return ""
     guess, unit = predicted_mib(config, records), cfg.find(config["workload"]).unit
     words = f", about {guess:,.0f} MiB" if guess is not None else ""

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tunediff.files import home
+from tunediff.core.files import home
 
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""

@@ -14,26 +14,26 @@ from typing import Any, Literal
 import ray
 
 from tunediff import config as cfg
-from tunediff import record
-from tunediff.clock import Budget
 from tunediff.config import Lines, Systems, Values
-from tunediff.points import Point
-from tunediff.record import End
-from tunediff.space import SearchBudget, SearchSpace
-from tunediff.tuning.resources import Place
+from tunediff.core import record
+from tunediff.core.clock import Budget
+from tunediff.core.point import Point
+from tunediff.core.record import End
+from tunediff.search_space import SearchBudget, SearchSpace
+from tunediff.tuning.resources import Placement
 
 NAMESPACE = "tunediff"
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class WorkerGroupSpec:
     """What the processes of a group are started with and keep."""
 
     size: int
     """`parallel.workers`: as many processes, or one with `place.each` devices."""
     keep_freed: bool
     """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
-    place: Place = dataclasses.field(default_factory=Place)
+    place: Placement = dataclasses.field(default_factory=Placement)
     cudnn_benchmark: bool = False
     """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape, however the setting
     changes. Without a GPU, where it changes nothing, always False."""
@@ -43,7 +43,7 @@ class Kind:
         object.__setattr__(self, unused, False)
 
     @classmethod
-    def of(cls, config: Systems, place: Place) -> Kind:
+    def of(cls, config: Systems, place: Placement) -> WorkerGroupSpec:
         """The kind that a configuration's training needs."""
         return cls(config.parallel.workers, config.memory.keep_freed, place, config.precision.cudnn_benchmark)
 
@@ -105,7 +105,7 @@ class Job:
     config: Lines
     """As `config.to_dict` writes it."""
     budget: Budget
-    kind: Kind
+    kind: WorkerGroupSpec
     fresh: bool = False
     """Whether it needs processes that have trained nothing, which then train nothing else."""
     evaluates: bool = True
@@ -120,7 +120,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class Assignment:
     """What a group is told to do next."""
 
     serial: str = ""

@@ -9,10 +9,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tunediff import config as cfg
-from tunediff.clock import Budget
 from tunediff.config import Systems
+from tunediff.core.clock import Budget
+from tunediff.core.files import write_text
 from tunediff.distributed import World
-from tunediff.files import write_text
 from tunediff.profiling import trace
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -29,7 +29,7 @@ class _Stepping(Observer):
         super().__init__()
         self._profiler = profiler
 
-    def stepped(self) -> None:
+    def after_step(self) -> None:
         self._profiler.step()
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tunediff import cli
-from tunediff.tuning.resources import Machine, Place, Share
+from tunediff.core import text
+from tunediff.tuning.resources import Machine, Placement, ResourcePartition
 
 LOOK_S = 2.0
 """Between two looks at which nodes there are."""
@@ -15,11 +15,11 @@ PATIENCE_S = 60.0
 """After which a trial that finds no room says so; then after longer and longer."""
 
 
-class Seat(NamedTuple):
+class Allocation(NamedTuple):
     """What a trial gets."""
 
     slot: int
-    place: Place
+    place: Placement
 
 
 class Pool:
@@ -29,8 +29,8 @@ class Pool:
     """
 
     def __init__(
-        self, share: Share, look: Callable[[], Iterable[Machine]] | None = None,
-        ask: Callable[[Place, int], None] = lambda place, size: None,
+        self, share: ResourcePartition, look: Callable[[], Iterable[Machine]] | None = None,
+        ask: Callable[[Placement, int], None] = lambda place, size: None,
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
     ) -> None:  # fmt: skip
         """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers, which holds
@@ -41,10 +41,10 @@ class Pool:
         self._heard, self._freed = taken, freed
         self._looked = time.monotonic()
         self._taken: dict[int, dict[Machine, int]] = {}
-        self._last: dict[int, tuple[Place, int]] = {}  # what a slot's workers were started for: they are still warm
+        self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
         self._due = 0.0
-        self._requested: Place | None = None
+        self._requested: Placement | None = None
 
     @property
     def unsteady(self) -> bool:
@@ -60,7 +60,7 @@ class Pool:
         """Whether the smallest trial finds a seat."""
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
-    def take(self, size: int, waits: bool = True, together: bool = False) -> Seat | None:
+    def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
         """A seat for a trial of so many workers, or of one with their devices (`together`); None: it has to wait, if it
         `waits`."""
         now = time.monotonic()
@@ -77,7 +77,7 @@ class Pool:
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
         self._taken[slot], self._last[slot] = found, (place, size)
         self._heard(slot)
-        return Seat(slot, place)
+        return Allocation(slot, place)
 
     def give(self, slot: int, used: bool = True) -> None:
         """The trial on this slot is over; nobody is told of it if there was none."""
@@ -120,12 +120,12 @@ class Pool:
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
             free = "; ".join(f"{one.name or 'this machine'}: {self._free(one)}" for one in self._machines) or "no nodes"
-            waited = cli.seconds(now - self._waits)
-            self.say(f"the next trial waits for {waited}: it needs {cli.some(size, unit)}; free: {free}")
+            waited = text.seconds(now - self._waits)
+            self.say(f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free: {free}")
 
     def _request(self, size: int, together: bool) -> None:
         """Ask for nodes where there are too few even if all were free."""
         if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
-            machines, alike = self._machines or self._share.machines, Place(gpu=self._share.gpu)
+            machines, alike = self._machines or self._share.machines, Placement(gpu=self._share.gpu)
             self._requested = self._share.place(machines, size, together) if machines else alike
             self._ask(self._requested, size // self._requested.each)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
-from tunediff.machine import cores, gpus
-from tunediff.space import SearchSpace
+from tunediff.core.machine import cores, gpus
+from tunediff.search_space import SearchSpace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Placement:
     """Where the workers of a trial run, and what each of them gets."""
 
     nodes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Place:
     """GPUs of each: several of the one worker that `parallel.strategy: dp` has."""
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Place:
+    def of(cls, plain: Mapping[str, Any]) -> Placement:
         """What `dataclasses.asdict` made of one, JSON or not."""
         return cls(**{**plain, "nodes": tuple(plain["nodes"])})
 
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class ResourcePartition:
     """The machines that a search uses, and how it divides them."""
 
     machines: tuple[Machine, ...]
@@ -88,7 +88,7 @@ class Share:
         fitting = [one for one in machines if self.units(one) and (not self.gpu or not ours or one.accelerator in ours)]
         return tuple(sorted(fitting, key=lambda one: (-self.units(one), -one.cores, one.name, one.id)))
 
-    def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Place:
+    def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
         """Of a trial of `size` workers on these machines: on one, its own ratio of cores to GPUs; on several, the
         least of them. `together`: of one worker with as much as they would have."""
         alone = self.whole and len(machines) == 1
@@ -99,7 +99,7 @@ class Share:
         threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
         each = size if together else 1
         ids = tuple(machine.id for machine in machines if machine.id)
-        return Place(ids, round(each * cpus, 2), self.gpu, each * threads, each)
+        return Placement(ids, round(each * cpus, 2), self.gpu, each * threads, each)
 
     @property
     def slots(self) -> int:
@@ -144,7 +144,7 @@ def values_of(space: SearchSpace, name: str) -> set[Any]:
     return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
 
 
-def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> Share:
+def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> ResourcePartition:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
     protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
@@ -164,7 +164,7 @@ def gpu_only(config: Systems) -> list[str]:
 def divided(
     machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str, alone: bool = False,
     may_come: Sequence[Machine] = (), strategies: Iterable[str] = (),
-) -> Share:  # fmt: skip
+) -> ResourcePartition:  # fmt: skip
     """The machines for trials of these world sizes, the largest last, of these values (see `gpu_only`) and
     `parallel.strategy`s.
 
@@ -178,7 +178,7 @@ def divided(
         kinds[machine.accelerator] = kinds.get(machine.accelerator, 0) + machine.gpus
     kind = max(kinds, key=lambda name: kinds[name]) if kinds else ""
     one_kind = [one for one in machines if not gpu or one.accelerator == kind]
-    found = Share((), tuple(sizes), gpu, alone or not gpu)
+    found = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
     found = dataclasses.replace(found, machines=found.usable(one_kind))
     limit = max(sum(map(found.units, some)) for some in (found.machines, may_come))
     there = "; ".join(map(str, machines)) or "no nodes"
@@ -208,7 +208,7 @@ def _check_dp(size: int, most: int, gpu: bool, there: str, source: str) -> None:
         raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {there}")
 
 
-def _notes(share: Share, machines: Sequence[Machine]) -> Iterable[str]:
+def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[str]:
     """What of a cluster is not used, and whether what is used is alike."""
     for machine in machines:
         if machine not in share.machines:

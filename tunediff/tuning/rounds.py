@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tunediff import config as cfg
-from tunediff import record
+from tunediff.analysis import failed
 from tunediff.config import Systems, Values
-from tunediff.environment import unwritable
-from tunediff.record import TrialRecord
-from tunediff.results import failed
+from tunediff.core import record
+from tunediff.core.environment import unwritable
+from tunediff.core.record import TrialRecord
 from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.experiment import StoppedError
 from tunediff.tuning.messages import Plan
-from tunediff.tuning.pool import Pool, Seat
+from tunediff.tuning.pool import Allocation, Pool
 
 
 @dataclasses.dataclass(frozen=True)
-class Rival:
+class Candidate:
     """A configuration, and what its journals say was drawn; its seed is that of its first round."""
 
     config: Systems
@@ -39,7 +39,7 @@ def name_of(place: int, number: int, rivals: int) -> str:
 
 def run(
     folder: Path,
-    rivals: Sequence[Rival],
+    rivals: Sequence[Candidate],
     most: int,
     plan: Plan,
     pool: Pool,
@@ -65,7 +65,7 @@ def run(
 
 
 def _run(
-    folder: Path, rival: Rival, place: int, number: int, rivals: int, plan: Plan, pool: Pool,
+    folder: Path, rival: Candidate, place: int, number: int, rivals: int, plan: Plan, pool: Pool,
     listeners: Sequence[Listener],
 ) -> TrialRecord:  # fmt: skip
     """One run, unless its journal has its end already."""
@@ -91,7 +91,7 @@ def _run(
     return known
 
 
-def _seat(pool: Pool, size: int, together: bool) -> Seat:
+def _seat(pool: Pool, size: int, together: bool) -> Allocation:
     """One for so many workers, as soon as nodes that are there have room."""
     while (seat := pool.take(size, together=together)) is None:
         time.sleep(1.0)

@@ -15,12 +15,12 @@ from optuna.trial import FixedTrial, Trial, TrialState
 from ray.tune.search import Searcher as RaySearcher
 
 from tunediff import config as cfg
-from tunediff import environment, record
-from tunediff import space as spaces
+from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems, Values
-from tunediff.record import End, TrialRecord
-from tunediff.space import Draw, SearchSpace, to_params
-from tunediff.space.model import combinations
+from tunediff.core import environment, record
+from tunediff.core.record import End, TrialRecord
+from tunediff.search_space import Draw, SearchSpace, to_params
+from tunediff.search_space.model import combinations
 from tunediff.tuning import knowledge, messages, warm_start
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.sampling import default_sampler
@@ -275,7 +275,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             if why and ("seed" in trial.user_attrs or not listed):
                 self._know(config, "ruled out")
                 trial.set_user_attr("ruled_out", why)
-                self.study.tell(trial, self._penalty(knowledge.forerunner(cfg.flat(config), self._records)))
+                self.study.tell(trial, self._penalty(knowledge.smaller_oom_trial(cfg.flat(config), self._records)))
                 continue
             drawn = Drawn(f"t{self._next:04d}", trial, values)
             self._next += 1
@@ -390,7 +390,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             trial.set_user_attr("penalty", True)
             skipped = known.status == "skipped"
             self.study.tell(
-                trial, self._penalty(knowledge.forerunner(known.config, self._records) if skipped else known)
+                trial, self._penalty(knowledge.smaller_oom_trial(known.config, self._records) if skipped else known)
             )
 
     def _values(self, known: TrialRecord) -> list[float] | None:

@@ -2,7 +2,7 @@
 
 Starting workers takes longer than a short trial: a controller and every worker start Python and import torch, one after
 the other. So a group stays, and its workers take one job after the other from their slot. A job that needs another
-`Kind` of group, that compiles, or that follows a fault gets a fresh one. The slot itself is an actor that imports no
+`WorkerGroupSpec`, that compiles, or that follows a fault gets a fresh one. The slot itself is an actor that imports no
 torch; trial drivers (Tune) and workers (Train) both talk to it, and each may die and come back.
 """
 
@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 import ray
 
 from tunediff.config import Systems
-from tunediff.files import plain
-from tunediff.points import Point
-from tunediff.record import End
+from tunediff.core.files import plain
+from tunediff.core.point import Point
+from tunediff.core.record import End
 from tunediff.tuning import cluster
 from tunediff.tuning.group import run_group
-from tunediff.tuning.messages import NAMESPACE, Decision, Event, Job, Kind, Lost, Order
+from tunediff.tuning.messages import NAMESPACE, Assignment, Decision, Event, Job, Lost, WorkerGroupSpec
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Share
+from tunediff.tuning.resources import ResourcePartition
 
 POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
 IDLE_S = 5.0  # workers without a job keep their devices for so long where other slots may want them
@@ -51,7 +51,7 @@ class Slot:
         self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
-        self._group_kind, self._group_fresh = Kind(0, False), False
+        self._group_kind, self._group_fresh = WorkerGroupSpec(0, False), False
         self._arrived, self._started = False, 0.0  # whether its workers are there, and since when they should be
         self._retired: set[str] = set()
 
@@ -59,7 +59,7 @@ class Slot:
         job = self._job.name if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
-    async def warm(self, kind: Kind) -> None:
+    async def warm(self, kind: WorkerGroupSpec) -> None:
         """Start a group before there is a job for it."""
         async with self._turn:
             if self._group is None:
@@ -132,16 +132,16 @@ class Slot:
                 await self._kill("the search ends")
 
     # ---- for workers
-    async def take(self, generation: str, done: str) -> Order | None:
+    async def take(self, generation: str, done: str) -> Assignment | None:
         """The next job, which is not `done`, or to leave when the group is no longer wanted; None: ask again."""
 
         self._arrived = self._arrived or generation == self._generation
 
-        def next_order() -> Order | None:
+        def next_order() -> Assignment | None:
             if generation in self._retired or generation != self._generation:
-                return Order()
+                return Assignment()
             if self._job is not None and not self._ended and self._serial != done:
-                return Order(self._serial, self._job)
+                return Assignment(self._serial, self._job)
             return None
 
         return await self._wait(next_order)
@@ -189,7 +189,7 @@ class Slot:
         return answer
 
     # ---- the group
-    def _start(self, kind: Kind, fresh: bool) -> None:
+    def _start(self, kind: WorkerGroupSpec, fresh: bool) -> None:
         self._generation = uuid.uuid4().hex[:8]
         self._group_kind, self._group_fresh = kind, fresh
         self._arrived, self._started = False, time.monotonic()
@@ -296,7 +296,7 @@ def own_cluster() -> dict[str, str]:
 class Slots:
     """The slots of a session: actors, as many as trials have run at once."""
 
-    def __init__(self, folder: Path, share: Share, nodes: cluster.Nodes | None = None) -> None:
+    def __init__(self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None) -> None:
         """`folder`: of the search; Ray Train's own files lie in it. `nodes`: of a cluster, whenever one looks."""
         # Several searches may share a cluster, where a name must be its own.
         self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
@@ -312,7 +312,7 @@ class Slots:
         seats = []
         while (seat := self.pool.take(config.parallel.workers, waits=False)) is not None:
             seats.append(seat)
-            self.actors[seat.slot].warm.remote(Kind.of(config, seat.place))
+            self.actors[seat.slot].warm.remote(WorkerGroupSpec.of(config, seat.place))
         for seat in seats:
             self.pool.give(seat.slot, used=False)
             self._free(seat.slot, WARM_S)
@@ -341,7 +341,9 @@ class Slots:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, share: Share, warm: Systems | None, nodes: cluster.Nodes | None = None) -> Iterator[Slots]:
+def opened(
+    folder: Path, share: ResourcePartition, warm: Systems | None, nodes: cluster.Nodes | None = None
+) -> Iterator[Slots]:
     """Slots for what runs in `folder`; `warm`: what the first trials train, if their workers may start now."""
     slots = Slots(folder, share, nodes)
     try:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from tunediff.analysis import RATE
+from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.record import TrialRecord
-from tunediff.results import RATE
-from tunediff.results.noise import pooled
-from tunediff.space import SearchSpace
+from tunediff.core.record import TrialRecord
+from tunediff.search_space import SearchSpace
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.trial import reported
 
@@ -56,7 +56,7 @@ class PointValues:
         return behind <= (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
 
 
-class Fair(FIFOScheduler):  # type: ignore[misc]
+class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
     """A rule that all trials are held against and all but the baseline, on whatever seed, are judged by.
 
     Every figure of a search is told beside the finished baseline: stopped early, it would leave none. The rule does not

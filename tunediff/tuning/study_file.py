@@ -13,7 +13,7 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from tunediff.files import has_locks
+from tunediff.core.files import has_locks
 from tunediff.tuning import experiment
 
 log = logging.getLogger(__name__)

@@ -17,18 +17,18 @@ from ray import tune
 from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff import config as cfg
-from tunediff import record
 from tunediff.config import Systems, Values
-from tunediff.environment import DISK_FAULTS
-from tunediff.files import write_text
-from tunediff.points import Point
-from tunediff.progress import DOING
-from tunediff.record import End
-from tunediff.space import SearchSpace
+from tunediff.core import record
+from tunediff.core.environment import DISK_FAULTS
+from tunediff.core.files import write_text
+from tunediff.core.point import Point
+from tunediff.core.progress import DOING
+from tunediff.core.record import End
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import cluster, messages
-from tunediff.tuning.messages import Job, Kind, Lost, Plan, drawn, get
-from tunediff.tuning.pool import PATIENCE_S, Seat
-from tunediff.tuning.resources import Place
+from tunediff.tuning.messages import Job, Lost, Plan, WorkerGroupSpec, drawn, get
+from tunediff.tuning.pool import PATIENCE_S, Allocation
+from tunediff.tuning.resources import Placement
 
 ATTEMPTS = 2
 """Worker groups a trial may use up: a killed worker is not the configuration's fault, a second one is suspicious."""
@@ -71,11 +71,11 @@ def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
     is to let the workers train on.
     """
     values = drawn(params)
-    seat = Seat(params["slot"], Place.of(params["place"]))
+    seat = Allocation(params["slot"], Placement.of(params["place"]))
     yield from follow(params["trial"], plan.configuration(values), values, seat, plan)
 
 
-def follow(name: str, config: Systems, values: Values, seat: Seat, plan: Plan) -> Iterator[Reported]:
+def follow(name: str, config: Systems, values: Values, seat: Allocation, plan: Plan) -> Iterator[Reported]:
     """`points`, of a configuration of whatever workload; `values`: what its journal says was drawn.
 
     It has no end where a node of its seat was lost: whoever gave the seat gives it another one; see `record.was_lost`.
@@ -124,17 +124,18 @@ def _lost(folder: Path) -> list[record.Line]:
     return [event for event in record.events(folder) if event["event"] == "lost"]
 
 
-def job_of(name: str, key: str, folder: Path, config: Systems, place: Place, plan: Plan) -> Job:
+def job_of(name: str, key: str, folder: Path, config: Systems, place: Placement, plan: Plan) -> Job:
     """What the workers get to do."""
     return Job(
         name=name, key=key, folder=folder, config=cfg.to_dict(config), budget=plan.budget.of(config.devices),
-        kind=Kind.of(config, place), fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
+        kind=WorkerGroupSpec.of(config, place),
+        fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
         evaluates=plan.evaluates, keeps=plan.evaluates, profile_steps=plan.profile_steps, final=plan.final,
     )  # fmt: skip
 
 
 def _until_ended(
-    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path, place: Place
+    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path, place: Placement
 ) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
     cursor, waiting = 0, Waiting(folder, place)
@@ -169,7 +170,7 @@ def _until_ended(
 class Waiting:
     """Tells, in the journal and for the console, for what a group of workers waits longer than a minute."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
+    def __init__(self, folder: Path, place: Placement) -> None:
         self._folder, self._place, self._told = folder, place, False
 
     def tell(self, waited_s: float) -> None:

@@ -14,15 +14,15 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
-from tunediff.environment import unwritable
-from tunediff.record import TrialRecord, read_trials
-from tunediff.space import SearchSpace
+from tunediff.core.environment import unwritable
+from tunediff.core.record import TrialRecord, read_trials
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import experiment
-from tunediff.tuning.dashboard import Board, Listener, tell_all
+from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
 from tunediff.tuning.slot import Slots, beside
-from tunediff.tuning.stopping import Fair
+from tunediff.tuning.stopping import BaselineExemptScheduler
 from tunediff.tuning.trial import Driver
 
 
@@ -35,7 +35,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
     searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
-    listeners = (listener, Board(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
+    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
@@ -72,7 +72,7 @@ def _of_driver() -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))
 
 
-def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Fair | None:
+def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> BaselineExemptScheduler | None:
     """Tune's scheduler that stops hopeless trials by fractions of their budgets, or None. Rungs lie at evaluations.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
@@ -80,9 +80,9 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Fair |
     """
     spent = {"time_attr": "fraction", "grace_period": GRACE}
     if space.early_stopping == "asha":
-        return Fair(ASHAScheduler(max_t=1, reduction_factor=2, **spent), space, earlier)
+        return BaselineExemptScheduler(ASHAScheduler(max_t=1, reduction_factor=2, **spent), space, earlier)
     if space.early_stopping == "median":
-        return Fair(MedianStoppingRule(min_samples_required=3, **spent), space, earlier)
+        return BaselineExemptScheduler(MedianStoppingRule(min_samples_required=3, **spent), space, earlier)
     return None
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff import environment, record
-from tunediff import space as spaces
+from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Values
-from tunediff.record import TrialRecord
-from tunediff.space import SearchSpace
+from tunediff.core import environment, record
+from tunediff.core.record import TrialRecord
+from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge
 
 
 @dataclasses.dataclass(frozen=True)
-class Lesson:
+class PriorTrial:
     """A trial of an earlier search that a space can express."""
 
     origin: str
@@ -34,7 +34,7 @@ class Lesson:
         return not self.doubts
 
 
-def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Lesson]:
+def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[PriorTrial]:
     """The trials of the search in `folder` that ended in a result, the best first, and then known failures.
 
     `device`: "cpu" or "cuda", what this search trains on. Raises `ConfigError` if it cannot be read.
@@ -53,7 +53,7 @@ def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Lesso
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
             doubts = ["knobs that are not searched have other values"]
         doubts += environment.differences(trial.environment, device)
-        found.append(Lesson(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
+        found.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return found
 
 

@@ -18,14 +18,14 @@ import ray.train.torch
 import torch
 
 from tunediff import config as cfg
-from tunediff import environment, record
-from tunediff.clock import Clock
 from tunediff.config import code
 from tunediff.config.systems import Precision, Systems
+from tunediff.core import environment, record
+from tunediff.core.clock import Clock
+from tunediff.core.point import Point
+from tunediff.core.progress import DOING, ProgressFile, subscribe
+from tunediff.core.record import End, NotFiniteError
 from tunediff.distributed import World
-from tunediff.points import Point
-from tunediff.progress import DOING, Noted, heard
-from tunediff.record import End, NotFiniteError
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
@@ -90,7 +90,7 @@ def _import_what_trials_need(device: torch.device) -> None:
     import torchvision  # noqa: F401
 
 
-class Teller(Recorder):
+class ReportingObserver(Recorder):
     """Records a job's points, tells them to its driver, and waits for what that decides."""
 
     def __init__(self, job: Job, serial: str, slot: Any, points: int, asked: Sequence[object]) -> None:
@@ -134,7 +134,7 @@ def work(job: Job, serial: str, slot: Any, world: World) -> bool:
         _ = cfg.of(cfg.from_dict(job.config, where=job.name)).code
         settings = process_settings.read()
         nodes = job.kind.place.nodes if world.main else ()
-        with heard(doing := Noted(job.folder if world.main else None)), cluster.watched(nodes) as draining:
+        with subscribe(doing := ProgressFile(job.folder if world.main else None)), cluster.watched(nodes) as draining:
             outcome = _train(job, serial, slot, world, doing.part, draining)
         if world.main and draining and not outcome.finished:  # its checkpoint is written, and its driver goes elsewhere
             ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
@@ -211,7 +211,7 @@ def _train(
     with a checkpoint once there is something in it."""
     config: Systems = cfg.from_dict(job.config, where=job.name)
     clock = Clock(job.budget, world.synchronize, told=told)
-    teller = Teller(job, serial, slot, config.evaluation.points, asked)
+    teller = ReportingObserver(job, serial, slot, config.evaluation.points, asked)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         teller.journal.write(

@@ -9,8 +9,8 @@ from torch import nn
 from torchvision.models import resnet as theirs
 
 from tunediff import config as cfg
-from tunediff import networks
 from tunediff.config import ConfigError
+from tunediff.evaluation import networks
 from tunediff.workloads.classification import libraries, train
 from tunediff.workloads.classification.knobs import OWN, check_files
 

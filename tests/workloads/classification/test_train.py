@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
+from tunediff.core.record import NotFiniteError
 from tunediff.data.images import load
-from tunediff.record import NotFiniteError
 from tunediff.training.observer import Recorder
 from tunediff.workloads.classification import sets
 from tunediff.workloads.classification import train as classification

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tunediff import config as cfg
-from tunediff.workloads.diffusion import handoff
+from tunediff.workloads.diffusion import diffusers_export
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.unet import UNet
 
@@ -62,7 +62,7 @@ def loaded(config: Any, state: dict[str, torch.Tensor]) -> UNet:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
     config = small()
-    handoff.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict())
+    diffusers_export.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict())
     return tmp_path / "pipeline"
 
 
@@ -86,7 +86,7 @@ def test_the_weights_of_the_ddpm_authors_layout_compute_the_same(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(GOOGLE_UNET))
     (tmp_path / "scheduler_config.json").write_text(json.dumps(GOOGLE_SCHEDULER))
 
-    values, ours = handoff.read_config(tmp_path), handoff.read_unet(tmp_path)[1]
+    values, ours = diffusers_export.read_config(tmp_path), diffusers_export.read_unet(tmp_path)[1]
     config = cfg.override(cfg.baseline("cifar10"), values)
     assert cfg.differences(config, cfg.baseline("cifar10")) == {"model.dropout": 0.0}
     net = loaded(config, ours)
@@ -110,7 +110,7 @@ def test_a_pipeline_of_ours_is_the_same_network_there_and_back(tmp_path: Path, v
     diffusers = pytest.importorskip("diffusers")
     config = cfg.override(DIGITS, SMALL | values)
     ours = network(config)
-    handoff.write_pipeline(tmp_path / "p", config, ours.state_dict())
+    diffusers_export.write_pipeline(tmp_path / "p", config, ours.state_dict())
     theirs = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p").unet
     x, t = inputs(config)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_a_pipeline_of_ours_is_the_same_network_there_and_back(tmp_path: Path, v
 
     diffusers.DDPMPipeline(theirs, diffusers.DDPMScheduler(50, 0.002, 0.4)).save_pretrained(tmp_path / "again")
     for folder in ("p", "again"):
-        found, state = handoff.read_config(tmp_path / folder), handoff.read_unet(tmp_path / folder)[1]
+        found, state = diffusers_export.read_config(tmp_path / folder), diffusers_export.read_unet(tmp_path / folder)[1]
         assert {name: cfg.flat(config)[name] for name in found if "process" not in name} == {
             name: value for name, value in found.items() if "process" not in name
         }
@@ -138,7 +138,7 @@ def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dic
     diffusers = pytest.importorskip("diffusers")
     config = small(**{name.replace(".", "__"): value for name, value in process.items()})
     net = network(config)
-    handoff.write_pipeline(tmp_path / "p", config, net.state_dict())
+    diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict())
     pipe = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p")
     pipe.set_progress_bar_config(disable=True)
     steps, shape = config.process.steps, (2, 1, 8, 8)
@@ -156,7 +156,7 @@ def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dic
     assert ours.std() > 0.1
     # Their tables are cumulative products in float32, ours in float64.
     torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-4, rtol=0)
-    values = handoff.read_config(tmp_path / "p")
+    values = diffusers_export.read_config(tmp_path / "p")
     assert {name: value for name, value in values.items() if name in process} == process
 
 
@@ -165,13 +165,13 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
     config = small()
     before = (pipeline / WEIGHTS).read_bytes()
     with pytest.raises(cfg.ConfigError, match="pipeline: is not empty; allowed: a new or an empty folder"):
-        handoff.write_pipeline(pipeline, config, network(config).state_dict())
+        diffusers_export.write_pipeline(pipeline, config, network(config).state_dict())
     assert (pipeline / WEIGHTS).read_bytes() == before
     (tmp_path / "file").write_text("")
     with pytest.raises(cfg.ConfigError, match="file: is not empty"):
-        handoff.write_pipeline(tmp_path / "file", config, network(config).state_dict())
+        diffusers_export.write_pipeline(tmp_path / "file", config, network(config).state_dict())
     (tmp_path / "empty").mkdir()
-    handoff.write_pipeline(tmp_path / "empty", config, network(config).state_dict())
+    diffusers_export.write_pipeline(tmp_path / "empty", config, network(config).state_dict())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "pipeline"]
 
 
@@ -185,7 +185,7 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
 def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     config = cfg.override(DIGITS, SMALL | values)
     with pytest.raises(cfg.ConfigError, match=message):
-        handoff.write_pipeline(tmp_path / "p", config, network(config).state_dict())
+        diffusers_export.write_pipeline(tmp_path / "p", config, network(config).state_dict())
     assert not list(tmp_path.iterdir())
 
 
@@ -215,7 +215,7 @@ def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dic
 def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
     edit(pipeline / "unet" / "config.json", **values)
     with pytest.raises(cfg.ConfigError, match=f"unet/config.json: {message}"):
-        handoff.read_config(pipeline)
+        diffusers_export.read_config(pipeline)
 
 
 def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path) -> None:
@@ -225,7 +225,7 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
     with pytest.raises(
         cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"
     ):
-        handoff.read_config(pipeline)
+        diffusers_export.read_config(pipeline)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
 def test_chains_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
     edit(pipeline / "scheduler" / "scheduler_config.json", **values)
     with pytest.raises(cfg.ConfigError, match=f"scheduler_config.json: {message}"):
-        handoff.read_config(pipeline)
+        diffusers_export.read_config(pipeline)
 
 
 def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) -> None:
@@ -254,7 +254,7 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     def refused_with(tensors: dict[str, torch.Tensor], message: str) -> None:
         save_file(tensors, file)
         with pytest.raises(cfg.ConfigError, match=f"{file}: {message}"):
-            handoff.read_unet(pipeline)
+            diffusers_export.read_unet(pipeline)
 
     name = "mid_block.attentions.0.to_k.weight"
     refused_with({k: v for k, v in weights.items() if k != name}, f"{name} is missing")
@@ -262,12 +262,12 @@ def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) 
     refused_with(weights | {"class_embedding.weight": torch.zeros(1)}, "class_embedding.weight has no place")
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
-        handoff.read_unet(pipeline)
+        diffusers_export.read_unet(pipeline)
     file.unlink()
     with pytest.raises(
         cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
     ):
-        handoff.read_unet(pipeline)
+        diffusers_export.read_unet(pipeline)
 
 
 def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> None:
@@ -278,15 +278,15 @@ def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> No
     (pipeline / WEIGHTS).unlink()
     torch.save({"conv_in.weight": Evil()}, pipeline / "unet" / "diffusion_pytorch_model.bin")
     with pytest.raises(cfg.ConfigError, match="holds no plain weights"):
-        handoff.read_unet(pipeline)
+        diffusers_export.read_unet(pipeline)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pipeline_without_its_scheduler_can_start_a_training_only(pipeline: Path) -> None:
     (pipeline / "scheduler" / "scheduler_config.json").unlink()
     with pytest.raises(cfg.ConfigError, match="no scheduler_config.json, so the noise schedule"):
-        handoff.read_config(pipeline)
-    assert handoff.initial_weights(pipeline, small())["input.bias"].shape == (8,)
+        diffusers_export.read_config(pipeline)
+    assert diffusers_export.initial_weights(pipeline, small())["input.bias"].shape == (8,)
 
 
 def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_path: Path) -> None:
@@ -294,18 +294,20 @@ def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_pa
     net = network(config)
     file = tmp_path / "ema.safetensors"
     save_file(net.state_dict(), file)
-    assert all(torch.equal(tensor, net.state_dict()[n]) for n, tensor in handoff.initial_weights(file, config).items())
-    loaded(config, handoff.initial_weights(pipeline, config))
+    assert all(
+        torch.equal(tensor, net.state_dict()[n]) for n, tensor in diffusers_export.initial_weights(file, config).items()
+    )
+    loaded(config, diffusers_export.initial_weights(pipeline, config))
     for path in (file, pipeline):
         with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the model .* has 64×16"):
-            handoff.initial_weights(path, small(model__channels=16))
+            diffusers_export.initial_weights(path, small(model__channels=16))
         with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
-            handoff.initial_weights(path, small(model__attention=[8, 4]))
+            diffusers_export.initial_weights(path, small(model__attention=[8, 4]))
         with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the model"):
-            handoff.initial_weights(path, small(model__attention=[]))
+            diffusers_export.initial_weights(path, small(model__attention=[]))
     with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
-        handoff.initial_weights(pipeline, small(model__norm_groups=8))
+        diffusers_export.initial_weights(pipeline, small(model__norm_groups=8))
     with pytest.raises(cfg.ConfigError, match="none.safetensors: cannot be read"):
-        handoff.initial_weights(tmp_path / "none.safetensors", config)
+        diffusers_export.initial_weights(tmp_path / "none.safetensors", config)
     with pytest.raises(cfg.ConfigError, match="no U-Net; looked for unet/config.json and config.json"):
-        handoff.initial_weights(tmp_path, config)
+        diffusers_export.initial_weights(tmp_path, config)

@@ -19,8 +19,8 @@ from tests.helpers import (
     weights,
 )  # fmt: skip
 from tunediff import config as cfg
+from tunediff.core.record import NotFiniteError
 from tunediff.evaluation import features
-from tunediff.record import NotFiniteError
 from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder

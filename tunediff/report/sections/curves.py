@@ -10,20 +10,20 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tunediff import colors
-from tunediff.cli import number
-from tunediff.colors import BASELINE, WINNER
-from tunediff.record import TrialRecord
+from tunediff.analysis import Results, curve
+from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.statistics import mean
+from tunediff.core import colors
+from tunediff.core.colors import BASELINE, WINNER
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import number, pluralize
 from tunediff.report import style
+from tunediff.report.context import ReportContext, lead, marked, note
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
-from tunediff.report.style import Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
-from tunediff.report.subject import Subject, lead, marked, note
+from tunediff.report.style import Highlights, at_the_end, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.verdicts import comparison_table, conclusions
-from tunediff.report.words import duration, secs, short, some
-from tunediff.results import Results, curve
-from tunediff.results.comparison import Comparison, Group
-from tunediff.results.statistics import mean
+from tunediff.report.words import duration, secs, short
 
 # --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, Any]] = {
 """Colour and line of the trials that are neither baseline nor best, by how they ended."""
 
 
-def curves(subject: Subject, files: Files) -> Html | None:
+def curves(subject: ReportContext, files: Files) -> Html | None:
     """All curves, with baseline and winner on top."""
     found, base = subject.found, subject.stars.baseline
     if any(trial.points for trial in found.trials):
@@ -57,22 +57,23 @@ def curves(subject: Subject, files: Files) -> Html | None:
     end = mean(of_base)
     others = [trial for trial in ranked if base is None or trial.name != base.name]
     if subject.compared is not None:
-        said = f"{some(len(ranked), 'run has', 'runs have')} a result; their means are above."
+        said = f"{pluralize(len(ranked), 'run has', 'runs have')} a result; their means are above."
     elif end is None:
-        said = f"{some(len(ranked), 'trial has', 'trials have')} a result; the baseline has none to compare them with."
+        count = pluralize(len(ranked), "trial has", "trials have")
+        said = f"{count} a result; the baseline has none to compare them with."
     elif not others:
         so_far = "" if subject.over else " so far"
         said = f"Only the baseline has a result{so_far}. {subject.unfinished}".rstrip()
     else:
         better = sum(found.loss(trial.value(found.metric) or 0.0) < found.loss(end) for trial in others)
         side = "below" if found.falls else "above"
-        said = f"{better:,} of {some(len(others), 'other trial')} with a result "
+        said = f"{better:,} of {pluralize(len(others), 'other trial')} with a result "
         said += f"{'ends' if better == 1 else 'end'} {side} the baseline"
         said += f" (mean of its {len(of_base)} runs)." if len(of_base) > 1 else "."
     return join(lead(said), figure)
 
 
-def of_trials(found: Results, stars: Stars) -> Figure:
+def of_trials(found: Results, stars: Highlights) -> Figure:
     """The figure; the winner is marked where it is as good as the baseline at its end."""
     lines = {trial.name: curve(trial, found.metric) for trial in found.trials}
     figure, (axes,) = sheet(1, 4.7)
@@ -91,7 +92,7 @@ def of_trials(found: Results, stars: Stars) -> Figure:
     return figure
 
 
-def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], stars: Stars) -> None:
+def _crossing(axes: Axes, found: Results, base: Line, of: tuple[Line, str, str], stars: Highlights) -> None:
     """Where the winner passes the end of the baseline; when that was is not known before its first evaluation."""
     if stars.winner is None or (seconds := stars.reached_s) is None:
         return
@@ -112,7 +113,7 @@ def _kind(found: Results, trial: TrialRecord) -> str:
     return {None: "under way", "ok": "other trials", "pruned": "stopped early"}.get(trial.status, "failed")
 
 
-def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: Stars) -> None:
+def _background(axes: Axes, found: Results, lines: Mapping[str, Line], stars: Highlights) -> None:
     """All trials but those that have a colour of their own, by how they ended."""
     many = len(lines) > style.MANY
     others = [trial for trial in found.trials if lines[trial.name] and stars.color(trial.name) is None]
@@ -159,7 +160,7 @@ class _Look(TypedDict):
     zorder: NotRequired[float]
 
 
-def seeds(subject: Subject, files: Files) -> Html | None:
+def seeds(subject: ReportContext, files: Files) -> Html | None:
     """Every configuration of a search with several seeds, and which differences are noise."""
     if (compared := subject.compared) is None:
         return None
@@ -167,7 +168,7 @@ def seeds(subject: Subject, files: Files) -> Html | None:
     return _over_seeds(compared, best, files, "comparison")
 
 
-def longer(subject: Subject, files: Files) -> Html | None:
+def longer(subject: ReportContext, files: Files) -> Html | None:
     """The finalists with every longer budget of the confirming runs; None without any."""
     parts = []
     for compared in subject.longer:

@@ -8,10 +8,14 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff import colors
-from tunediff.cli import number
-from tunediff.colors import WINNER
+from tunediff.analysis import Results
+from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN, Effect, effects_table
+from tunediff.analysis.importance import ENOUGH, FAIR, Importance, searched
+from tunediff.core import colors
+from tunediff.core.colors import WINNER
+from tunediff.core.text import number, pluralize
 from tunediff.report import style
+from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.style import (
@@ -19,7 +23,7 @@ from tunediff.report.style import (
     INK,
     RULE,
     SOFT,
-    Stars,
+    Highlights,
     in_first_column,
     letters,
     objective_axis,
@@ -27,18 +31,14 @@ from tunediff.report.style import (
     say,
     sheet,
 )
-from tunediff.report.subject import Subject, lead, note
-from tunediff.report.words import between, percent, rounded, short, some
-from tunediff.results import Results
-from tunediff.results.effects import ABOVE, TOO_FEW, WITHIN, Effect, effects_table
-from tunediff.results.importance import ENOUGH, FAIR, Importance, searched
+from tunediff.report.words import between, percent, rounded, short
 
 # ----------------------------------------------------------------------------------------------------------- importance
 MOST_SHARES = 15
 """Knobs in the figure."""
 
 
-def importance(subject: Subject, files: Files) -> Html | None:
+def importance(subject: ReportContext, files: Files) -> Html | None:
     """Shares of the knobs, with how far they can be trusted; a ladder's knobs change together and have none."""
     if not searched(subject.found) or not subject.found.ranked or subject.found.space.kind == "ladder":
         return None
@@ -75,7 +75,7 @@ def importance(subject: Subject, files: Files) -> Html | None:
 
 def _leading(label: str, one: Importance) -> str:
     if one.doubtful:
-        return f"What decides {label} can hardly be told from {some(one.trials, 'trial')}."
+        return f"What decides {label} can hardly be told from {pluralize(one.trials, 'trial')}."
     top = [f"{name} ({percent(share)})" for name, share in one.shares.items() if share >= 0.05][:3]
     if not top:
         return f"No knob by itself explains much of the differences in {label}."
@@ -84,11 +84,11 @@ def _leading(label: str, one: Importance) -> str:
 
 def _reliability(label: str, one: Importance) -> str:
     if one.fit is None:
-        return f"{label}: from {some(one.trials, 'trial')}; how far to trust the shares is not known."
+        return f"{label}: from {pluralize(one.trials, 'trial')}; how far to trust the shares is not known."
     trust = "noise" if one.fit <= 0 else "rather a guess" if one.fit < FAIR else "fair" if one.fit < 0.7 else "good"
     return (
-        f"{label}: the shares are {trust}. From {some(one.trials, 'trial')} the forest predicts those that it has not "
-        f"seen with R² = {one.fit:.2f} (1: exactly; 0 and less: not at all).".replace("= -", "= −")
+        f"{label}: the shares are {trust}. From {pluralize(one.trials, 'trial')} the forest predicts those that it has "
+        f"not seen with R² = {one.fit:.2f} (1: exactly; 0 and less: not at all).".replace("= -", "= −")
     )
 
 
@@ -125,7 +125,7 @@ HOW = (
 )
 
 
-def effects(subject: Subject, files: Files) -> Html | None:
+def effects(subject: ReportContext, files: Files) -> Html | None:
     """All knobs with several values; a ladder changes its knobs together, what each does is in its own table."""
     found = subject.effects
     if not found or not subject.found.ranked or subject.found.space.kind == "ladder":
@@ -138,7 +138,7 @@ def effects(subject: Subject, files: Files) -> Html | None:
         factor = "a factor of " if widest.ratios else ""
         by = f", by {factor}{number(widest.spread)} from its best to its worst value" if widest.spread else ""
         said = (
-            f"{len(above)} of {some(len(found), 'knob')} {'has' if len(above) == 1 else 'have'} an effect on "
+            f"{len(above)} of {pluralize(len(found), 'knob')} {'has' if len(above) == 1 else 'have'} an effect on "
             f"{subject.label} larger than the noise between trials; the largest is that of {widest.knob}{by}."
         )
     order = subject.by_weight()
@@ -157,11 +157,11 @@ def effects(subject: Subject, files: Files) -> Html | None:
         figure,
         *(el("p", f"{words}: {', '.join(names)}.") for words, names in named.items() if names),
         note(HOW),
-        folded(f"All of it in numbers: {some(len(found), 'knob')}", _in_numbers(subject)),
+        folded(f"All of it in numbers: {pluralize(len(found), 'knob')}", _in_numbers(subject)),
     )
 
 
-def _in_numbers(subject: Subject) -> Html:
+def _in_numbers(subject: ReportContext) -> Html:
     rows, marks, rate = list[list[object]](), list[str](), [] if subject.found.by_rate else [f"{subject.unit}/s"]
     for effect in subject.effects:
         for place, level in enumerate(effect.levels):
@@ -174,7 +174,7 @@ def _in_numbers(subject: Subject) -> Html:
     return table(header, rows, marks, words=2)
 
 
-def _levels(found: Results, chosen: Sequence[Effect], stars: Stars) -> Figure:
+def _levels(found: Results, chosen: Sequence[Effect], stars: Highlights) -> Figure:
     """Mean and standard error of the objective, and of throughput, for every value of some knobs."""
     figure, panels = sheet(1 if found.by_rate else 2, 0.7 + 0.215 * sum(1 + len(e.levels) for e in chosen), sharey=True)
     at, ticks, names = 0.0, list[float](), list[str]()

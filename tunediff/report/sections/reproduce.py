@@ -7,12 +7,12 @@ import shlex
 import pandas as pd
 import yaml
 
-from tunediff import cli
 from tunediff import config as cfg
-from tunediff.cli import number
+from tunediff.core import text
+from tunediff.core.text import number
+from tunediff.report.context import ReportContext, lead, note, ruler
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
-from tunediff.report.subject import Subject, lead, note, ruler
 from tunediff.report.words import duration, percent
 
 _SPENT = {
@@ -30,7 +30,7 @@ _DRAWN = {
 }  # fmt: skip
 
 
-def reproduce(subject: Subject, files: Files) -> Html:
+def reproduce(subject: ReportContext, files: Files) -> Html:
     """What it takes to get these numbers again."""
     winner, path = subject.stars.winner, subject.found.folder / "search.yaml"
     parts: list[object] = [lead("What was run, on what, and how to run it again."), el("h3", "Commands")]
@@ -45,20 +45,20 @@ def reproduce(subject: Subject, files: Files) -> Html:
     return join(*parts)
 
 
-def _commands(subject: Subject) -> list[tuple[str, list[str]]]:
+def _commands(subject: ReportContext) -> list[tuple[str, list[str]]]:
     """What was run, and what runs it again, with words about it."""
     winner, place = subject.stars.winner, subject.storage / subject.name
     ran = list(dict.fromkeys(_typed(session.command) for session in subject.sessions if session.command))
     said = [("The search was started with", ran)] if ran else []
     name = f"{subject.found.folder.name}-again"
-    again = cli.command("search", place / "search.yaml", "--name", name, storage=subject.storage)
+    again = text.command("search", place / "search.yaml", "--name", name, storage=subject.storage)
     words = "The same from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
     said.append((words, [again]))
     if winner is not None:
-        out, budget = place / f"{winner.name}.yaml", cli.exactly(winner.budget_s or subject.budget_s)
+        out, budget = place / f"{winner.name}.yaml", text.format_exact(winner.budget_s or subject.budget_s)
         words = f"{subject.leader.capitalize()} alone, as a configuration and then as a training"
         export = subject.command("export", "--trial", winner.name, "--out", out)
-        said.append((words, [export, cli.command("train", "--config", out, "--budget", budget)]))
+        said.append((words, [export, text.command("train", "--config", out, "--budget", budget)]))
     return said
 
 
@@ -73,7 +73,7 @@ def _typed(recorded: str) -> str:
     return recorded
 
 
-def _environment(subject: Subject) -> Html:
+def _environment(subject: ReportContext) -> Html:
     known = dict(subject.sessions[-1].environment) if subject.sessions else {}
     for trial in subject.found.trials:
         known |= trial.environment
@@ -89,7 +89,7 @@ def _listed(value: object) -> str:
     return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _protocol(subject: Subject) -> list[str]:
+def _protocol(subject: ReportContext) -> list[str]:
     wanted, budget = subject.found.space, subject.found.space.budget
     lines = [f"{(unit := subject.unit)}/s: {unit} trained per second, waiting for {unit} included and compilation not."]
     if not subject.found.by_rate:
@@ -107,7 +107,7 @@ def _protocol(subject: Subject) -> list[str]:
     return [*lines, f"Configurations: {_DRAWN[wanted.kind]}{repeats}; seed of the search {wanted.seed}{stopping}."]
 
 
-def _seconds(subject: Subject, files: Files) -> Html | None:
+def _seconds(subject: ReportContext, files: Files) -> Html | None:
     parts = {name: spent for name, spent in subject.found.seconds().items() if spent}
     if not parts:
         return None
@@ -130,12 +130,12 @@ def _seconds(subject: Subject, files: Files) -> Html | None:
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)
 
 
-def _wall_s(subject: Subject) -> float:
+def _wall_s(subject: ReportContext) -> float:
     """Of all sessions; one without an end lasted at least until the last line of a journal."""
     last = latest(subject)
     return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in subject.sessions)
 
 
-def latest(subject: Subject) -> float:
+def latest(subject: ReportContext) -> float:
     """Unix time of the last line of any journal; 0 where none has a time."""
     return max((trial.heard for trial in subject.found.trials), default=0.0)

@@ -7,16 +7,16 @@ import dataclasses
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.cli import graphs, number
+from tunediff.analysis import RATE, Results
+from tunediff.analysis.speed import Compiled, compiled
+from tunediff.analysis.speed import trade_offs as table_of
+from tunediff.core.text import graphs, number, pluralize, truncate
 from tunediff.report import style
+from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, join, table
-from tunediff.report.style import Digits, Stars, at_the_end, objective_axis, plain_numbers, ring, say, sheet
-from tunediff.report.subject import Subject, lead, note
-from tunediff.report.words import SPACE, cut, duration, rounded, secs, some, times
-from tunediff.results import RATE, Results
-from tunediff.results.speed import Compiled, compiled
-from tunediff.results.speed import trade_offs as table_of
+from tunediff.report.style import Digits, Highlights, at_the_end, objective_axis, plain_numbers, ring, say, sheet
+from tunediff.report.words import SPACE, duration, rounded, secs, times
 
 # ----------------------------------------------------------------------------------------------------------- trade-offs
 AGAINST = {
@@ -29,7 +29,7 @@ AGAINST = {
 """What an objective is weighed against: its name in a sentence and along an axis; `{unit}`: of samples."""
 
 
-def trade_offs(subject: Subject, files: Files) -> Html | None:
+def trade_offs(subject: ReportContext, files: Files) -> Html | None:
     """Which trials no other beats in both at once."""
     found, base = subject.found, subject.stars.baseline
     if len(found.ranked) < 2:
@@ -50,10 +50,12 @@ def trade_offs(subject: Subject, files: Files) -> Html | None:
             names = list(frame["trial"][frame[f"on_front_{name}"]])
             among = ", the baseline among them" if base is not None and base.name in names else ""
             said.append(f"{len(names):,} in {subject.label} and {words.format(unit=subject.unit)}{among}")
-    return join(lead(f"Beaten by no other of {some(len(frame), 'trial')} in both at once: {'; '.join(said)}."), figure)
+    return join(
+        lead(f"Beaten by no other of {pluralize(len(frame), 'trial')} in both at once: {'; '.join(said)}."), figure
+    )
 
 
-def _fronts(found: Results, frame: pd.DataFrame, stars: Stars) -> Figure | None:
+def _fronts(found: Results, frame: pd.DataFrame, stars: Highlights) -> Figure | None:
     """A panel for each quantity that at least two trials have, with the trials that no other beats in both."""
     wanted = [name for name in AGAINST if f"on_front_{name}" in frame and frame[name].notna().sum() > 1]
     if not wanted:
@@ -86,7 +88,7 @@ ROWS = 20
 """Of the table."""
 
 
-def compiling(subject: Subject, files: Files) -> Html | None:
+def compiling(subject: ReportContext, files: Files) -> Html | None:
     """Only of a search that compiled."""
     if not (found := compiled(subject.found)):
         return None
@@ -100,7 +102,7 @@ def compiling(subject: Subject, files: Files) -> Html | None:
         cost = f"compiling took {span}{SPACE}s of a budget of {duration(budget_s)}"
     if pairs:
         paid = sum(one.break_even_s is not None and one.break_even_s <= budget_s for one in pairs)
-        ran = f"{some(len(pairs), 'configuration')} ran with and without torch.compile"
+        ran = f"{pluralize(len(pairs), 'configuration')} ran with and without torch.compile"
         said = f"{ran}: within the budget it pays in {paid} of them; {cost}."
         mine = [one for one in pairs if winner is not None and one.trial == winner.name]
         best = max(mine or pairs, key=lambda one: one.versus_uncompiled or 0.0)
@@ -111,7 +113,7 @@ def compiling(subject: Subject, files: Files) -> Html | None:
             f"{best.trial} and {best.uncompiled}, which are equal but for compilation.",
         )
     else:
-        ran = f"{some(len(found), 'configuration')} ran under torch.compile, and none of them without it as well"
+        ran = f"{pluralize(len(found), 'configuration')} ran under torch.compile, and none of them without it as well"
         said = f"{ran}: when it pays cannot be told; {cost}."
     rows = [_row(one) for one in sorted(found, key=lambda one: -(one.versus_uncompiled or 0.0))[:ROWS]]
     more = f"The first {ROWS} of {len(found):,}. " if len(found) > ROWS else ""
@@ -141,7 +143,7 @@ def _break_even(one: Compiled, budget_s: float, unit: str) -> Figure | None:
     figure, (axes,) = sheet(1, 3.3)
     axes.plot([0, end], [0, plain * end], color=style.SOFT, linewidth=1.8)
     axes.plot([0, cost, max(cost, end)], [0, 0, trained], color=style.INK, linewidth=1.8)
-    names = (style.SOFT, "not compiled"), (style.INK, f"compiled ({cut(one.mode, 30)})")
+    names = (style.SOFT, "not compiled"), (style.INK, f"compiled ({truncate(one.mode, 30)})")
     at_the_end(axes, [((end, plain * end), *names[0]), ((end, trained), *names[1])])
     axes.axvline(budget_s, color=style.SOFT, linewidth=0.9, linestyle=style.DASHED)
     say(axes, "budget of a trial", (budget_s, 1), (-4, -2), xycoords=("data", "axes fraction"), va="top", ha="right",

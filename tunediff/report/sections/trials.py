@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunediff.analysis import RATE, evidence, failed, shown
+from tunediff.analysis.effects import failures_table, suspects
+from tunediff.core.text import pluralize, truncate
 from tunediff.report import study_figure, study_table
+from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, table
 from tunediff.report.outputs import measured_on
-from tunediff.report.subject import Subject, lead, note
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
-from tunediff.report.words import beside, cut, is_known, rounded, some
-from tunediff.results import RATE, evidence, failed, shown
-from tunediff.results.effects import failures_table, suspects
+from tunediff.report.words import beside, is_known, rounded
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
-def trials(subject: Subject, files: Files) -> Html | None:
+def trials(subject: ReportContext, files: Files) -> Html | None:
     """The best first, further runs of the baseline below it, then those without a result by their numbers."""
     found = subject.found
     if not found.trials:
@@ -35,7 +36,7 @@ def trials(subject: Subject, files: Files) -> Html | None:
         [
             *_reached(subject, row),
             *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
-            *([cut(trial.remarks, 100)] if reasons else []),
+            *([truncate(trial.remarks, 100)] if reasons else []),
         ]
         for trial, row in lines
     ]
@@ -57,14 +58,14 @@ def trials(subject: Subject, files: Files) -> Html | None:
             f"{NEAR}: behind the best by no more than the noise, {noise_words(subject.noise, subject.label)}. {empty}"
         )
     return join(
-        lead(f"{some(len(rows), 'trial')}, the best first. A click on a heading sorts."),
+        lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
         box,
         table([*header, *(["reason"] if reasons else [])], rows, marks, words=2, id_="trials-table"),
         note(empty, files.links("trials")),
     )
 
 
-def _reached(subject: Subject, row: dict[Any, Any]) -> list[object]:
+def _reached(subject: ReportContext, row: dict[Any, Any]) -> list[object]:
     fast = [] if subject.found.by_rate else [_speedup(row), rounded(row[RATE])]
     if subject.noise is not None:
         best, near = subject.known.best, row[evidence.NEAR] is True
@@ -88,14 +89,14 @@ def _on_two_lines(name: str) -> Html:
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
-def failures(subject: Subject, files: Files) -> Html | None:
+def failures(subject: ReportContext, files: Files) -> Html | None:
     """Left out before the first trial ended."""
     found = subject.found
     ended = [trial for trial in found.trials if trial.finished]
     if not ended and not subject.unreadable:
         return None
     bad = sum(map(failed, ended))
-    said = f"{bad:,} of {some(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
+    said = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
     for status, words in (
         ("pruned", "stopped early"),
         ("skipped", "not run, as others had shown that they would fail"),
@@ -106,7 +107,10 @@ def failures(subject: Subject, files: Files) -> Html | None:
     frame = failures_table(found)
     if len(frame):
         files.csv("failures", frame)
-        rows = [[s, cut(why, 300), cut(names, 48), trials] for s, trials, why, names in frame[:30].to_numpy().tolist()]
+        rows = [
+            [s, truncate(why, 300), truncate(names, 48), trials]
+            for s, trials, why, names in frame[:30].to_numpy().tolist()
+        ]
         parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
         parts.append(note(files.links("failures")))
     if hints := suspects(found, subject.effects):
@@ -115,13 +119,13 @@ def failures(subject: Subject, files: Files) -> Html | None:
     if said := disturbed_words(subject.known):
         parts.append(el("p", said))
     if left := subject.unreadable:
-        said = f"{some(len(left), 'journal was', 'journals were')} not understood and left out:"
+        said = f"{pluralize(len(left), 'journal was', 'journals were')} not understood and left out:"
         parts += [el("p", said), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
     return join(*parts)
 
 
 # ------------------------------------------------------------------------------------------------------------ the study
-def study(subject: Subject, files: Files) -> Html | None:
+def study(subject: ReportContext, files: Files) -> Html | None:
     """The study as its search ended with it."""
     found, figure = subject.found, None
     if found.space.study is None or not found.trials:

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.cli import number
-from tunediff.clock import UNITS
-from tunediff.points import one_of
-from tunediff.record import TrialRecord
+from tunediff.analysis import RATE, Results, curve, last, noise
+from tunediff.analysis import why as decomposition
+from tunediff.analysis.speed import batch_size, compile_s, per_thousand, rate
+from tunediff.analysis.why import Why
+from tunediff.core.clock import UNITS
+from tunediff.core.point import one_of
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import number
+from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
-from tunediff.report.style import DASHED, INK, SOFT, Stars, legend, objective_axis, plain_numbers, ring, say, sheet
-from tunediff.report.subject import Subject, lead, note
+from tunediff.report.style import DASHED, INK, SOFT, Highlights, legend, objective_axis, plain_numbers, ring, say, sheet
 from tunediff.report.words import percent, rounded, secs, times
-from tunediff.results import RATE, Results, curve, last, noise
-from tunediff.results import why as decomposition
-from tunediff.results.speed import batch_size, compile_s, per_thousand, rate
-from tunediff.results.why import Why
 
 CAVEAT = (
     "Shares are of the {of} of both values. Equal {unit} are read from curves in the middle of a training, between two "
@@ -29,7 +29,7 @@ Quantity = tuple[str, float | None, float | None]
 """Its name, and its value for the baseline and for the winner."""
 
 
-def why(subject: Subject, files: Files) -> Html | None:
+def why(subject: ReportContext, files: Files) -> Html | None:
     """Baseline and winner beside each other; reasons only for what is more than noise."""
     found, base, winner = subject.found, subject.rival, subject.stars.winner
     if base is None or winner is None or not base.points:
@@ -66,7 +66,7 @@ def why(subject: Subject, files: Files) -> Html | None:
     return join(lead(said), figure, table(header, cells), notes, _steps(subject, files, base, winner))
 
 
-def heading(subject: Subject) -> str:
+def heading(subject: ReportContext) -> str:
     """`Why it is ahead` only of what is ahead by more than the noise."""
     winner = subject.stars.winner
     if winner is None or not subject.known.better(winner):
@@ -74,7 +74,7 @@ def heading(subject: Subject) -> str:
     return "Why it wins" if subject.known.winner else "Why it is better"
 
 
-def _trust(subject: Subject) -> str:
+def _trust(subject: ReportContext) -> str:
     disturbed = any(point.get("disturbed") is True for trial, _, _ in subject.stars.pairs() for point in trial.points)
     repeated = subject.told is not None or subject.compared is not None
     runs = "these two are runs of one seed" if repeated else "one run each"
@@ -109,7 +109,7 @@ def explain(told: Why, label: str, trust: str, unit: str, seconds: str = UNITS["
     return f"Practically all of the gain, {at_end}, is {sped}; {each} both learn as much ({same}){end}"
 
 
-def _faster(subject: Subject, base: TrialRecord, winner: TrialRecord) -> str:
+def _faster(subject: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:
     """By how much a throughput is higher; what of a step is faster is said beside its parts."""
     speed, of_base, unit = rate(winner), rate(base), subject.unit
     if not speed or not of_base:
@@ -124,12 +124,12 @@ def _parts(base: TrialRecord, winner: TrialRecord) -> list[str]:
     )
 
 
-def _part(subject: Subject, name: str) -> str:
+def _part(subject: ReportContext, name: str) -> str:
     known = subject.found.quantity(f"step_{name}_s").label
     return known if known != f"step_{name}_s" else name.replace("_", " ")
 
 
-def _side_by_side(subject: Subject, base: TrialRecord, winner: TrialRecord, told: Why | None) -> list[Quantity]:
+def _side_by_side(subject: ReportContext, base: TrialRecord, winner: TrialRecord, told: Why | None) -> list[Quantity]:
     """Without the quantities that neither has."""
 
     def at_end(words: str, name: str, scale: float = 1.0) -> Quantity:
@@ -162,7 +162,7 @@ def _cell(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else rounded(float(value))
 
 
-def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecord) -> Html:
+def _steps(subject: ReportContext, files: Files, base: TrialRecord, winner: TrialRecord) -> Html:
     theirs, mine = per_thousand(base), per_thousand(winner)
     if not theirs or not mine:
         return note("The parts of a step were not recorded for both.")
@@ -185,7 +185,7 @@ def _steps(subject: Subject, files: Files, base: TrialRecord, winner: TrialRecor
     return join(el("h3", "Where a step goes"), el("p", f"{said}."), figure)
 
 
-def _differ_in_speed(subject: Subject, base: TrialRecord, winner: TrialRecord) -> bool:
+def _differ_in_speed(subject: ReportContext, base: TrialRecord, winner: TrialRecord) -> bool:
     """Whether their throughputs differ by more than the noise of one run, which is known."""
     speed, of_base, told = rate(winner), rate(base), subject.told
     scatter = noise.measured(subject.found, told.compared.found if told is not None else None, RATE)
@@ -193,7 +193,7 @@ def _differ_in_speed(subject: Subject, base: TrialRecord, winner: TrialRecord) -
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
-def _curves(found: Results, stars: Stars, told: Why) -> Figure:
+def _curves(found: Results, stars: Highlights, told: Why) -> Figure:
     """Baseline and winner at equal seconds, and at equal samples."""
     figure, panels = sheet(2, 3.5, sharey=True)
     for axes, along, words, place, values in (
@@ -227,7 +227,7 @@ def _curves(found: Results, stars: Stars, told: Why) -> Figure:
 
 
 def _step(
-    subject: Subject, baseline: Mapping[str, float], winner: Mapping[str, float], unit: str, winner_is: str
+    subject: ReportContext, baseline: Mapping[str, float], winner: Mapping[str, float], unit: str, winner_is: str
 ) -> Figure | None:
     """The parts of a step, baseline and winner beside each other, in `unit`."""
     parts = list(dict.fromkeys([*baseline, *winner]))

@@ -9,25 +9,25 @@ import pandas as pd
 from PIL import Image
 
 from tunediff import config as cfg
-from tunediff.cli import number
-from tunediff.record import TrialRecord
+from tunediff.analysis import RATE, confirmation, last, shown, without_seed
+from tunediff.analysis.comparison import Comparison, speedup_values
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import UNTOLD
+from tunediff.analysis.statistics import BETTER
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import number, pluralize
+from tunediff.report.context import ReportContext, lead, marked, note, ruler
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table
-from tunediff.report.subject import Subject, lead, marked, note, ruler
 from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences, unmoved_words
-from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, some, with_sd
-from tunediff.results import RATE, confirmation, last, shown, without_seed
-from tunediff.results.comparison import Comparison, speedup_values
-from tunediff.results.confirmation import Confirmation
-from tunediff.results.evidence import UNTOLD
-from tunediff.results.statistics import BETTER
+from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, with_sd
 
 MOST_NAMES = 8
 """Of trials in a sentence."""
 
 
 # ----------------------------------------------------------------------------------------------------------- the answer
-def won(subject: Subject, files: Files) -> Html:
+def won(subject: ReportContext, files: Files) -> Html:
     """The answer, and what the winner changes."""
     winner = subject.stars.winner
     if winner is None:
@@ -51,23 +51,23 @@ def won(subject: Subject, files: Files) -> Html:
     return join(*parts)
 
 
-def _nothing_won(subject: Subject) -> str:
+def _nothing_won(subject: ReportContext) -> str:
     trials = subject.found.trials
     begun = [trial for trial in trials if not trial.finished]
     ended = len(trials) - len(begun)
     if not trials:
         return "No trial has begun yet."
     if not begun:
-        who = f"none of the {some(ended, 'trial')} that ended has a result"
+        who = f"none of the {pluralize(ended, 'trial')} that ended has a result"
         return f"Nothing won: {who}; the reasons are under failures."
     farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
-    said = f"No trial has a result yet: {some(len(begun), 'trial is', 'trials are')} under way"
+    said = f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
     if seconds := last(farthest, farthest.along):
         said += f", {farthest.name} farthest, at {number(seconds)} of {duration(subject.budget_s)}"
     return f"{said}, and {ended} ended without one." if ended else f"{said}."
 
 
-def _single(subject: Subject, winner: TrialRecord) -> list[object]:
+def _single(subject: ReportContext, winner: TrialRecord) -> list[object]:
     """The result of a search with one run per configuration."""
     metric, base, others = subject.found.metric, subject.stars.baseline, len(subject.found.ranked) - 1
     value, of_base = winner.value(metric) or 0.0, base.value(metric) if base is not None else None
@@ -107,11 +107,11 @@ def _single(subject: Subject, winner: TrialRecord) -> list[object]:
     return said
 
 
-def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) -> list[object]:
+def _best_of_seeds(subject: ReportContext, compared: Comparison, winner: TrialRecord) -> list[object]:
     group = compared.of(winner)
     values, difference = group.values(compared.metric), group.difference
     name = el("span", group.name, class_="winner" if group.changed else "baseline")
-    reached = f"{subject.label} {with_sd(values)} over {some(len(values), 'seed')}"
+    reached = f"{subject.label} {with_sd(values)} over {pluralize(len(values), 'seed')}"
     if not group.changed:
         return ["No configuration is shown to be better than the ", name, f": {reached}."]
     said: list[object] = [name, f" is best: {reached}"]
@@ -122,7 +122,7 @@ def _best_of_seeds(subject: Subject, compared: Comparison, winner: TrialRecord) 
     return [*said, ". That is better than the baseline by more than the noise, all comparisons counted."]
 
 
-def _as_good(subject: Subject) -> str:
+def _as_good(subject: ReportContext) -> str:
     """Which other trials lie within the noise of the best; '' where there are none, or it is not known."""
     near = [one.name for one in subject.known.near if not subject.known.is_baseline(one)]
     more = f" and {len(near) - MOST_NAMES} more" if len(near) > MOST_NAMES else ""
@@ -131,7 +131,7 @@ def _as_good(subject: Subject) -> str:
     )
 
 
-def _luck(subject: Subject) -> str:
+def _luck(subject: ReportContext) -> str:
     ended, many = len(subject.found.ranked), ""
     if ended > 2:
         many = f"the best of {ended:,} is partly the luckiest"
@@ -162,7 +162,7 @@ def _confirmation(told: Confirmation, files: Files) -> Html:
     )
 
 
-def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) -> Html:
+def _changed(subject: ReportContext, winner: TrialRecord, changed: dict[str, object]) -> Html:
     base, order = cfg.flat(subject.found.space.baseline), subject.by_weight()
     rows = []
     for name in sorted(changed, key=lambda name: order.index(name) if name in order else len(order)):
@@ -175,7 +175,7 @@ def _changed(subject: Subject, winner: TrialRecord, changed: dict[str, object]) 
     return table(["knob", "baseline", subject.stars.winner_is], rows, words=3)
 
 
-def _row(subject: Subject, trial: TrialRecord, what: str) -> dict[str, object]:
+def _row(subject: ReportContext, trial: TrialRecord, what: str) -> dict[str, object]:
     measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": what, "trial": trial.name, subject.found.metric: trial.value(subject.found.metric)}
     sooner = speedup_values(subject.known.speedup(trial))
@@ -187,7 +187,7 @@ LARGEST = 1024
 """Pixels per side of a picture inside the page."""
 
 
-def samples(subject: Subject, files: Files) -> Html | None:
+def samples(subject: ReportContext, files: Files) -> Html | None:
     """What the last evaluation of both has shown as `samples`; None where the workload shows nothing."""
     if subject.found.by_rate or not subject.stars.pairs():
         return None

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tunediff.core.progress import Progress
+from tunediff.core.record import NotFiniteError
 from tunediff.data.images import Images, in_unit_range
 from tunediff.distributed import World
-from tunediff.progress import Progress
-from tunediff.record import NotFiniteError
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 
 
 class Judge:
@@ -69,7 +69,7 @@ class Judge:
     def _logits(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
         """float32 [b, classes] and labels [b] of some of the images."""
         pixels, labels = self._pixels[rows].to(self._world.device), self._labels[rows].to(self._world.device)
-        with one_ruler(self._world.device):
+        with evaluation_precision(self._world.device):
             return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
 
     def _confusion(self, predicted: Tensor) -> dict[str, Any]:

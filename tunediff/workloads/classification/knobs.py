@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config import ConfigError, systems
-from tunediff.config.knobs import Bool, Fixed, Float, Int, Refusal, Ruler, Str, nearest, section
+from tunediff.config.knobs import Bool, EvaluationProtocol, Fixed, Float, Int, Refusal, Str, nearest, section
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data import sources
 from tunediff.data.knobs import Data
@@ -118,7 +118,7 @@ Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
 class Evaluation(systems.Evaluation):
     """How a classifier is judged: on the test split where there is one, otherwise on a fifth that is never learned."""
 
-    images: Annotated[Annotated[Int, Ge(2)] | None, Ruler()] = None
+    images: Annotated[Annotated[Int, Ge(2)] | None, EvaluationProtocol()] = None
     """Held-out images at most, the first of a fixed shuffle; null: all."""
     batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
     """Held-out images classified at once on each worker."""
@@ -174,7 +174,7 @@ def evaluation_work(knobs: Knobs) -> float:
     return float(sets.held_out_count(knobs.data, knobs.evaluation.images))
 
 
-def ruler(config: Any) -> str:
+def evaluation_protocol(config: Any) -> str:
     """What the objective is, in a sentence without its full stop."""
     from tunediff.workloads.classification import sets
 

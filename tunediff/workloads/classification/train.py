@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import networks
 from tunediff.data.images import in_unit_range, load
 from tunediff.data.loader import Prepare, Uniform
 from tunediff.distributed import World
-from tunediff.training.precision import one_ruler
+from tunediff.evaluation import networks
+from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, optimizers, sets
 from tunediff.workloads.classification.judge import Judge
@@ -54,7 +54,7 @@ def train(trial: Trial) -> None:
     for images, labels in trial.batches((data.pixels, data.labels), prepare):
         optimizers.set_learning_rate(optimizer, knobs.optimizer, trial.progress)
         trial.forward_backward((images,), (labels,), loss_of)
-        if trial.last_pass:
+        if trial.sync_gradients:
             trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
 
 
@@ -121,7 +121,7 @@ def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], objec
     net, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:
-        with torch.no_grad(), one_ruler(device):
+        with torch.no_grad(), evaluation_precision(device):
             return net(torch.zeros(count, knobs.data.channels, side, side, device=device))
 
     return run

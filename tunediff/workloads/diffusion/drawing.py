@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
-from tunediff import cli, progress
+from tunediff import cli
 from tunediff.config import ConfigError, override
+from tunediff.core import progress, text
 from tunediff.workloads.diffusion.knobs import SAMPLERS
 
 if TYPE_CHECKING:
@@ -90,13 +91,13 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
     import torch
 
     from tunediff.training.judging import rate_s
-    from tunediff.training.precision import one_ruler
+    from tunediff.training.precision import evaluation_precision
 
     how, where, data = sampler(config), device or world.device, config.data
     here = dataclasses.replace(world, device=where)  # what is waited for when a pass is timed
 
     def run(count: int) -> object:
-        with torch.no_grad(), one_ruler(where):
+        with torch.no_grad(), evaluation_precision(where):
             x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
             return network(x, torch.zeros(count, dtype=torch.int64, device=where))
 
@@ -104,10 +105,10 @@ def announce(network: Any, config: Any, n: int, world: World, device: Any = None
     step_s = world.largest(rate_s(run, most, here, enough_s=0.05) * n / world.size)
     if not world.main or (spent := step_s * how["steps"]) < progress.FIRST_S:
         return
-    print(f"sampling {n:,} images × {how['steps']:,} steps: about {cli.seconds(spent)}", file=sys.stderr, flush=True)
+    print(f"sampling {n:,} images × {how['steps']:,} steps: about {text.seconds(spent)}", file=sys.stderr, flush=True)
     if spent > SECOND_THOUGHT_S:
         fewer = min(50, how["steps"] // 4 or 1)
-        less = f"--sampler ddim --steps {fewer} takes about {cli.seconds(step_s * fewer)}"
+        less = f"--sampler ddim --steps {fewer} takes about {text.seconds(step_s * fewer)}"
         print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
 
 
@@ -150,7 +151,7 @@ def write(images: Tensor, path: Path, columns: int = 8) -> None:
     """Write images uint8 [n, C, H, W] as a sheet, or as arr_0, uint8 [n, H, W, C], of a .npz. Raises `OSError`."""
     import numpy as np
 
-    from tunediff.files import write_atomically
+    from tunediff.core.files import write_atomically
     from tunediff.training.observer import image_grid
 
     if path.suffix == ".npz":

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tunediff.config.knobs import refuse
+from tunediff.core.progress import Progress
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features
 from tunediff.evaluation.judge import Distances, Judge
-from tunediff.progress import Progress
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.sampling import generate, shares

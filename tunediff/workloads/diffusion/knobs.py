@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from tunediff.config.knobs import ConfigError, Fixed, Float, Int, Refusal, Ruler, Values, section
+from tunediff.config.knobs import ConfigError, EvaluationProtocol, Fixed, Float, Int, Refusal, Values, section
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
@@ -94,7 +94,7 @@ class Evaluation(images.Evaluation):
     """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast. Features, distances and
     the validation loss stay float32. Every evaluation also draws its first 128 images in float32, and records as
     `precision_shift` by what share the distance would be another if all were; beyond 2 % they all are."""
-    validation_images: Annotated[Int, Ge(0), Le(100000), Ruler()] = 256
+    validation_images: Annotated[Int, Ge(0), Le(100000), EvaluationProtocol()] = 256
     """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
     timesteps and noise: what no sampler and no weighting changes. 0: none."""
 
@@ -161,7 +161,7 @@ PRESETS: dict[str, Values] = {
 }  # fmt: skip
 
 
-def ruler(config: Any) -> str:
+def evaluation_protocol(config: Any) -> str:
     """How the Fréchet distance is measured."""
     from tunediff.evaluation import weights
 

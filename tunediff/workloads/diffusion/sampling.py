@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tunediff.data.loader import mix
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
 
@@ -70,7 +70,7 @@ def generate(
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
         as_is = evaluation.precision == "fp32"
-        with contextlib.nullcontext() if as_is else one_ruler(device, evaluation.precision):
+        with contextlib.nullcontext() if as_is else evaluation_precision(device, evaluation.precision):
             return predict(x, t).float()
 
     how = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}

@@ -15,11 +15,11 @@ from tunediff.evaluation import features
 from tunediff.evaluation.judge import rehearsal
 from tunediff.training import optimizer as adam
 from tunediff.training.ema import Ema
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.workloads.diffusion.diffusers_export import initial_weights
 from tunediff.workloads.diffusion.evaluator import Evaluator
-from tunediff.workloads.diffusion.handoff import initial_weights
 from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
 from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion
@@ -42,7 +42,7 @@ def train(trial: Trial) -> None:
     ema = Ema(knobs.ema, unet)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
-    trial.exports(ema.model)
+    trial.export_model(ema.model)
 
     # ---- data, and how the averaged weights are judged
     images = data.load(knobs.data)
@@ -64,7 +64,7 @@ def train(trial: Trial) -> None:
     trial.describe_with(described)
 
     # ---- train
-    place = trial.place
+    place = trial.shard
     for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
         adam.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
 
@@ -80,7 +80,7 @@ def train(trial: Trial) -> None:
         with trial.phase("sampler"):
             if (own_loss := objective.learn(t, errors)) is not None:
                 trial.backward_beside(own_loss)
-        if not trial.last_pass:
+        if not trial.sync_gradients:
             continue
 
         # ---- update
@@ -105,7 +105,7 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
     In passes of the training's own batch size; under torch.compile the last one is filled up, since another shape would
     be compiled anew.
     """
-    count, compiled = trial.place.count, trial.config.compile.active
+    count, compiled = trial.shard.count, trial.config.compile.active
 
     @torch.no_grad()
     def errors_at(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -131,14 +131,14 @@ def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[i
     unet, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:
-        with torch.no_grad(), one_ruler(device, knobs.evaluation.precision):
+        with torch.no_grad(), evaluation_precision(device, knobs.evaluation.precision):
             x, t = torch.zeros(count, knobs.data.channels, side, side), torch.zeros(count, dtype=torch.int64)
             return unet(x.to(device), t.to(device))
 
     look, dim = features.stand_in(knobs.evaluation, knobs.data, device)
 
     def extract(count: int) -> object:
-        with torch.no_grad(), one_ruler(device):
+        with torch.no_grad(), evaluation_precision(device):
             return look(torch.zeros(count, knobs.data.channels, side, side, dtype=torch.uint8, device=device))
 
     return {"network": run, "features": extract, "distance": rehearsal(dim, knobs.evaluation.images, device)}

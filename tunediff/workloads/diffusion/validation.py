@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from tunediff.config import ConfigError
+from tunediff.core.progress import Progress
 from tunediff.data.images import Images, load
 from tunediff.data.knobs import Data
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.progress import Progress
-from tunediff.training.precision import one_ruler
+from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
@@ -76,7 +76,7 @@ class Validation:
         with (
             Progress("validation loss", total // self._world.size, "passes") as progress,
             torch.no_grad(),
-            one_ruler(device),
+            evaluation_precision(device),
         ):
             for start in range(self._world.rank * size, total, self._world.size * size):
                 items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling

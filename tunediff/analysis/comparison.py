@@ -1,0 +1,213 @@
+"""Which configurations of a search with several seeds differ from the baseline by more than the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tunediff.analysis import Results, last, without_seed
+from tunediff.analysis.statistics import (
+    BASELINE,
+    BETTER,
+    Difference,
+    Estimate,
+    differences,
+    estimate,
+    is_wide,
+    mean,
+    sd,
+)
+from tunediff.core.record import TrialRecord
+from tunediff.core.text import knobs
+
+ITSELF = "it is the baseline itself"
+
+
+class CurveMean(NamedTuple):
+    """The mean curve of a configuration at one evaluation."""
+
+    seconds: float
+    """In the unit of the budget."""
+    mean: float
+    sd: float
+    """Over the seeds; 0 for one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One configuration with all its seeds."""
+
+    knobs: dict[str, object]
+    """What was drawn but for the seed."""
+    changed: dict[str, object]
+    """Those of them that differ from the baseline."""
+    runs: list[TrialRecord]
+    done: list[TrialRecord]
+    """The runs that ended ok."""
+    difference: Difference
+
+    @property
+    def name(self) -> str:
+        """`timesteps.name=speed weighting.name=p2`, or `baseline`."""
+        return knobs(self.changed)
+
+    def values(self, metric: str) -> list[float]:
+        """The value at the budget of every run that ended ok and has one, in the order of the seeds."""
+        return [value for trial in self.done if (value := trial.value(metric)) is not None]
+
+    def curve(self, metric: str) -> list[CurveMean]:
+        """Mean over the runs that ended ok at every evaluation they all have."""
+        means = []
+        for index in sorted({point["index"] for trial in self.done for point in trial.points}):
+            same = [point for trial in self.done for point in trial.points if point["index"] == index]
+            values = [point[metric] for point in same if point.get(metric) is not None]
+            if len(values) == len(self.done):
+                seconds = float(np.mean([point[self.done[0].along] for point in same]))
+                means.append(CurveMean(seconds, float(np.mean(values)), sd(values) or 0.0))
+        return means
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All configurations of a search, the baseline first if it ran at all."""
+
+    found: Results
+    metric: str
+    groups: list[Group]
+    ratios: bool = True
+    """Whether differences are ratios to the baseline."""
+    resolution: float | None = None
+    """The smallest difference from the baseline that could be told from noise: a ratio − 1, or in units of the metric;
+    None: not known."""
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The value at the budget of every group [groups, seeds], the seeds in their order; NaN: not known."""
+        seeds = sorted({trial.config["seed"] for group in self.groups for trial in group.runs})
+        values = np.full((len(self.groups), len(seeds)), np.nan)
+        for row, group in enumerate(self.groups):
+            for trial in group.done:
+                values[row, seeds.index(trial.config["seed"])] = trial.value(self.metric)
+        return values
+
+    @property
+    def seeds(self) -> int:
+        """Runs that every configuration should have."""
+        return self.found.space.seeds
+
+    @property
+    def effect(self) -> str:
+        """What a difference is."""
+        return "ratio" if self.ratios else "difference"
+
+    @property
+    def baseline(self) -> Group | None:
+        """The configuration that the others are compared with."""
+        return self.groups[0] if self.groups and not self.groups[0].changed else None
+
+    @property
+    def others(self) -> list[Group]:
+        """All configurations but the baseline."""
+        return [group for group in self.groups if group.changed]
+
+    def of(self, trial: TrialRecord) -> Group:
+        """All seeds of a trial's configuration."""
+        return next(group for group in self.groups if any(run.name == trial.name for run in group.runs))
+
+    def table(self) -> pd.DataFrame:
+        """One row per configuration: its knobs, what it reached, and how that compares with the baseline.
+
+        `p` and the interval are for one comparison alone, `p_holm` is corrected. `speedup` as `speedup_values` has it.
+        `cost`: the baseline's samples per second over its own.
+        """
+        metric, effect, rows = self.metric, self.effect, []
+        base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
+        for group in self.groups:
+            values, rate = group.values(metric), mean(_rates(group))
+            row: dict[str, object] = {
+                "configuration": group.name,
+                **group.knobs,
+                "runs": len(group.runs),
+                "finished": len(group.done),
+                f"{metric}_mean": mean(values),
+                f"{metric}_sd": sd(values),
+                effect: group.difference.estimate,
+                f"{effect}_low": group.difference.low,
+                f"{effect}_high": group.difference.high,
+                "p": group.difference.p,
+                "p_holm": group.difference.p_holm,
+                "verdict": group.difference.verdict,
+                **speedup_values(self.speedup(group)),
+                "samples_per_s": rate,
+                "cost": base_rate / rate if rate and base_rate else None,
+            }
+            for name in self.found.judged:
+                row |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def speedup(self, group: Group) -> Estimate | str:
+        """How many times sooner a configuration is as good as the baseline: seed by seed.
+
+        The geometric mean over all seeds with its 95 % interval, or why it is not determined: only what is better than
+        the baseline by more than the noise is faster, and an interval that holds 1, or is wider than `WIDEST`, tells
+        nothing. Where a run was as good at its first evaluation, its ratio is a lower bound, and so is the mean: it has
+        no upper end.
+        """
+        if not group.changed:
+            return ITSELF
+        if self.baseline is None or not self.baseline.done:
+            return "no run of the baseline ended ok"
+        if group.difference.verdict != BETTER:
+            return f"{len(group.done)} seeds do not show it to be better than the baseline"
+        told = [trial for trial in group.done if self.found.time_to_target_speedup(trial) is not None]
+        ratios = [self.found.time_to_target_speedup(trial) or 1.0 for trial in told]
+        one = estimate(ratios, ratios=True)
+        if one is None or one.low is None or one.low <= 1 or is_wide(one.low, one.high):
+            return f"the curves of {len(ratios)} seeds leave it open"
+        at_least = any(map(self.found.at_first, told))
+        return dataclasses.replace(one, at_least=at_least, high=None if at_least else one.high)
+
+
+SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
+
+
+def speedup_values(known: Estimate | str) -> dict[str, float | None]:
+    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not determined.
+
+    It is either `speedup` with the ends of its interval (None for one pair of runs), or `speedup_at_least` alone.
+    """
+    values: tuple[float | None, ...] = (None, None, None, None)
+    if isinstance(known, Estimate):
+        bound = known.bound
+        values = (known.mean, known.low, known.high, None) if bound is None else (None, None, None, bound)
+    return dict(zip(SPEEDUP, values, strict=True))
+
+
+def compare(found: Results, metric: str | None = None) -> Comparison:
+    """The configurations of a search against its baseline. Runs that are missing or failed count as missing.
+
+    By its objective, or by another `metric` of the last points with the same direction.
+    """
+    metric = metric or found.metric
+    groups = []
+    for runs in found.groups:
+        drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
+        groups.append(Group(drawn, found.space.changed(drawn), runs, done, Difference()))
+    groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
+    compared = Comparison(found, metric, groups)
+    if compared.baseline is None:
+        return compared
+    against, resolution, ratios = differences(compared.values, found.falls, found.ratios)
+    verdicts = [Difference(verdict=BASELINE), *against]
+    judged = [dataclasses.replace(group, difference=one) for group, one in zip(groups, verdicts, strict=True)]
+    return Comparison(found, metric, judged, ratios, resolution)
+
+
+def _rates(group: Group) -> list[float]:
+    """Samples per training second of every run that ended ok."""
+    return [last(trial, "samples") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]

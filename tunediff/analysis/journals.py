@@ -1,0 +1,163 @@
+"""Reading journals of any content, for a report: of a search that runs, damaged ones, a stranger's.
+
+They are checked before anything is made of them: one that cannot be used is named in the report and left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunediff import search_space
+from tunediff.analysis import Results, is_number
+from tunediff.config import ConfigError
+from tunediff.core import record
+from tunediff.core.clock import UNITS
+from tunediff.core.point import Point
+from tunediff.core.record import End, Line, TrialRecord
+from tunediff.search_space import SearchSpace
+
+_NAME = re.compile(r"t\d{1,9}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+"""What reading files of any content can raise."""
+_WORDS = ("label", "final_label", "event", "validation_split")
+"""What a point holds besides numbers."""
+
+
+def read(folder: Path) -> tuple[Results, dict[str, str]]:
+    """The results of a search folder, and why some of its journals are left out, by trial.
+
+    Raises `ConfigError` for everything that is no search.
+    """
+    wanted = _space(folder)
+    trials, unreadable = list[TrialRecord](), dict[str, str]()
+    for place in sorted(folder.glob("trials/t*"), key=lambda place: record.by_number(place.name)):
+        try:
+            if (trial := record.read_trial(place)) is not None:
+                trials.append(_usable(trial, place.name))
+            elif any((place / record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
+                unreadable[place.name] = "no line of it says how the trial began"
+        except FileNotFoundError:
+            continue  # the folder is made before its journal
+        except _WRONG as error:
+            unreadable[place.name] = f"{type(error).__name__}: {_plain(str(error))}"[:200]
+    return Results(folder, wanted, trials), unreadable
+
+
+def _space(folder: Path) -> SearchSpace:
+    if folder.is_dir() and not (folder / "search.yaml").is_file():
+        what = "a training" if (folder / record.JOURNAL).is_file() else "no search"
+        raise ConfigError(f"{folder.name}: holds {what}; a report needs the folder of a search, with its search.yaml")
+    path = search_space.of_search(folder)
+    try:
+        return search_space.load(path)
+    except ConfigError:
+        raise
+    except _WRONG as error:
+        raise ConfigError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
+
+
+def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
+    """The record with clean text and finite numbers. Raises `ValueError` saying what is wrong with it."""
+    for name, value in list(vars(trial).items()):
+        setattr(trial, name, value if name in ("points", "end") else _clean(value))
+    if trial.end is not None:
+        trial.end = End(**_clean(dataclasses.asdict(trial.end)))
+    trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
+    _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
+    _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
+    _must(all(map(is_number, (trial.started, trial.ended, trial.heard))), "time")
+    _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
+    _must(isinstance(trial.reason, str), "reason")
+    _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
+    _must(trial.unit in UNITS, f"unit {trial.unit!r}")
+    for name in ("config", "drawn", "environment", "not_effective"):
+        _must(isinstance(getattr(trial, name), dict), name)
+    _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
+    _must(isinstance(trial.config.get("seed"), int), "seed")
+    _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
+    for point in trial.points:
+        needed = (trial.along, "train_s", "samples")
+        _must(all(is_number(point.get(name)) for name in needed), "point: seconds or samples")
+        _must(isinstance(point.index, int), "point: index")
+        _must(_are_seconds(point.seconds), "point: seconds")
+        _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")
+    return trial
+
+
+def _numbers(flat: Line) -> Line:
+    """A point without what is no number: as good as none, and lists play no part in a report."""
+    kept = (*_WORDS, "seconds", "disturbed")
+    return {name: value for name, value in flat.items() if name in kept or is_number(value)}
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"not understood: {what}")
+
+
+def _clean(value: Any) -> Any:
+    """Text that can be written as UTF-8 and shown; numbers that are finite, else None."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value if abs(value) < 1e300 else None  # NaN is not below it either
+    if isinstance(value, dict):
+        return {_plain(str(key)): _clean(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inside) for inside in value]
+    return _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    return _CONTROL.sub(" ", text.encode("utf-8", "replace").decode())
+
+
+def _is_value(value: Any) -> bool:
+    """What a knob can be."""
+    of_one = value is None or isinstance(value, str | bool | int | float)
+    return of_one or (isinstance(value, list) and all(_is_value(one) and not isinstance(one, list) for one in value))
+
+
+def _are_seconds(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+# ------------------------------------------------------------------------------------------------------------ sessions
+@dataclasses.dataclass
+class Session:
+    """One time that the search ran."""
+
+    begin: float
+    """Unix time."""
+    end: float | None
+    """None: it is running, or was killed."""
+    command: str
+    environment: dict[str, object]
+
+
+def sessions(folder: Path) -> list[Session]:
+    """When the search ran, as far as that was written down."""
+    found: list[Session] = []
+    for line in _lines(folder / "sessions.jsonl"):
+        if line.get("event") == "begin" and is_number(line.get("time")):
+            command, environment = line.get("command"), line.get("environment")
+            command = command if isinstance(command, str) else ""
+            found.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
+        elif line.get("event") == "end" and found and is_number(line.get("time")):
+            found[-1].end = line["time"]
+    return found
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    with contextlib.suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(content := json.loads(line), dict):
+                    yield _clean(content)

@@ -1,0 +1,1 @@
+"""What everything else stands on, without torch and Ray: clock, points, journals, files, text."""

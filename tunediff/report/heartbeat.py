@@ -1,0 +1,74 @@
+"""What goes on where nothing has been said for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunediff.analysis.following import Following
+from tunediff.core import record, text
+from tunediff.core.progress import DOING, log_exceptions
+
+SILENCE_S = 30.0
+"""Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
+PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
+         "checkpoint": "saving", "waiting": "waits for its workers"}  # fmt: skip
+
+
+class Heartbeat:
+    """Beats in a thread of its own while inside; everything that is said otherwise is told it by `heard`."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str) -> None:
+        """`called`: how trials are called here."""
+        self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
+        self._begun = self._last = time.monotonic()
+        self._following = Following(folder)
+        self._following.read()
+        self._patience, self._before = SILENCE_S, len(self._following.known)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
+
+    def beat(self) -> None:
+        """Something was said."""
+        self._last, self._patience = time.monotonic(), SILENCE_S
+
+    def _beat(self) -> None:
+        while not self._over.wait(min(1.0, SILENCE_S / 4)):
+            if time.monotonic() - self._last < self._patience:
+                continue
+            patience = min(1.5 * self._patience, 300.0)
+            log_exceptions("what goes on", self._tell)
+            self._last, self._patience = time.monotonic(), patience
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # files are written and taken away meanwhile; the next beat tells
+            self._say(self.doing())
+
+    def doing(self) -> str:
+        """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
+        self._following.read()
+        trials = self._following.trials
+        running = [trial for trial in trials if not trial.finished]
+        if not running and (ended := len(trials) - self._before):
+            return f"{text.pluralize(ended, 'run')} ended, none is under way"
+        if not running:
+            return f"starting the workers for {text.seconds(time.monotonic() - self._begun)}"
+        name, called = running[-1].name, self._called(running[-1].name)
+        with contextlib.suppress(FileNotFoundError):
+            told = json.loads((self._folder / "trials" / name / DOING).read_text())
+            work = f": {told['work']}" if told["work"] else ""
+            return f"{called} {PARTS[told['part']]} for {text.seconds(time.time() - told['since'])}{work}"
+        begun = (self._folder / "trials" / name / record.JOURNAL).stat().st_mtime
+        return f"{called} waits for its workers for {text.seconds(time.time() - begun)}: they start"

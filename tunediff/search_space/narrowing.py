@@ -1,0 +1,174 @@
+"""Take the knobs that the command line fixes out of what a search file searches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Lines, Values
+from tunediff.config.knobs import refuse
+from tunediff.core import text
+from tunediff.search_space.points import spread
+from tunediff.search_space.sections import File
+
+_SECTIONS = ("baseline", "fixed", "search", "grid")
+"""Sections of a search file whose entries are knobs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrowed:
+    """A search file's content without the knobs that the command line fixes."""
+
+    content: Lines
+    words: list[str]
+    """The `knob=value` words that change the baseline."""
+    notices: list[str]
+    """What is no longer searched, and why, for the user."""
+
+
+def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()) -> Narrowed:
+    """Let `knob=value` words win over a file's `search:` or `grid:`.
+
+    A fixed knob is not searched, nor is a knob that applies only to other values of it. A knob of a union's member
+    stays a dimension with one choice while the union itself is searched, because other members do not have it.
+    Raises `ConfigError` for words that name no knob or a value that is not allowed.
+    """
+    refuse_keys(words)
+    form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
+    if not words or form is None or ("workload" in content) == ("base" in content):
+        return Narrowed(content, list(words), [])
+    return _Narrowing(content, source, folder, words, form).narrowed()
+
+
+def refuse_keys(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for a word that names a key of a search file where a knob is expected."""
+    for word in words:
+        name, _, value = word.partition("=")
+        section, _, knob = name.partition(".")
+        if section in _SECTIONS and knob:
+            fix = f"{knob}={value} fixes the knob in all trials"
+            raise ConfigError(f"command line: {name}: {section}: is a section of a search file; {fix}")
+        keys = {field.name for field in dataclasses.fields(File)} - {"seed"}
+        key = f"command line: {section}: is a key of a search file, not a knob; write it there"
+        refuse(section in keys, f"{key}{_OPTIONS.get(name, '')}")
+
+
+_OPTIONS = {
+    "budget": " or give --budget", "budget.per_trial": " or give --budget", "budget.trials": " or give --trials",
+    "trials": " or give --trials", "budget.total": " or give --total", "confirm": " or give --confirm",
+    "warm_start": " or give --warm-start",
+}  # fmt: skip
+
+
+class _Narrowing:
+    def __init__(self, content: Lines, source: str, folder: Path, words: Sequence[str], form: str) -> None:
+        self.content, self.source, self.words, self.form = content, source, words, form
+        self.searched: Lines = spread(content[form])
+        self.baseline = cfg.flatten(content.get("baseline") or {})
+        named = content.get("workload")
+        base = cfg.baseline(str(named), source, folder) if named else cfg.load(folder / str(content["base"]))
+        base = cfg.override(base, cfg.flatten(content.get("fixed") or {}), f"{source}: fixed", check=False)
+        self.base = cfg.override(base, self.baseline, f"{source}: baseline", check=False)
+        self.schema = self.base.schema
+        values = cfg.parse_overrides(words, self.schema)
+        self.single = {name: value for name, value in values.items() if self._of_searched_union(name, values)}
+        self.values = {name: value for name, value in values.items() if name not in self.single}
+        self.notices: list[str] = []
+
+    def _of_searched_union(self, name: str, values: Values) -> bool:
+        """Whether it is a searched knob that only some members of a searched union have."""
+        knob = self.schema.knobs[name]
+        union = knob.member[0] if knob.member is not None else ""
+        return name in self.searched and union in self.searched and union not in values
+
+    def narrowed(self) -> Narrowed:
+        fixed = {name: value for name, value in (self.values | self.single).items() if name in self.searched}
+        config = cfg.override(self.base, self.values, where="command line", check=False)
+        for name, value in fixed.items():
+            kept = f"{Path(self.source).name}'s choices are not searched"
+            self.notices.append(f"{name} is fixed at {text.number(value)} by the command line; {kept}")
+        search = self._search(cfg.flat(config))
+        refuse(fixed and not search, f"command line: fixes every knob that {self.source} searches; leave one out")
+        content = {**self.content, self.form: search}
+        # The baseline has a value of a union's knob only if it has that member of the union.
+        ours = {name: self.single.get(name, value) for name, value in self.baseline.items()
+                if name in search or name not in self.searched}  # fmt: skip
+        ours |= {name: value for name, value in self.single.items() if name in cfg.flat(config)}
+        if "baseline" in content or ours:
+            content["baseline"] = ours
+        if isinstance(points := self.content.get("first"), list):
+            content["first"] = self._points(points, search, config)
+        words = [word for word in self.words if word.partition("=")[0] not in self.single]
+        return Narrowed(content, words, self.notices)
+
+    def _search(self, chosen: Mapping[str, Any]) -> Lines:
+        """What is still searched. `chosen`: the baseline with the fixed knobs."""
+        search: Lines = {}
+        for name, spec in self.searched.items():
+            if name in self.values:
+                continue
+            knob = self.schema.knob(name, f"{self.source}: {self.form}")
+            union = knob.member[0] if knob.member is not None else ""
+            left = self._conditions(spec, search)
+            if left is None or (union in self.values and name not in chosen):
+                fixed = union if union in self.values else "knob that is fixed"
+                self.notices.append(f"{name} is not searched: it applies only to another {fixed}")
+                continue
+            search[name] = left
+            if name in self.single:
+                search[name] = {"choice": [self._checked(name)]}
+                if isinstance(left, dict) and "when" in left:
+                    search[name]["when"] = left["when"]
+        return search
+
+    def _conditions(self, spec: Any, search: Lines) -> Any:
+        """The same without the conditions on fixed knobs, which hold; None where one does not."""
+        when = spec.get("when") if isinstance(spec, dict) else None
+        if not isinstance(when, dict):
+            return spec
+        left = {}
+        for name, allowed in when.items():
+            if name in self.values:
+                if self.values[name] not in (allowed if isinstance(allowed, list) else [allowed]):
+                    return None
+            elif name in self.searched and name not in search:
+                return None  # its own condition does not hold
+            else:
+                left[name] = allowed
+        rest = {key: value for key, value in spec.items() if key != "when"}
+        return {**rest, "when": left} if left else rest
+
+    def _checked(self, name: str) -> Any:
+        """The fixed value of a union's knob, as a configuration stores it. Raises `ConfigError`."""
+        union, member = self.schema.knobs[name].member
+        values = {union: member, name: self.single[name]}
+        return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
+
+    def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
+        """Points without knobs that are not searched; those that contradict a fixed knob are left out."""
+        kept = []
+        try:
+            cfg.override(config, {})
+            runs = True
+        except ConfigError:  # such as data that are missing: refused later, with all points
+            runs = False
+        for i, point in enumerate(points):
+            if not isinstance(point, dict):
+                return points  # refused later
+            flat = cfg.flatten(point)
+            left = {name: value for name, value in flat.items() if name in search or name not in self.searched}
+            try:
+                members = cfg.flat(cfg.override(config, left, check=False))
+                left |= {name: value for name, value in self.single.items() if name in members}
+                cfg.override(config, left, where=f"first[{i}]")
+            except ConfigError as error:
+                if not runs or (left == flat and not self.values):
+                    kept.append(left)  # is refused later, where the file stands
+                    continue
+                self.notices.append(f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}")
+                continue
+            kept.append(left)
+        return kept

@@ -1,0 +1,274 @@
+"""A search file: found, read, and checked as a whole before anything starts.
+
+One of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order,
+`ladder:` is a list of named changes, tried one on top of the other and each alone. All become the same thing: ordered
+dimensions and candidates to try first. `seeds: N` repeats the candidates of all but a search with N seeds; of a search
+`noise: N` repeats the baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Lines, Metric
+from tunediff.config.knobs import nearest, refuse
+from tunediff.core import text
+from tunediff.search_space import study
+from tunediff.search_space.model import RATE, SearchBudget, SearchSpace
+from tunediff.search_space.points import planned, spread
+from tunediff.search_space.sections import COSTS, Budget, Confirm, File, Objective, RunOptions, checked
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a checkout the search files lie beside the package; an installed wheel carries them inside it.
+SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
+DEFAULT = "digits.yaml"
+TRIALS_WITH_NOISE = 6
+"""From so many trials on a search runs its baseline twice unless it says otherwise."""
+OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
+"""What a search of a workload's file alone may spend."""
+
+
+def find(name: str | None) -> Path:
+    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`).
+
+    A workload's file or module is taken for one that says no more than its name.
+    """
+    if name is None:
+        return SHIPPED / DEFAULT
+    if is_workload(Path(name)):
+        return Path(name)
+    for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    if Path(name).is_dir():
+        inside, images = Path(name) / "search.yaml", text.command("search", "images", f"data.path={name}")
+        hint = f"its search file is {inside}" if inside.is_file() else f"to learn the images in it: {images}"
+        raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
+    if Path(name).exists():  # a device: what it is, reading it says
+        return Path(name)
+    shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
+    hint = nearest(name.removesuffix(".yaml"), shipped).replace("allowed:", "shipped:")
+    raise ConfigError(f"{name}: no such search file; {hint}")
+
+
+def is_workload(path: Path) -> bool:
+    """Whether it is no search file but the file or module of a workload, perhaps with the name of a preset."""
+    return cfg.is_users(str(path).partition(":")[0])
+
+
+def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
+    """The folder with `file` that a user names, absolute: in `storage`, or as a path, which a shell completes."""
+    places = (storage / name, Path(name))
+    return next((place for place in places if (place / file).is_file()), places[0]).absolute()
+
+
+def of_search(folder: Path) -> Path:
+    """The search file kept in the folder of a search.
+
+    Raises `ConfigError` if it is none, naming those there are, and for one that an earlier version has made.
+    """
+    if not (folder / "search.yaml").is_file():
+        found = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
+        raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {found}")
+    base = folder / "baseline.yaml"
+    why = "does not say of which workload its knobs are; use that version, or search anew"
+    earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
+    refuse(earlier, f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml {why}")
+    return folder / "search.yaml"
+
+
+def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
+    """Read and check a search file. `words` (`knob=value`) go on top of `fixed:`, `budget` on top of `budget:`."""
+    return parse(read(path), str(path), path.parent, words, budget)
+
+
+def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
+    """The content of a search file. In a grid `parallel.workers: all` becomes `world_sizes`, those that fit here, and
+    `parallel.strategy: all` those that share something, `dp` only where there is a GPU."""
+    content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
+    grid = content.get("grid")
+    strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
+    for name, values, example in (("workers", world_sizes, "[1, 2, 4]"), ("strategy", strategies, "[ddp, fsdp]")):
+        if isinstance(grid, dict) and grid.get(f"parallel.{name}") == "all":
+            unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
+            refuse(not world_sizes, f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}")
+            grid = content["grid"] = {**grid, f"parallel.{name}": list(values)}
+    return content
+
+
+def parse(
+    content: Mapping[str, Any],
+    source: str,
+    folder: Path = Path(),
+    words: Sequence[str] = (),
+    budget: Lines | None = None,
+) -> SearchSpace:
+    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed.
+
+    `folder` is where `base:` is looked for; `words` and `budget` as in `load`.
+    """
+    given = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
+    config = "is a configuration, not a search file; a search file names it after base:"
+    refuse("workload" in content and len(content) > 1 and not given, f"{source}: {config}")
+    file = checked(File, dict(content), source)
+    search, grid = (spread(form) if form is not None else None for form in (file.search, file.grid))
+    file = dataclasses.replace(file, search=search, grid=grid)
+    kind = _kind(file, source)
+    baseline = _baseline(file, source, folder, words)
+    metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
+    _check_together(file, kind, cost, source)
+    limits = {**file.budget, **(budget or {})}
+    space = SearchSpace(
+        **{field.name: getattr(file, field.name) for field in dataclasses.fields(RunOptions)},
+        source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
+        label=metric.label or metric.name, budget=_budget(limits, source, kind, metric, cost),
+        confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
+        study=None if file.study is None else study.parse(
+            file.study, source, cfg.of(baseline), kind == "ladder", file.operations
+        ),
+    )  # fmt: skip
+    _check_final(space.final, f"{source}: final", space)
+    budgets = [int(times[:-1]) for times in space.confirm.budgets] if space.confirm is not None else [1]
+    rising = budgets[0] == 1 and budgets == sorted(set(budgets))
+    at = f"{source}: confirm: budgets"
+    refuse(not rising, f"{at}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
+    refuse(len(budgets) > 1 and not space.evaluates, f"{at}: {space.metric} has no curve that goes on; allowed: [1x]")
+    _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
+    seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
+    cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
+    space = planned(space, file, seeds)
+    _check_limits(space, limits, f"{source}: budget")
+    trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
+    spent, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
+    cfg.override(baseline, {"seed": baseline.seed + noise - 1}, where=f"{source}: noise", check=False)
+    first, *others = space.candidates
+    again = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
+    return dataclasses.replace(space, candidates=(first, *again, *others)[:trials], budget=spent, noise=noise)
+
+
+def _noise(asked: int | None, kind: str, trials: int, source: str) -> int:
+    """Runs of the baseline of a search."""
+    if asked is None:
+        return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
+    refuse(kind != "search", f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:")
+    none_left = f"{source}: noise: {asked} runs of the baseline leave none of {trials} trials to search"
+    refuse(1 < asked >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
+    return asked
+
+
+def _kind(file: File, source: str) -> str:
+    """Which of the four forms it is."""
+    knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
+    empty = {
+        "search": knobless,
+        "grid": knobless,
+        "trials": "needs a list of points, e.g. - {precision.amp: bf16}",
+        "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
+    }
+    kinds = [kind for kind in empty if getattr(file, kind) is not None]
+    of_file = file.workload is not None and cfg.is_users(file.workload.partition(":")[0])
+    more = " (search: may be left out where the workload's Knobs have a Range or a Choice)" if of_file else ""
+    needed = "exactly one of search:, grid:, trials: and ladder: is needed"
+    refuse(len(kinds) != 1, f"{source}: {needed}{more}, found {kinds or 'none'}")
+    refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
+    return kinds[0]
+
+
+def _check_together(file: File, kind: str, cost: str | None, source: str) -> None:
+    """Keys that contradict each other."""
+    drawn, stops = kind == "search", file.early_stopping != "none"
+    stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
+    rules = {
+        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None and not drawn,
+        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start is not None and not drawn,
+        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none":
+            cost is not None and stops,
+        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
+            file.seeds is not None and drawn,
+        f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
+        "confirm: belongs to searches of one seed; seeds: repeats every point already":
+            file.seeds is not None and file.confirm is not None,
+    }  # fmt: skip
+    for why, broken in rules.items():
+        refuse(broken, f"{source}: {why}")
+
+
+def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
+    """The configuration that a search starts from."""
+    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file) is needed"
+    refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
+    named = file.workload is not None
+    base = cfg.baseline(str(file.workload), source, folder) if named else cfg.load(folder / str(file.base))
+    overrides = cfg.parse_overrides(words, base.schema)
+    fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
+    searched = file.search or file.grid or {}
+    twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "
+    for name in [*fixed, *overrides]:
+        where = f"{source}: fixed" if name in fixed else "command line"
+        refuse(name in searched, f"{where}: {name}: {twice}searched knob under baseline:")
+    for name in starting:
+        refuse(name not in searched, f"{source}: baseline: {name}: is not searched; put it under fixed:")
+    base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
+    base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
+    return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
+
+
+def _objective(given: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
+    """What is searched for, and the second objective if there is one."""
+    known = {own.name: own, RATE.name: RATE}
+    names, costs = ", ".join(known), ", ".join(COSTS)
+    if isinstance(given, list):
+        pair = f"one of {names}, or a list of one of these and one of {costs}"
+        fits = len(given) == 2 and given[0] in list(known) and given[1] in COSTS
+        refuse(not fits, f"{where}: {given!r} is not allowed; allowed: {pair}")
+        given = {"metric": given[0], "cost": given[1]}
+    asked = checked(Objective, {"metric": given} if isinstance(given, str) else given or {}, where)
+    name = asked.metric or own.name
+    refuse(name not in known, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
+    mode = known[name].mode
+    refuse(asked.mode not in (None, mode), f"{where}: mode: {asked.mode!r} is not allowed for {name}; allowed: {mode}")
+    return known[name], asked.cost
+
+
+def _budget(given: Lines, source: str, kind: str, metric: Metric, cost: str | None) -> SearchBudget:
+    where, rate = f"{source}: budget", metric == RATE
+    limits = checked(Budget, given, where)
+    missing = limits.trials is None and kind == "search"
+    refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
+    charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+    refuse(rate and limits.compile == "charged", charged)
+    shared, price = limits.unit == "device", limits.price_per_device_hour
+    refuse(rate and shared, f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall")
+    same = f"with budget: unit: device every trial has the same {cost}"
+    refuse(shared and cost in ("device_s", "price"), f"{source}: objective: cost: {cost!r} is not allowed: {same}")
+    unknown = "needs the price of a device: budget: price_per_device_hour: 2.5"
+    refuse(cost == "price" and price is None, f"{source}: objective: cost: 'price' {unknown}")
+    return SearchBudget(
+        limits.per_trial, limits.trials or 10**9,  # as many as there are points
+        limits.total, not rate and limits.compile != "free", limits.deadline, limits.unit, price,
+    )  # fmt: skip
+
+
+def _check_limits(space: SearchSpace, given: Lines, where: str) -> None:
+    """Limits within which no trial could end."""
+    limits, per_trial = space.budget, f"per_trial = {given.get('per_trial')!r}"
+    per_trial += f", {space.longest_s:g} s for a trial" if limits.unit == "device" else ""
+    deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
+    refuse(deadline <= space.longest_s, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
+    refuse(total < space.longest_s, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
+
+
+def _check_final(given: Lines, where: str, space: SearchSpace) -> None:
+    """Knobs of `evaluation.` that define another protocol than the search's, on the same ruler."""
+    judged = f"it belongs to searches by {space.workload.objective.name}"
+    refuse(given and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
+    evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]
+    allowed = [knob.name for knob in evaluation if not knob.protocol]
+    for name in given:
+        refuse(name not in allowed, f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
+    cfg.override(space.baseline, given, where=where)

@@ -1,0 +1,192 @@
+"""The shapes of a search file's sections: which keys there are, and what they take.
+
+A field's docstring is what a message says of it where its type says too little.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from tunediff.config import ConfigError, Knob, Lines, Values
+from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
+
+MAX_SEEDS = 100
+MAX_TIMES = 16
+MOST_FINALISTS = 20
+COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
+"""What a second objective may be, kept small: memory of the device, training seconds times devices (GPU-seconds), and
+what the training took of energy and money."""
+T = TypeVar("T")
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def _seconds(value: Any) -> float:
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or not any(match.groups()):
+        raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    if not (total := 3600 * hours + 60 * minutes + seconds) > 0:
+        raise ValueError("is empty; allowed: a duration above 0, e.g. 90s")
+    return total
+
+
+def duration_s(value: Any, where: str) -> float:
+    """Seconds of a duration such as 90s, 10m, 1h30m; above 0. Raises `ConfigError`."""
+    try:
+        return _seconds(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {value!r} {error}") from None
+
+
+Duration = Annotated[float, BeforeValidator(_seconds)]
+
+
+def _times(value: Any) -> str:
+    match = re.fullmatch(r"([1-9]\d*)x", value) if isinstance(value, str) else None
+    if match is None or int(match[1]) > MAX_TIMES:
+        raise ValueError(f"is not allowed; allowed: 1x, 2x, … {MAX_TIMES}x, rising, the first 1x")
+    return str(value)
+
+
+Times = Annotated[str, BeforeValidator(_times)]
+"""So many times the budget of a trial."""
+
+
+@section
+class Confirm:
+    """How the finalists of a search are run again: `confirm:` of a search file."""
+
+    of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
+    budgets: tuple[Times, ...] = ("1x",)  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
+    final: Values = dataclasses.field(default_factory=dict)  # as in `RunOptions`, of every finished run
+
+
+@section
+class RunOptions:
+    """How trials are run: keys of a search file that mean just what they say."""
+
+    early_stopping: Literal["none", "asha", "median"] = "none"
+    seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
+    fresh: Bool = False  # every trial runs in new worker processes
+    alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
+    operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
+    warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
+    final: Values = dataclasses.field(default_factory=dict)
+    # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
+
+
+@section
+class File(RunOptions):
+    """A search file; None: a key that is not there."""
+
+    workload: Str | None = None
+    base: Str | None = None
+    objective: Any = None
+    budget: Lines = dataclasses.field(default_factory=dict)
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
+    noise: Annotated[Int, Ge(1), Le(MAX_SEEDS)] | None = None
+    fixed: Lines = dataclasses.field(default_factory=dict)
+    baseline: Lines = dataclasses.field(default_factory=dict)
+    search: Lines | None = None
+    grid: Lines | None = None
+    trials: list[Lines] | None = None
+    """points, e.g. - {precision.amp: bf16}"""
+    ladder: dict[str, Lines] | None = None
+    first: list[Lines] | None = None
+    """points, e.g. - {}"""
+    study: Any = None
+    confirm: Lines | None = None
+
+
+@section
+class Budget:
+    """`budget:`"""
+
+    per_trial: Duration
+    """training seconds of one trial, e.g. 10m"""
+    unit: Literal["wall", "device"] = "wall"
+    price_per_device_hour: Annotated[Float, Gt(0.0)] | None = None
+    """a number above 0, in whatever currency"""
+    trials: Annotated[Int, Ge(1)] | None = None
+    total: Duration | None = None
+    compile: Literal["charged", "free"] | None = None
+    deadline: Duration | None = None
+
+
+@section
+class Objective:
+    """`objective:`"""
+
+    metric: Str | None = None
+    mode: Literal["min", "max"] | None = None
+    cost: Literal["peak_memory_mib", "device_s", "energy_wh", "price"] | None = None
+
+
+@section
+class Spec:
+    """What a searched knob may be: one of several values, or a number in between."""
+
+    choice: list[Any] | None = None
+    """choices"""
+    low: Any = None
+    high: Any = None
+    step: Annotated[Float, Gt(0.0)] | None = None
+    log: Bool = False
+    when: Lines = dataclasses.field(default_factory=dict)
+
+
+@section
+class Table:
+    """`study:`"""
+
+    title: Str = ""
+    """words"""
+    columns: Annotated[tuple[Str, ...], MinLen(1)] = Field(default=None, validate_default=True)
+    """a list of knobs and quantities"""
+    x: Str | None = None
+    """one name"""
+    y: Annotated[tuple[Str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
+    """a name, or several"""
+
+
+def checked(shape: type[T], content: Any, where: str) -> T:
+    """A section of that shape. Raises `ConfigError`, one line for each key, its value and what is allowed."""
+    try:
+        found = TypeAdapter(shape).validate_python(content)
+    except pydantic.ValidationError as error:
+        keys = {knob.name: dataclasses.replace(knob, optional=False) for knob in knobs_of(shape)}
+        lines = dict.fromkeys(_explain(detail, keys, content, where) for detail in error.errors())
+        raise ConfigError("\n".join(lines)) from None
+    for key, value in content.items():
+        refuse(value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line")
+    return found
+
+
+def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) -> str:
+    """One line for one pydantic error."""
+    path, value, kind = detail["loc"], detail["input"], detail["type"]
+    place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
+    if path[-1:] == ("[key]",):
+        return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
+    if kind in ("unexpected_keyword_argument", "invalid_key"):
+        return f"{where}: {path[0]}: no such key; allowed: {', '.join(keys)}"
+    if kind in ("dict_type", "dataclass_type"):
+        return f"{place}: needs `key: value` lines, found {value!r}"
+    if kind == "value_error":
+        return f"{place}: {value!r} {detail['ctx']['error']}"
+    knob = keys[path[0]]
+    if kind == "missing":
+        return f"{place}: is missing; {knob.description}"
+    if kind == "list_type":
+        return f"{place}: needs a list of {knob.description}, found {value!r}"
+    if knob.description:
+        return f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed: {knob.description}"
+    return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.yaml_hint(value)}"

@@ -1,0 +1,124 @@
+"""The `study:` section of a search file, checked: which table and figure a search ends with, of which quantities.
+
+A quantity's name is the CSV column, with its unit; its label is what headings and axes say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tunediff.config import ConfigError, Quantity, Workload
+from tunediff.config.knobs import nearest, refuse
+from tunediff.core.point import in_units, quantities
+from tunediff.search_space.sections import Table, checked
+
+PREDICTED = (4, 8)
+"""Devices that a speed-up over one worker is predicted for."""
+
+DERIVED: dict[str, Quantity] = {
+    "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
+    "setup_s": Quantity("setup", "s", "reading data, building the model"),
+    "running_s": Quantity("running", "s", "all seconds of the training: setup, compilation, waiting for data, steps"),
+    "epoch_s": Quantity("epoch", "s", "samples of the set / samples per second, without compilation"),
+    "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
+    "versus_baseline": Quantity("vs. baseline", "×", "samples/s / the baseline's"),
+    "percent_of_base": Quantity("of base", "%", "100 × samples/s / the baseline's"),
+    "memory_percent_of_base": Quantity("memory of base", "%", "100 × memory / the baseline's"),
+    "versus_previous": Quantity("vs. rung before", "×", "samples/s / those of the rung before (ladder:)"),
+    "speedup_over_one_worker": Quantity("vs. one worker", "×", "samples/s / those of one worker, all else equal"),
+    "scaling_efficiency": Quantity("efficiency", "%", "speed-up over one worker / number of workers", 100.0),
+    **{
+        f"predicted_speedup_{n}": Quantity(f"prediction for {n}", "×", "of ddp, from the steps of one and two workers")
+        for n in PREDICTED
+    },
+    "versus_uncompiled": Quantity("vs. uncompiled", "×", "samples/s / those without compilation, all else equal"),
+    "samples_to_break_even": Quantity("samples to break even", "", "samples after which compiling has paid for itself"),
+    "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
+}
+"""What follows from the seconds of a run, or from the measurements of one or two configurations, by name."""
+
+WORDS: dict[str, Quantity] = {
+    "configuration": Quantity("configuration", "", "what differs from the baseline, or the rung of the ladder"),
+    "trial": Quantity("trial", "", "name of the trial, or of the first of several runs"),
+    "status": Quantity("status", "", "how it ended"),
+    "runs": Quantity("runs", "", "runs that ended ok (seeds:); the others' columns are means over them"),
+}
+"""Columns that hold no number of a run."""
+
+OPERATIONS: dict[str, Quantity] = {
+    "operation": Quantity("operation", "", "name as torch has it"),
+    "calls": Quantity("calls", "", "calls in all profiled steps"),
+    "calls_per_step": Quantity("calls/step", "", "calls in one step"),
+    "self_s": Quantity(
+        "self", "ms", "time in the operation itself, in all profiled steps; on a GPU the device's", 1000
+    ),
+    "self_s_per_step": Quantity(
+        "self/step", "ms", "time in the operation itself in one step; on a GPU the device's", 1000
+    ),
+    "total_s": Quantity("total", "ms", "time with the operations that it calls, in all profiled steps", 1000.0),
+    "share": Quantity("share", "%", "self time / self time of all operations", 100.0),
+}
+"""Columns of a table of operations: `operations: N` in the search file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(Table):
+    """A checked `study:` section. A ladder draws its rungs, operations themselves, the rest lines over `x`, or bars.
+
+    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`: measured numbers, with
+    a panel each; none: no figure, but for that of operations.
+    """
+
+    numbers: Mapping[str, Quantity]
+    """What is a number of a run of this workload: measured, or following from that."""
+
+    def quantity(self, name: str) -> Quantity:
+        """The quantity of that name; a knob is a quantity without a unit."""
+        return {**WORDS, **self.numbers, **OPERATIONS}.get(name, Quantity(name))
+
+    @property
+    def of_operations(self) -> bool:
+        """Whether a row is an operation, not a configuration."""
+        return any(column in OPERATIONS for column in self.columns)
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether it ends with a figure."""
+        return bool(self.y) or self.of_operations
+
+
+def parse(content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0) -> Study:
+    """Check a `study:` section. `ladder`: whether the search is one; `operations`: steps that are profiled.
+
+    Raises `ConfigError` naming file, key, value and what is allowed.
+    """
+    where, knobs = f"{source}: study", workload.schema.knobs
+    lines = dataclasses.asdict(checked(Table, content, where))
+    study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
+    numbers = study.numbers
+    for key, kind, names, allowed in (
+        ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
+        ("x", "knob or measured number", () if study.x is None else (study.x,), [*numbers, *knobs]),
+        ("y", "measured number", study.y, [*numbers]),
+    ):
+        for name in names:
+            if name not in allowed:
+                raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}")
+            refuse(names.count(name) > 1, f"{where}: {key}: {name!r} is given twice")
+    for key, names in (("columns", study.columns), ("y", study.y)):
+        for name in names:
+            odd = study.of_operations and name in numbers
+            refuse(odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation")
+    for name in study.columns:
+        unmeasured = name in OPERATIONS and not operations
+        refuse(unmeasured, f"{where}: columns: {name!r} needs operations: in the search file")
+    words = study.x in knobs and knobs[study.x].kind not in ("int", "float")
+    bars = "without x: there is a bar for each configuration"
+    refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
+    lonely = study.x is not None and not study.y
+    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: samples_per_s")
+    axis = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
+    more = ladder and (study.x is not None or len(study.y) > 1)
+    refuse(more, f"{where}: {axis}: the figure of a ladder needs one name under y:, and no x:")
+    return study
