@@ -133,7 +133,7 @@ def sources() -> dict[str, Measured | Drawn]:
 
 # -------------------------------------------------------------------------------------------------------------- compare
 Told = tuple[NDArray[np.int_], NDArray[np.int_]]
-"""Of every comparison: 1 better, −1 worse, 0 not told apart; and the pairs it took."""
+"""Of every comparison: 1 better, −1 worse, 0 no significant difference; and the pairs it took."""
 
 
 def looks(gains: Numbers, patient: bool = False) -> Told:

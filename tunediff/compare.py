@@ -42,7 +42,7 @@ from tunediff.search_space import duration_s, folder_of
 from tunediff.tuning import experiment, local_ray, resources
 
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
-EXITS = {"better": cli.OK, "not told apart": NOT_TOLD, "worse": WORSE, "failed": FAILED_RUN}
+EXITS = {"better": cli.OK, "no significant difference": NOT_TOLD, "worse": WORSE, "failed": FAILED_RUN}
 MOST = 12
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
@@ -52,7 +52,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = cli.parser("compare", __doc__ or "")
     parser.epilog = (
-        "Exit codes: 0 B is better, 10 not told apart, 11 B is worse, 12 a run of one failed; 1 failed, 2 bad input, "
+        "Exit codes: 0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one failed; "
+        "1 failed, 2 bad input, "
         "130 interrupted."
     )
     add = parser.add_argument

@@ -204,7 +204,7 @@ def test_real_images_are_perfect(digits: Images) -> None:
     assert found["frechet"] == pytest.approx(0, abs=1e-4)
     assert (found["precision"], found["recall"]) == (1, 1)
     assert found["inception_score"] is not None
-    assert 5 < found["inception_score"] <= 10, "ten classes, told apart by a network that learned to be 90 % sure"
+    assert 5 < found["inception_score"] <= 10, "ten classes, distinguished by a network that learned to be 90 % sure"
     nothing = Real.of(digits, extractor, "cpu", 50, {"is"})
     assert (nothing.reference, nothing.features) == (None, None)
 

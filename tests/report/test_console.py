@@ -109,7 +109,7 @@ def test_what_lies_within_the_noise_of_the_best_is_marked(tmp_path):
 def test_a_best_within_the_noise_of_the_baseline_is_no_victory(tmp_path):
     folder = noisy(tmp_path / "night", repeats=(3.0,))
     head = "".join(shown(folder, search_space.load(folder / "search.yaml"), width=300)[:2])
-    assert "best t0003 1 · not told apart from the baseline by one run each · ≈ within" in head
+    assert "best t0003 1 · no significant difference from the baseline by one run each · ≈ within" in head
 
 
 @pytest.mark.parametrize("status", ["oom", "pruned"])
@@ -445,7 +445,7 @@ def test_names_are_cut_in_the_middle_and_values_stay(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_table_at_the_end_fits_its_terminal(width):
     rows = [
-        [f"loader.batch_size={size} optimizer.lr=1.00e-04", "not told apart", "3 of 3", "2.09 ± 0.15"]
+        [f"loader.batch_size={size} optimizer.lr=1.00e-04", "no significant difference", "3 of 3", "2.09 ± 0.15"]
         for size in (32, 64)
     ]
     lines = [["configuration", "verdict", "runs", "FD (classifier), mean ± sd"], *rows]
@@ -477,7 +477,7 @@ def test_a_start_says_what_is_believed_of_an_earlier_search(tmp_path, capsys):
     wanted = searches.make(tmp_path / "night", searches.FILE | {"warm_start": str(tmp_path / "earlier")})
     console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
     said = capsys.readouterr().out
-    assert re.search(r"warm start: none of the 3 results of earlier is believed \(CPU slow one there, .+ here; ", said)
+    assert re.search(r"warm start: none of the 3 results of earlier is reused \(CPU slow one there, .+ here; ", said)
     searches.write(tmp_path / "night", wanted, 0)
     console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
     assert "warm start" not in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_a_finalist_that_is_not_told_apart_is_neither_best_nor_faster(tmp_path, 
     assert (block["speedup"], block["speedup_unknown"]) == (None, "it is the baseline itself")
     assert "speedup: not determined: it is the baseline itself\n" in text
     assert "No finalist is better than the baseline by more than the noise on 6 new seeds: the baseline stays." in text
-    row = next(line for line in text.splitlines() if line.startswith("loader.batch_size=64  not told apart"))
+    row = next(line for line in text.splitlines() if line.startswith("loader.batch_size=64  no significant difference"))
     assert row.endswith("not determined")
     page = words(written(late.folder))
     assert "Why it" not in page
@@ -217,18 +217,21 @@ def test_what_one_run_each_does_not_tell_apart_is_said_to_be_so(tmp_path, capsys
     outputs.write_all(near)
     _, block = told(near, capsys)
     assert block["best_trial"] == "t0002"
-    assert block["speedup_unknown"] == "not told apart from the baseline by one run each"
+    assert block["speedup_unknown"] == "no significant difference from the baseline by one run each"
     page = words(written(near.folder))
     assert "t0002 is ahead: after 20 training seconds its FD (classifier) is 1.99 beside the 2 of the baseline" in page
-    assert "not told apart from the baseline by one run each." in page
-    assert "The best trial beside the baseline Nothing is to be explained: not told apart from the baseline" in page
+    assert "no significant difference from the baseline by one run each." in page
+    assert (
+        "The best trial beside the baseline Nothing is to be explained: no significant difference from the baseline"
+        in page
+    )
     assert "% below" not in page
     assert "Why it" not in page
     assert "of the gain" not in page
     assert "saved in" not in page
     name, above = exported(near, capsys)
     assert name == "t0002"
-    assert "# speed-up not determined: not told apart from the baseline by one run each" in above
+    assert "# speed-up not determined: no significant difference from the baseline by one run each" in above
 
 
 def test_without_a_known_noise_nothing_is_claimed(tmp_path, capsys, plain):

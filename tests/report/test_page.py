@@ -249,10 +249,13 @@ def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain)
     assert (
         "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is partly" in text
     )
-    assert "not told apart" not in text
+    assert "no significant difference" not in text
     text = words(written(noisy(tmp_path / "close", repeats=(3.0,))))
-    assert "is 1 beside the 2 of the baseline (t0000): not told apart from the baseline by one run each." in text
-    assert "Nothing is to be explained: not told apart from the baseline by one run each." in text
+    assert (
+        "is 1 beside the 2 of the baseline (t0000): no significant difference from the baseline by one run each."
+        in text
+    )
+    assert "Nothing is to be explained: no significant difference from the baseline by one run each." in text
     assert "times faster" not in text
 
 

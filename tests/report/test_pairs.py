@@ -31,13 +31,13 @@ UP = {"a": "digits_classifier", "b": ("digits_classifier", "loader.batch_size=64
 CASES = {
     "falls, better": (BETTER, {}, "better", 0, "decided"),
     "falls, worse": ({"A": BETTER["B"], "B": BETTER["A"]}, {}, "worse", 11, "decided"),
-    "falls, not": (CLOSE, {}, "not told apart", 10, "hopeless"),
+    "falls, not": (CLOSE, {}, "no significant difference", 10, "hopeless"),
     "falls below 0": ({"A": [0.1, -0.1, 0.0], "B": [-9.0, -9.1, -9.05]}, {}, "better", 0, "decided"),
     "rises, better": ({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, UP, "better", 0, "decided"),
     "rises, worse": ({"A": [0.9, 0.915, 0.888], "B": [0.8, 0.81, 0.79]}, UP, "worse", 11, "decided"),
-    "equal": ({"A": [2.0, 2.2, 1.9], "B": [2.001, 2.202, 1.9015]}, {"within": 0.02}, "not told apart", 10, "equal"),
+    "equal": ({"A": [2.0, 2.2, 1.9], "B": [2.001, 2.202, 1.9015]}, {"within": 0.02}, "no significant difference", 10, "equal"),
     "spent": (
-        {"A": [2.0, 2.0, 2.0, 2.0], "B": [1.7, 2.0, 1.6, 1.9]}, {"pairs": 4}, "not told apart", 10, "spent",
+        {"A": [2.0, 2.0, 2.0, 2.0], "B": [1.7, 2.0, 1.6, 1.9]}, {"pairs": 4}, "no significant difference", 10, "spent",
     ),
 }  # fmt: skip
 
@@ -113,7 +113,9 @@ def test_the_result_in_words(capsys):
 def test_the_words_of_a_difference_that_is_not_told(capsys):
     made(CLOSE)
     said = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ").splitlines()[-3:]
-    assert said[0].startswith("B (digits loader.batch_size=64) is not told apart from A (digits) by 4 pairs of runs: ")
+    assert said[0].startswith(
+        "B (digits loader.batch_size=64) shows no significant difference from A (digits) by 4 pairs of runs: "
+    )
     assert said[1].endswith("; more pairs, up to 12, would most likely not tell them apart either.")
     assert said[2].endswith("B was ahead in 1 of 4 pairs.")
 

@@ -178,7 +178,9 @@ def test_the_conclusions_name_both_kinds(found):
     assert better.startswith(
         "Better than the baseline: timesteps.name=speed; timesteps.name=speed weighting.name=min_snr."
     )
-    assert same.startswith("Not told apart from the baseline: weighting.name=min_snr; timesteps.name=stratified;")
+    assert same.startswith(
+        "No significant difference from the baseline: weighting.name=min_snr; timesteps.name=stratified;"
+    )
     assert " % to be told" in least
 
 
@@ -240,7 +242,7 @@ def test_the_search_ends_with_the_comparison(found, capsys):
     assert "best_verdict: better" in out
     table = out[out.index("\nconfiguration ") :]
     assert "baseline" in table.splitlines()[2]
-    assert "Not told apart from the baseline: weighting.name=min_snr" in table
+    assert "No significant difference from the baseline: weighting.name=min_snr" in table
     assert search.main([*words, "--json"]) == 0
     block = json.loads(capsys.readouterr().out)
     assert block["speedup"] == pytest.approx(20 / 15, abs=0.05)

@@ -223,7 +223,7 @@ def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
 def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
     found = read(tmp_path / "night", repeats=(3.0,))
     block = summary.values(evidence.read(found), 100.0)
-    assert block["versus_noise"] == "not told apart from the baseline by one run each"
+    assert block["versus_noise"] == "no significant difference from the baseline by one run each"
     assert "t0000" in block["within_noise_of_best"]
     assert evidence.read(found).better(found.leader) is False
 

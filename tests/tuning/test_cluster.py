@@ -215,7 +215,7 @@ def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search)
 
 @pytest.mark.parametrize("fault", ["cut for a minute", "slow"])
 def test_a_bad_network(apart, search, fault):
-    """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not believed, or
+    """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not taken, or
     Ray waits for it, if it is back in time; slow, it only takes longer."""
     if fault == "slow":
         apart.slow()

@@ -230,11 +230,11 @@ def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_comp
     command = [sys.executable, "-m", "tunediff.compare", *words, "--storage", str(one.storage)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=one.storage.parent, timeout=200)
     told = json.loads(done.stdout)
-    assert done.returncode == {"better": 0, "not told apart": 10, "worse": 11}[told["verdict"]], done.stderr
+    assert done.returncode == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]], done.stderr
     assert (told["pairs"], told["runs"]) == (3, 6)
     low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
     if ratio is None:  # left open where others disturb three runs of a second beyond all measure
-        assert (told["verdict"], low, high) == ("not told apart", None, None)
+        assert (told["verdict"], low, high) == ("no significant difference", None, None)
     else:
         assert low < ratio < high
     again = [*command[:3], "--resume", "two", "--storage", str(one.storage), "--json"]

@@ -1,4 +1,4 @@
-"""What an earlier search teaches, and whose values are believed."""
+"""What an earlier search teaches, and whose values are reused."""
 
 import contextlib
 import re
@@ -90,7 +90,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("facts", "why"), ELSEWHERE)
 def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, monkeypatch, facts, why):
-    """Neither results nor failures are believed; the best points are tried first."""
+    """Neither results nor failures are reused; the best points are tried first."""
     on_another_machine(monkeypatch, **facts)
     searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier))
     assert not any(t.state.is_finished() for t in study(searcher))
@@ -101,7 +101,7 @@ def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, mon
         end(searcher, drawn[-1], name)
     assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
     line = warm_start.said(searcher.space, "cpu")
-    assert re.fullmatch(rf"warm start: none of the 4 results of earlier is believed \({why}\); its best .+", line)
+    assert re.fullmatch(rf"warm start: none of the 4 results of earlier is reused \({why}\); its best .+", line)
 
 
 def test_values_measured_on_a_cpu_say_nothing_of_a_gpu(make, earlier):
@@ -113,7 +113,7 @@ def test_values_measured_on_a_cpu_say_nothing_of_a_gpu(make, earlier):
 def test_a_start_says_how_much_is_believed(make, earlier):
     """Or why nothing is."""
     same = make(**EARLIER, warm_start=str(earlier)).space
-    assert warm_start.said(same, "cpu") == "warm start: 4 of 4 results of earlier are believed"
+    assert warm_start.said(same, "cpu") == "warm start: 4 of 4 results of earlier are reused"
     content = {key: value for key, value in (FILE | EARLIER).items() if key != "budget"}
     other = search_space.parse(
         {**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml"

@@ -19,7 +19,7 @@ from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
 from tunediff.core.record import TrialRecord
 
-UNTOLD = "not told apart from the baseline by one run each"
+UNTOLD = "no significant difference from the baseline by one run each"
 UNKNOWN = "one run each, and their noise is not known"
 NEAR = "within_noise_of_best"
 

@@ -100,11 +100,11 @@ class Pairs:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `not told apart`, or `failed`: what B is beside A."""
+        """`better`, `worse`, `no significant difference`, or `failed`: what B is beside A."""
         if self.failure is not None:
             return "failed"
         told = self.look.differences[0].verdict
-        return told if told in (BETTER, WORSE) else "not told apart"
+        return told if told in (BETTER, WORSE) else "no significant difference"
 
     @property
     def one_run_tells(self) -> float | None:

@@ -5,8 +5,8 @@ keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, 
 may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
 no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
 called; `QUANTITIES`, what its points hold besides what all have; `evaluation_protocol(config)`, which says in a
-sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything starts;
-`network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
+sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything
+starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
 evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
 many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
 to nothing about device memory, and of lists that save the more of it the longer they are.

@@ -1,4 +1,4 @@
-"""What a colour means, the same in every figure and table; told apart by colour-blind eyes as well."""
+"""What a colour means, the same in every figure and table; distinguished by colour-blind eyes as well."""
 
 BASELINE, WINNER = "#1d5fa8", "#c2410c"
 """The baseline, and the best or the winner, whichever it may be called."""

@@ -48,7 +48,7 @@ class Finding:
     found: str
     means: str
     needed: bool
-    """Whether no search can run, or none be believed, without it."""
+    """Whether no search can run, or none be relied on, without it."""
     seconds: float
     numbers: Mapping[str, Any]
 

@@ -62,8 +62,8 @@ def sentences(told: Pairs) -> list[str]:
         return [f"{pluralize(look.rounds, 'pair')} so far: too few to tell anything."]
     known = _difference(told)
     pairs = f"{pluralize(look.rounds, 'pair')} of runs"
-    if told.verdict == "not told apart":
-        said = [f"{asked} is not told apart from A ({told.asked[0]}) by {pairs}: {known}."]
+    if told.verdict == "no significant difference":
+        said = [f"{asked} shows no significant difference from A ({told.asked[0]}) by {pairs}: {known}."]
         why = f"; {_WHY[look.state].format(most=look.most)}" if look.state in _WHY else ""
         said.append(f"They can tell differences of about {_size(told, look.resolution)}{why}.")
     else:

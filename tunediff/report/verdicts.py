@@ -45,7 +45,7 @@ def conclusions(compared: Comparison) -> list[str]:
     for kind, words in (
         (BETTER, "Better than the baseline"),
         (WORSE, "Worse than the baseline"),
-        (SAME, "Not told apart from the baseline"),
+        (SAME, "No significant difference from the baseline"),
         (TOO_FEW, "Too few runs to tell"),
     ):
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:

@@ -111,7 +111,7 @@ def interval(difference: Difference, ratios: bool) -> str:
 
 def verdict(difference: Difference) -> str:
     """Short enough for a terminal."""
-    return "not told apart" if difference.verdict == SAME else difference.verdict
+    return "no significant difference" if difference.verdict == SAME else difference.verdict
 
 
 def short(words: str, most: int) -> str:

@@ -1,4 +1,4 @@
-"""Configurations run seed after seed on one slot, until they are told apart: confirming runs, and `tunediff.compare`.
+"""Run configurations seed after seed on one slot until their difference is decided: confirming runs and `compare`.
 
 Tune is not needed for it: nothing is drawn and nothing stopped. The workers are those that are there, and one run at a
 time has the machine.

@@ -30,7 +30,7 @@ class PriorTrial:
 
     @property
     def counts(self) -> bool:
-        """Whether its result is believed."""
+        """Whether its result is reused."""
         return not self.doubts
 
 
@@ -58,16 +58,16 @@ def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Prior
 
 
 def said(space: SearchSpace, device: str) -> str:
-    """How much of the earlier search is believed, and if nothing why, in a line; '' without one."""
+    """How much of the earlier search is reused, and if nothing why, in a line; '' without one."""
     if space.warm_start is None:
         return ""
     found, name = lessons(space, Path(space.warm_start), device), Path(space.warm_start).name
     if not found:
         return f"warm start: {name} has no trial that this search can express"
     if believed := sum(lesson.counts for lesson in found):
-        return f"warm start: {believed} of {len(found)} results of {name} are believed"
+        return f"warm start: {believed} of {len(found)} results of {name} are reused"
     why = "; ".join(found[0].doubts)
-    return f"warm start: none of the {len(found)} results of {name} is believed ({why}); its best are tried first"
+    return f"warm start: none of the {len(found)} results of {name} is reused ({why}); its best are tried first"
 
 
 def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
