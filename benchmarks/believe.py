@@ -47,7 +47,7 @@ from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
 from tunediff.core.point import Point
-from tunediff.core.record import End, TrialRecord
+from tunediff.core.trial_record import End, TrialRecord
 
 Numbers = NDArray[np.float64]
 REFERENCE = Path(__file__).parent.parent / "ray_results" / "reference"

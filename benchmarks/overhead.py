@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import search_space
-from tunediff.core import environment, record, text
+from tunediff.core import environment, text
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.report.console import Console
 from tunediff.tuning import experiment, resources, searcher, trial
@@ -52,14 +54,14 @@ def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
     import math
     import os
 
-    from tunediff.core import record
+    from tunediff.core import trial_record as record
     from tunediff.tuning import trial
     from tunediff.tuning.messages import drawn
 
     name, value = params["trial"], 1.0 + abs(math.log10(params["optimizer.lr"]) + 3) + params["model.dropout"]
     values = drawn(params)
     config, seconds = plan.configuration(values), plan.budget.per_trial_s
-    journal = record.Journal(plan.experiment / "trials" / name)
+    journal = Journal(plan.experiment / "trials" / name)
     journal.start(config, values, seconds, int(name[1:]))
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
     for index in range(1, config.evaluation.points + 1):

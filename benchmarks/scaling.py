@@ -29,7 +29,9 @@ import psutil
 
 from tunediff import config as cfg
 from tunediff import search_space
-from tunediff.core import environment, record
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import log_exceptions
 from tunediff.report.console import Console
@@ -114,7 +116,7 @@ class Simulation:
 
     def _write(self, params: dict[str, Any]) -> Point:
         """What worker and driver write to a journal."""
-        values, journal = drawn(params), record.Journal(self.folder / "trials" / params["trial"])
+        values, journal = drawn(params), Journal(self.folder / "trials" / params["trial"])
         journal.start(self.space.config(values), values, 60.0, int(params["trial"][1:]))
         journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
         value = objective(params)

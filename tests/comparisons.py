@@ -7,7 +7,7 @@ import yaml
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.core import record
+from tunediff.core.journal import Journal
 
 PLAIN = (Path(__file__).parent / "users" / "plain.py").read_text()
 CLOSE = {"A": [2.0, 2.2, 1.9, 2.1], "B": [2.05, 2.1, 1.95, 2.12]}
@@ -24,7 +24,7 @@ def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), 
         (folder / side / "config.yaml").write_text(cfg.dump(config, folder=folder / side))
         metric = cfg.of(config).objective.name
         for number, value in enumerate(values[side]):
-            journal = record.Journal(folder / "trials" / f"t{2 * number + place:04d}")
+            journal = Journal(folder / "trials" / f"t{2 * number + place:04d}")
             seeded = cfg.override(config, {"seed": config.seed + number})
             journal.write(
                 "start", name=journal.folder.name, number=2 * number + place, config=cfg.flat(seeded), budget_s=20.0,

@@ -24,7 +24,9 @@ from tests.helpers import measure_here, point
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.analysis import evidence
-from tunediff.core import environment, record
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging
@@ -327,7 +329,7 @@ def finished(folder, loaded):
     drawn[3]["optimizer.lr"] = 2e-3
     for number, (values, knobs) in enumerate(zip(curves, drawn, strict=True)):
         config = loaded.config(knobs)
-        journal = record.Journal(folder / "trials" / f"t{number:04d}")
+        journal = Journal(folder / "trials" / f"t{number:04d}")
         journal.start(config, knobs, 20.0, number)
         for index, value in enumerate(values, 1):
             seconds = {"train": 10.0 * index, "evaluation": 1.0 * index}

@@ -19,8 +19,8 @@ from tests.json_keys import check_types
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.report import pairs as report
 from tunediff.tuning import experiment, resources
 from tunediff.tuning.pool import Pool
@@ -308,7 +308,7 @@ def slot(monkeypatch):
         yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
 
     def follow(name, config, drawn, _, plan):
-        journal = record.Journal(plan.experiment / "trials" / name)
+        journal = Journal(plan.experiment / "trials" / name)
         journal.start(config, drawn, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
         journal.point(point(4, plan.budget.per_trial_s, frechet=value, label="FD (classifier)"))

@@ -13,7 +13,8 @@ from tests.helpers import point as made
 from tests.helpers import tiny, train
 from tunediff import config as cfg
 from tunediff import models
-from tunediff.core import record
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.workloads.diffusion import diffusers_export, unet
 
 SPACE = {
@@ -33,7 +34,7 @@ def network(config, seed=0):
 
 def run_folder(folder, config, seed=0, **point):
     """A finished training as it lies on disk."""
-    journal = record.Journal(folder)
+    journal = Journal(folder)
     journal.start(config, {}, 3.0)
     if point:
         journal.point(made(train_s=3.0, label="FD", **point))
@@ -176,7 +177,7 @@ def test_what_has_no_weights_yet_says_so(tmp_path):
     (folder / "trials" / "t0000" / "weights.safetensors").unlink()
     with pytest.raises(cfg.ConfigError, match="t0000: no weights yet; a training writes checkpoint.pt"):
         models.find("night/t0000", tmp_path)
-    record.Journal(folder / "trials" / "t0000").end(record.End("pruned"))
+    Journal(folder / "trials" / "t0000").end(record.End("pruned"))
     with pytest.raises(cfg.ConfigError, match="t0000: no weights: it ended as pruned, and only what ends as ok"):
         models.find("night/t0000", tmp_path)
 

@@ -16,8 +16,9 @@ from tests.profiling.conftest import PHASES
 from tests.test_models import SPACE
 from tunediff import analysis, profile, search_space
 from tunediff import config as cfg
-from tunediff.core import environment, record
-from tunediff.core.record import NotFiniteError
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.measure import Bench

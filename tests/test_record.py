@@ -10,9 +10,10 @@ import pytest
 from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
 from tunediff.config import ConfigError
-from tunediff.core import environment, record
+from tunediff.core import environment, trial_record
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
-from tunediff.core.record import End, Journal, read_trial
+from tunediff.core.trial_record import End, read_trial
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0}
 
@@ -72,7 +73,7 @@ def test_a_measurement_is_written_once(tmp_path):
     assert not journal.point(first)
     assert not Journal(tmp_path).point(dataclasses.replace(first, train_s=6.0)), "seconds identify nothing"
     assert journal.point(dataclasses.replace(first, steps=11)), "the same place of the curve, measured anew"
-    assert sum(line["event"] == "point" for line in record.events(tmp_path)) == 2
+    assert sum(line["event"] == "point" for line in trial_record.events(tmp_path)) == 2
 
 
 def test_no_journal_is_no_trial(tmp_path):
@@ -90,7 +91,7 @@ def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
     assert not journal.point(point(1, 2.5, error=4.0))
     (one,) = read_trial(tmp_path).points
     assert one.train_s == 2.5
-    assert [line["event"] for line in record.events(tmp_path)] == ["start", "point", "restarted", "point"]
+    assert [line["event"] for line in trial_record.events(tmp_path)] == ["start", "point", "restarted", "point"]
 
 
 def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_path):
@@ -140,7 +141,9 @@ def test_a_point_measured_again_replaces_it_and_what_came_after(tmp_path):
 
 def test_journal_line_is_synced_to_disk_before_write_returns(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(record.os, "fsync", lambda file: synced.append((tmp_path / record.JOURNAL).read_text()))
+    monkeypatch.setattr(
+        "tunediff.core.journal.os.fsync", lambda file: synced.append((tmp_path / trial_record.JOURNAL).read_text())
+    )
     journal = Journal(tmp_path)
     journal.write("start", **START)
     journal.end(End("ok"))
@@ -176,7 +179,7 @@ def test_failed_trials_have_no_value(tmp_path):
 def test_trials_come_in_order(tmp_path):
     for number in (10_000, 10, 9999, 2):
         Journal(tmp_path / "trials" / f"t{number:04d}").write("start", **(START | {"number": number}))
-    assert [found.number for found in record.read_trials(tmp_path)] == [2, 10, 9999, 10_000]
+    assert [found.number for found in trial_record.read_trials(tmp_path)] == [2, 10, 9999, 10_000]
 
 
 def test_environment_is_plain_json():
@@ -243,14 +246,14 @@ def test_the_node_of_the_worker_counts(tmp_path):
 
 
 def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
-    journal = record.Journal(tmp_path)
+    journal = Journal(tmp_path)
     journal.write("start", name="t0000", number=0, config={}, drawn={}, fingerprint="x", budget_s=1.0)
     journal.point(point(1, 1.0, steps=10, error=5.0))
     journal.write("final", steps=10, error=4.0, label="FID")
-    found = record.read_trial(tmp_path).points[-1]
+    found = trial_record.read_trial(tmp_path).points[-1]
     assert (found["error"], found["final_error"], found["final_label"]) == (5.0, 4.0, "FID")
     journal.point(point(1, 1.0, steps=11, error=6.0))  # began anew: the old final is of other weights
-    assert "final_error" not in record.read_trial(tmp_path).points[-1]
+    assert "final_error" not in trial_record.read_trial(tmp_path).points[-1]
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
@@ -266,7 +269,7 @@ def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
 
 
 def test_a_journal_of_another_kind_is_named(tmp_path):
-    (tmp_path / record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
+    (tmp_path / trial_record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
     with pytest.raises(ConfigError, match=r"journal\.jsonl: is damaged: KeyError"):
         read_trial(tmp_path)
 
@@ -281,8 +284,8 @@ def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
         journal.write("worker", device="cpu", threads=1, not_effective=cfg.not_effective(config, "cpu"))
         journal.write("unread", knobs=["width"])
     with shipped_toy():
-        found = [trial.effective for trial in record.read_trials(tmp_path)]
+        found = [trial.effective for trial in trial_record.read_trials(tmp_path)]
     assert found[0] == found[1]
     assert found[0] != found[2]
-    (gone,) = [trial.effective for trial in record.read_trials(tmp_path)][:1]
+    (gone,) = [trial.effective for trial in trial_record.read_trials(tmp_path)][:1]
     assert gone["loader.workers"] == 1, "its workload is gone: as it was recorded"

@@ -18,7 +18,8 @@ from benchmarks.replay.table import write as write_table
 from tests.helpers import point as made
 from tunediff import search_space
 from tunediff.config import ConfigError, workload
-from tunediff.core import record
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 
 ROOT = Path(__file__).parent.parent
 
@@ -102,7 +103,7 @@ def searched(tmp_path):
     wanted = search_space.load(folder / "search.yaml")
     for n, point in enumerate(wanted.candidates):
         config = wanted.config(point)
-        journal = record.Journal(folder / "trials" / f"t{n:04d}")
+        journal = Journal(folder / "trials" / f"t{n:04d}")
         journal.start(config, point, 8.0, n)
         status = {2: "nan", 7: "oom"}.get(n, "ok")
         for i in range(1, {"nan": 3, "oom": 1, "ok": 5}[status]):

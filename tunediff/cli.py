@@ -22,7 +22,7 @@ from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
 from tunediff.core import machine, signals, text
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
 # other load on the same cores it stops training almost completely (measured with 2 threads on 2 cores, images/s, alone

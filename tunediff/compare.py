@@ -31,7 +31,8 @@ from tunediff import config as cfg
 from tunediff.analysis import confirmation, evaluating, pairs
 from tunediff.analysis.pairs import Pairs
 from tunediff.config import ConfigError, Systems
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.progress import log_exceptions
 from tunediff.event_lines import EventLines

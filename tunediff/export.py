@@ -21,7 +21,7 @@ from tunediff.analysis.evidence import choose
 from tunediff.config.code import shown
 from tunediff.core import text
 from tunediff.core.environment import hardware
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
 from tunediff.workloads.diffusion import diffusers_export

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.knobs import refuse
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.workloads.diffusion import diffusers_export
 
 if TYPE_CHECKING:

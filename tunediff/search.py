@@ -17,7 +17,8 @@ from tunediff import analysis, cli, search_space
 from tunediff.analysis import confirmation
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.config import ConfigError, Lines, apart
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.event_lines import EventLines

@@ -21,11 +21,13 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, own_s
 from tunediff.core.files import write_text
+from tunediff.core.journal import Journal
 from tunediff.core.progress import shown
-from tunediff.core.record import End, Journal
+from tunediff.core.trial_record import End
 from tunediff.event_lines import EventLines
 from tunediff.search_space import duration_s
 
@@ -138,7 +140,7 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 
 def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
-    from tunediff.core.record import NotFiniteError
+    from tunediff.core.trial_record import NotFiniteError
     from tunediff.distributed import from_environment
     from tunediff.training import weights
     from tunediff.training.console import Console

@@ -23,7 +23,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 
 from benchmarks.replay.table import Curve, Table, load
 from tunediff.core.point import Point
-from tunediff.core.record import End, TrialRecord
+from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, to_params
 from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.messages import drawn

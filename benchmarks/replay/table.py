@@ -13,8 +13,9 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.core import record, text
-from tunediff.core.record import TrialRecord
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import combinations
 

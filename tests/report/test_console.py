@@ -13,7 +13,9 @@ from tests.searches import noisy
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import following
-from tunediff.core import progress, record, text
+from tunediff.core import progress, text
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.event_lines import EventLines
 from tunediff.report import console, heartbeat, plan, words
 from tunediff.tuning import experiment
@@ -27,7 +29,7 @@ CONTENT = {
 
 def write(folder, loaded, number, drawn, values, status=None, reason=""):
     config = loaded.config(drawn)
-    journal = record.Journal(folder / "trials" / f"t{number:04d}")
+    journal = Journal(folder / "trials" / f"t{number:04d}")
     journal.write(
         "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=drawn,
         fingerprint=cfg.fingerprint(config), budget_s=8.0,
@@ -134,7 +136,7 @@ def test_failures_are_told_above_it_and_names_are_no_markup(night):
 
 def test_a_restart_is_told_with_its_reason(night, capsys):
     folder, loaded = night
-    journal = record.Journal(folder / "trials" / "t0001")
+    journal = Journal(folder / "trials" / "t0001")
     journal.write("restarted", reason="checkpoint.pt cannot be read (EOFError)")
     journal.point(helpers.point(4, 8.0, frechet=5.0))
     lines = console.Console(folder, loaded, quiet=False)
@@ -150,7 +152,7 @@ def test_where_a_trial_goes_that_has_no_end(night, capsys):
     folder, loaded = night
     lines = console.Console(folder, loaded, quiet=False)
     for how in ({}, {"draining": True}):
-        record.Journal(folder / "trials" / "t0003").write("lost", nodes=["a"], reason="died", **how)
+        Journal(folder / "trials" / "t0003").write("lost", nodes=["a"], reason="died", **how)
         lines.listen("end", "t0003", {})
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert "t0003 has lost its node and will go on from its checkpoint" in first
@@ -188,7 +190,7 @@ def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys
     moments = iter([0.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(moments, 60.0))
     lines = console.Console(folder, loaded, quiet=False)
-    record.Journal(folder / "trials" / "t0003").write("end", status="ok")
+    Journal(folder / "trials" / "t0003").write("end", status="ok")
     lines.listen("end", "t0003", {})
     assert "4/8, about 4m00s left" in capsys.readouterr().out
 
@@ -199,7 +201,7 @@ def test_what_is_left_counts_down_between_two_trials(night, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     lines = console.Console(folder, loaded, quiet=True)
-    record.Journal(folder / "trials" / "t0003").write("end", status="ok")
+    Journal(folder / "trials" / "t0003").write("end", status="ok")
     lines._read()
     now[0] = 60.0
     assert lines._left() == "about 4m00s left"

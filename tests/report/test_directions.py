@@ -15,7 +15,7 @@ from tunediff.analysis import confirmation, evidence
 from tunediff.analysis.comparison import compare
 from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.config import workload
-from tunediff.core import record
+from tunediff.core.journal import Journal
 from tunediff.report import console, outputs, study_table, summary, verdicts
 from tunediff.tuning import confirming
 
@@ -177,7 +177,7 @@ def test_what_only_a_final_evaluation_decides_has_a_name(tmp_path):
     wanted = make(tmp_path / "night", SEEDS)
     for number, point in enumerate(wanted.candidates):
         place = write(tmp_path / "night", wanted, number, drawn=point, curve=((20.0, 4000, 0.8),))
-        record.Journal(place).write("final", steps=4000 // wanted.config(point).loader.batch_size, accuracy=0.85)
+        Journal(place).write("final", steps=4000 // wanted.config(point).loader.batch_size, accuracy=0.85)
     found = analysis.read(tmp_path / "night")
     assert confirmation.confirm(found, found).label == "final accuracy"
 

@@ -12,7 +12,7 @@ from tunediff import analysis, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import evidence, speed
 from tunediff.config import ConfigError
-from tunediff.core import record
+from tunediff.core.journal import Journal
 from tunediff.report import outputs, study_figure, study_table, summary
 from tunediff.tuning import experiment
 
@@ -51,7 +51,7 @@ def finished(folder, text, measure, ends=None, operations=None, number=None):
     experiment.create(folder, wanted, content)
     for i, drawn in enumerate(wanted.candidates[:number]):
         config, trial = wanted.config(drawn), folder / "trials" / f"t{i:04d}"
-        journal = record.Journal(trial)
+        journal = Journal(trial)
         journal.write(
             "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=5.0,
             fingerprint=cfg.fingerprint(config), environment={"cpu": "abacus", "cpu_cores": 2, "versions": {"torch": "9"}},

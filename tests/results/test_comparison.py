@@ -13,7 +13,7 @@ from tunediff import analysis, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis.comparison import compare
 from tunediff.analysis.statistics import BASELINE, BETTER, SAME, TOO_FEW, WORSE, differences, holm
-from tunediff.core import record
+from tunediff.core.journal import Journal
 from tunediff.report import outputs
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import plain_table
@@ -133,7 +133,7 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     for i, drawn in enumerate(wanted.candidates[: len(wanted.candidates) - left_out]):
-        config, journal = wanted.config(drawn), record.Journal(folder / "trials" / f"t{i:04d}")
+        config, journal = wanted.config(drawn), Journal(folder / "trials" / f"t{i:04d}")
         journal.write(
             "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=20.0,
             fingerprint=cfg.fingerprint(config), environment={},

@@ -13,7 +13,7 @@ from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, evaluating, evidence, statistics
 from tunediff.config import ConfigError
-from tunediff.core import record
+from tunediff.core.journal import Journal
 from tunediff.report import context, outputs, page, summary
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
@@ -31,7 +31,7 @@ def write_trials(folder, wanted, ends, final=None):
     """Journals of all points of a search: curves that fall to `ends[point's batch size]`, a function of the seed."""
     for number, point in enumerate(wanted.candidates):
         config = wanted.config(point)
-        journal = record.Journal(folder / "trials" / f"t{number:04d}")
+        journal = Journal(folder / "trials" / f"t{number:04d}")
         journal.write(
             "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=point,
             fingerprint=cfg.fingerprint(config), budget_s=20.0,
@@ -87,7 +87,7 @@ def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
 def test_other_finalists_get_another_folder(tmp_path):
     found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
     confirming.prepare(found)
-    better = record.Journal(found.folder / "trials" / "t0004")
+    better = Journal(found.folder / "trials" / "t0004")
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=0.1, seconds={})
     folder, wanted = confirming.prepare(analysis.read(found.folder))
     assert folder.name == "confirm-2"
@@ -199,7 +199,7 @@ def test_confirming_runs_that_others_disturbed_are_told(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 128: 2.0}.get(size, 3.0))
     told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
     assert "others used the machine" not in " ".join(sentences(told))
-    run = record.Journal(found.folder / "confirm" / "trials" / "t0000")
+    run = Journal(found.folder / "confirm" / "trials" / "t0000")
     run.write("point", index=4, train_s=20.0, samples=4000, steps=41, frechet=2.0, seconds={}, disturbed=True)
     told = confirmation.confirm(found, analysis.read(found.folder / "confirm"))
     assert "During 1 of 12 confirming runs others used the machine: their speed," in " ".join(sentences(told))

@@ -4,13 +4,13 @@ import json
 
 from tests.searches import make, write
 from tunediff.analysis.following import MANY, SHARE, Following, Throttle
-from tunediff.core import record
+from tunediff.core import trial_record
 
 
 def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
     """A look reads what runs and what is new; a trial that began later may end first."""
-    wanted, looked, read_trial = make(tmp_path / "night"), [], record.read_trial
-    monkeypatch.setattr(record, "read_trial", lambda folder: looked.append(folder.name) or read_trial(folder))
+    wanted, looked, read_trial = make(tmp_path / "night"), [], trial_record.read_trial
+    monkeypatch.setattr(trial_record, "read_trial", lambda folder: looked.append(folder.name) or read_trial(folder))
     following = Following(tmp_path / "night")
     assert following.read() == following.trials == []
     write(tmp_path / "night", wanted, 1)
@@ -21,7 +21,7 @@ def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
     looked.clear()
     assert following.read() == []
     assert looked == ["t0000", "t0002"]
-    with (tmp_path / "night" / "trials" / "t0000" / record.JOURNAL).open("a") as file:
+    with (tmp_path / "night" / "trials" / "t0000" / trial_record.JOURNAL).open("a") as file:
         file.write(json.dumps({"event": "end", "time": 2000.0, "status": "nan"}) + "\n")
     assert [(trial.name, trial.status) for trial in following.read()] == [("t0000", "nan")]
     assert (following.ended, following.known["t0000"].status) == (2, "nan")

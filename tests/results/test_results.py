@@ -8,8 +8,8 @@ from tests.helpers import point
 from tests.searches import make, write
 from tunediff import analysis
 from tunediff.analysis import why
-from tunediff.core import record
-from tunediff.core.record import End, TrialRecord
+from tunediff.core import trial_record
+from tunediff.core.trial_record import End, TrialRecord
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_trainings_used_together(tmp_path):
     assert list(found.table()["device_s"]) == [20.0, 20.0]
     assert found.table()["energy_wh"][1] == 0.5
     failed = write(tmp_path / "night", found.space, 1, {"parallel.workers": 4}, (), status="nan")
-    assert record.read_trial(failed).points == []
+    assert trial_record.read_trial(failed).points == []
     found = analysis.read(tmp_path / "night")
     assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": None}, "20 s of its clock"
     assert "energy_wh" not in found.table()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tunediff.analysis import why
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 
 def curve_of(points):

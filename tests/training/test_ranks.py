@@ -11,7 +11,7 @@ from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, TARGETS, begin, error, plain
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import state
 
 PLAIN = {"norm": False, "parallel__workers": 2}

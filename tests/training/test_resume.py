@@ -25,7 +25,7 @@ from tests.helpers import (
 )
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
 from tunediff.core.clock import Budget
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import hardware, state, trial
 from tunediff.training.engine import Engine
 

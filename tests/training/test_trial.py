@@ -339,7 +339,7 @@ def test_what_is_told_while_it_trains():
 def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
     from PIL import Image
 
-    from tunediff.core import record
+    from tunediff.core import trial_record as record
 
     def body(trial):
         net, optimizer = begin(trial)

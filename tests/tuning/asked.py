@@ -1,8 +1,8 @@
 """A searcher asked and told as Ray Tune does, without a cluster."""
 
 from tests.helpers import point
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.tuning import messages
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
@@ -34,7 +34,7 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
     drawn = messages.drawn(suggestion)
     config = searcher.space.config(drawn)
-    journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+    journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
     if begin:
         journal.start(config, drawn, 3.0, int(suggestion["trial"][1:]))
         journal.write("worker", device="cpu", threads=2)

@@ -15,7 +15,7 @@ import yaml
 
 from tests.tuning.asked import FILE, pool
 from tunediff import search_space
-from tunediff.core import record
+from tunediff.core import trial_record as record
 
 FIXED = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,

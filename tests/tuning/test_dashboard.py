@@ -7,8 +7,8 @@ import pytest
 
 from tests.helpers import point as point_of
 from tunediff import search_space
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.tuning import dashboard
 
 CONTENT = {
@@ -56,7 +56,7 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     drawn = {"loader.batch_size": 256, "precision.amp": "none"}
     config = told._space.config(drawn)
     told.tell("start", "t0003", {"trial": "t0003", "slot": 1, **drawn})
-    journal = record.Journal(tmp_path / "trials" / "t0003")
+    journal = Journal(tmp_path / "trials" / "t0003")
     journal.start(config, drawn, 9.0, 3)
     point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
     journal.point(point)
@@ -78,7 +78,7 @@ def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):
     told, slots = board
     told.tell("start", "t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
     assert slots[0].notes[0][1] == "t0000  start  baseline"
-    journal = record.Journal(tmp_path / "trials" / "t0000")
+    journal = Journal(tmp_path / "trials" / "t0000")
     journal.start(told._space.baseline, {}, 9.0)
     journal.end(End("error", "no, " * 200 + "room"))
     told.tell("end", "t0000", {"slot": 0})

@@ -12,7 +12,7 @@ from ray.tune.schedulers import TrialScheduler
 from tests.helpers import point
 from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.tuning import experiment, tuner
 
 CONTENT = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import point
 from tunediff import config as cfg
-from tunediff.core.record import End, TrialRecord
+from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning import knowledge
 from tunediff.tuning.knowledge import needs_at_least, predicted_mib, ruled_out
 

@@ -7,8 +7,9 @@ import pytest
 from tests.helpers import point
 from tests.tuning.asked import pool
 from tunediff import config as cfg
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.tuning import rounds
 from tunediff.tuning.experiment import StoppedError
 
@@ -25,7 +26,7 @@ def run(tmp_path, monkeypatch):
         def follow(name, config, values, seat, plan):
             assert (seat.slot, seat.place.nodes, plan) == (0, ("id0",), PLAN)
             ran.append((name, config.seed, values["side"]))
-            journal = record.Journal(tmp_path / "trials" / name)
+            journal = Journal(tmp_path / "trials" / name)
             journal.start(config, values, 20.0, int(name[1:]))
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
                 raise OSError("no space left")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.tuning.conftest import all_gone, block, of_search, ray_process
 from tunediff import search_space
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.tuning import experiment, resources
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

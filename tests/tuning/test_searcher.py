@@ -10,8 +10,10 @@ from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import search_space
 from tunediff.config import workload
-from tunediff.core import environment, record
-from tunediff.core.record import End
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.tuning import messages
 from tunediff.tuning import searcher as searcher_module
 from tunediff.tuning.messages import drawn
@@ -419,7 +421,7 @@ def test_a_stopped_trial_says_when_and_from_when_on(make):
     searcher = make(early_stopping="asha")
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    record.Journal(searcher.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
+    Journal(searcher.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
     searcher.on_trial_complete("a", {})
     stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
     assert stopped.status == "pruned"
@@ -465,7 +467,7 @@ def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_re
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     folder = searcher.experiment / "trials" / suggestion["trial"]
-    record.Journal(folder).write("unwritable", reason="No space left on device")
+    Journal(folder).write("unwritable", reason="No space left on device")
     searcher.on_trial_complete("a", None, error=True)
     assert "No space left" in str(searcher.broken)
     assert not record.read_trial(folder).finished
@@ -478,8 +480,8 @@ def test_disk_fault_of_an_earlier_attempt_is_no_reason_to_stop(make):
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     folder = searcher.experiment / "trials" / suggestion["trial"]
-    record.Journal(folder).write("unwritable", reason="No space left on device")
-    record.Journal(folder).write("worker", device="cpu", threads=2)
+    Journal(folder).write("unwritable", reason="No space left on device")
+    Journal(folder).write("worker", device="cpu", threads=2)
     searcher.on_trial_complete("a", None, error=True)
     assert searcher.broken is None
     assert record.read_trial(folder).status == "error"
@@ -513,7 +515,7 @@ def test_no_failure_makes_the_next_one_worse(make):
         suggestion = searcher.suggest(name)
         if status == "ok":
             end(searcher, suggestion, None, status=None)
-            journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+            journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
             journal.point(point(4, 3.0))  # the evaluation found nothing
             journal.end(End("ok"))
             searcher.on_trial_complete(name, {})
@@ -528,7 +530,7 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     for name, value in (("a", -5.0), ("b", -2.0)):
         suggestion = searcher.suggest(name)
         config = searcher.space.config(drawn(suggestion))
-        journal = record.Journal(searcher.experiment / "trials" / suggestion["trial"])
+        journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
         journal.start(config, {}, 3.0, int(suggestion["trial"][1:]))
         journal.point(point(1, 3.0, accuracy=value))
         journal.end(End("ok"))
@@ -543,10 +545,10 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     searcher = make(slots=2, budget={"per_trial": "3s", "trials": 2})
     searcher._pool._look = lambda: searcher._pool.machines
     first, second = searcher.suggest("a"), searcher.suggest("b")
-    record.Journal(searcher.experiment / "trials" / first["trial"]).start(
+    Journal(searcher.experiment / "trials" / first["trial"]).start(
         searcher.space.config(drawn(first)), drawn(first), 3.0, 0
     )
-    record.Journal(searcher.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
+    Journal(searcher.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
     end(searcher, second, "b")
     assert searcher.suggest("c") is None, "Tune would never ask again"
     searcher.on_trial_complete("a", {})

@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers import point, tiny
 from tunediff.core.clock import Budget
-from tunediff.core.record import End
+from tunediff.core.trial_record import End
 from tunediff.tuning import slot as slots
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec

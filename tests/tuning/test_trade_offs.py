@@ -4,16 +4,17 @@ import pytest
 
 from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, end, study
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 
 
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""
     folder = searcher.experiment / "trials" / suggestion["trial"]
     end(searcher, suggestion, None, status=None)
-    record.Journal(folder).point(point(1, 3.0, device_s=3.0, frechet=frechet, peak_memory_mib=memory))
-    record.Journal(folder).end(End("ok"))
+    Journal(folder).point(point(1, 3.0, device_s=3.0, frechet=frechet, peak_memory_mib=memory))
+    Journal(folder).end(End("ok"))
     searcher.on_trial_complete(trial_id, {})
 
 
@@ -63,8 +64,8 @@ def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth
     failed = searcher.suggest("b")
     end(searcher, failed, None, status=None)
     folder = searcher.experiment / "trials" / failed["trial"]
-    record.Journal(folder).point(point(1, 1.0, device_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
-    record.Journal(folder).end(ended)
+    Journal(folder).point(point(1, 1.0, device_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
+    Journal(folder).end(ended)
     searcher.on_trial_complete("b", {})
     told = study(searcher)[1].values
     assert told[0] == 10.0

@@ -9,8 +9,9 @@ import pytest
 
 from tests.helpers import point
 from tunediff import search_space
-from tunediff.core import record
-from tunediff.core.record import End
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Lost, Plan, WorkerGroupSpec, drawn
 from tunediff.tuning.resources import Placement
@@ -90,7 +91,7 @@ def test_a_trial_that_runs_to_its_end(drive):
 
 def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: record.Journal(folder).end(End("nan", "diverged")) or "1")
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
     _, _, known = drive([End("nan", "diverged")])
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
     assert known.status == "nan"
@@ -161,7 +162,7 @@ def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: record.Journal(folder).end(End("ok", steps=7)) or "1")
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
     slot, _, known = drive([None, End("timeout")])
     assert (slot.killed, known.status, known.end.steps) == ([], "ok", 7)
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
@@ -223,7 +224,7 @@ def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch
     """Workers outlive their raylet by seconds."""
     monkeypatch.setattr(trial.cluster, "gone", list)
     folder = tmp_path / "trials" / "t0003"
-    event = lambda slot, *_: record.Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
+    event = lambda slot, *_: Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
     monkeypatch.setattr(Slot, "_event", event)
     assert drive([], nodes=["dead"])[2].status == "ok"
     assert not record.was_lost(folder)

@@ -20,11 +20,12 @@ from safetensors import safe_open
 from tests.helpers import shipped_toy
 from tests.toy import train as toy_train
 from tunediff import config as cfg
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, Progress
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.training import state, weights
@@ -60,7 +61,7 @@ class Slot:
 
 def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
-    record.Journal(folder).start(config, {}, 1.0)
+    Journal(folder).start(config, {}, 1.0)
     job = Job(
         folder.name,
         "a",
@@ -86,13 +87,13 @@ def kinds(folder):
 def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatch):
     """A worker killed anywhere before has something to continue from."""
     slot, when = Slot(tmp_path), []
-    write = record.Journal.write
+    write = Journal.write
 
     def watched(journal, event, **values):
         when.append((event, (tmp_path / state.CHECKPOINT).exists()))
         write(journal, event, **values)
 
-    monkeypatch.setattr(record.Journal, "write", watched)
+    monkeypatch.setattr(Journal, "write", watched)
     worker.work(job, "s1", slot, alone())
     assert when == [("worker", False), ("about", False), ("point", True), ("point", True), ("end", True)]
     assert slot.heard == [("Point", True), ("Point", True), ("End", False)]
@@ -101,7 +102,7 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
 
 def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
     config = cfg.from_dict(job.config, "job")
-    record.Journal(tmp_path).start(config, {}, None)
+    Journal(tmp_path).start(config, {}, None)
     worker.work(job, "s1", Slot(tmp_path), alone())
     with safe_open(tmp_path / weights.NAME, "pt") as file:
         about = file.metadata()
@@ -184,7 +185,7 @@ def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
 
 def test_a_finished_trial_is_judged_so_only_once(tmp_path, job):
     """An attempt that was killed after it had come so far: identity is the model's steps."""
-    record.Journal(tmp_path).write("final", steps=7, frechet=1.0)
+    Journal(tmp_path).write("final", steps=7, frechet=1.0)
     outcome = types.SimpleNamespace(steps=7)
     worker.evaluate_finally(CONFIG, {"evaluation.images": 32}, outcome, alone(), tmp_path)
     assert kinds(tmp_path) == ["start", "final"]

@@ -13,8 +13,9 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError, code
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
+from tunediff.core.journal import Journal
 from tunediff.search_space import default_space
 from tunediff.training import weights
 from tunediff.training.engine import Engine
@@ -107,7 +108,7 @@ def test_a_configuration_names_the_file_beside_it(mine, tmp_path):
 
 def test_a_journal_is_read_where_its_search_lies_now(mine, tmp_path):
     config = cfg.take_along(cfg.baseline("mine.py"), tmp_path / "night")
-    record.Journal(tmp_path / "night/trials/t0000").start(config, {}, 3.0)
+    Journal(tmp_path / "night/trials/t0000").start(config, {}, 3.0)
     (tmp_path / "night").rename(tmp_path / "moved")
     known = record.read_trial(tmp_path / "moved/trials/t0000")
     assert known.configuration.schema.workload == str(tmp_path / "moved/workload/mine.py")

@@ -11,7 +11,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import check, rerun
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()

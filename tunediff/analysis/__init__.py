@@ -19,10 +19,10 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import reach
 from tunediff.config import Quantity, Values
-from tunediff.core import record, text
+from tunediff.core import text, trial_record
 from tunediff.core.clock import Unit
 from tunediff.core.point import quantities
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
@@ -277,7 +277,7 @@ class Results:
 
 def read(folder: Path) -> Results:
     """The results of a search folder. Raises `ConfigError` if it is none."""
-    return Results(folder, search_space.load(search_space.of_search(folder)), record.read_trials(folder))
+    return Results(folder, search_space.load(search_space.of_search(folder)), trial_record.read_trials(folder))
 
 
 def without_seed(values: Mapping[str, Any]) -> dict[str, object]:

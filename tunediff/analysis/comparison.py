@@ -21,8 +21,8 @@ from tunediff.analysis.statistics import (
     mean,
     sd,
 )
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import knobs
+from tunediff.core.trial_record import TrialRecord
 
 ITSELF = "it is the baseline itself"
 

@@ -21,7 +21,7 @@ from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BASELINE, BETTER, Difference, mean, sd
 from tunediff.core import text
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 SEED_OFFSET = 1000
 """Added to the baseline's seed: no trial of the search itself may have used these."""

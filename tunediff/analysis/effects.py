@@ -18,8 +18,8 @@ from tunediff.analysis import RATE, Results, failed, shown
 from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import number
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 
 BINS = 5

@@ -18,7 +18,7 @@ from tunediff import config as cfg
 from tunediff.analysis import last
 from tunediff.config import ConfigError
 from tunediff.core import text
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
 SAFETY = 2.0

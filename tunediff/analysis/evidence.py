@@ -17,7 +17,7 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 UNTOLD = "no significant difference from the baseline by one run each"
 UNKNOWN = "one run each, and their noise is not known"

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tunediff.core import record
-from tunediff.core.record import TrialRecord
+from tunediff.core import trial_record
+from tunediff.core.trial_record import TrialRecord
 
 MANY = 500
 """Trials up to which all that is shown is made anew at every event."""
@@ -35,14 +35,14 @@ class Following:
     @property
     def trials(self) -> list[TrialRecord]:
         """In order of their numbers."""
-        return [self.known[name] for name in sorted(self.known, key=record.by_number)]
+        return [self.known[name] for name in sorted(self.known, key=trial_record.by_number)]
 
     def read(self) -> list[TrialRecord]:
         """Look again; those that have ended since the last time."""
         names = os.listdir(self._place) if self._place.is_dir() else []
         new, ended = (name for name in names if name.startswith("t") and name not in self.known), list[TrialRecord]()
-        for name in sorted({*new, *self._running}, key=record.by_number):
-            if (trial := record.read_trial(self._place / name)) is None:
+        for name in sorted({*new, *self._running}, key=trial_record.by_number):
+            if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue
             self.known[name] = dataclasses.replace(trial, name=name)  # a line of a foreign journal names no path
             self._running.add(name)

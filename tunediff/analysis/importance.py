@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunediff.analysis import Results, is_number, shown
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any
 from tunediff import search_space
 from tunediff.analysis import Results, is_number
 from tunediff.config import ConfigError
-from tunediff.core import record
+from tunediff.core import trial_record
 from tunediff.core.clock import UNITS
 from tunediff.core.point import Point
-from tunediff.core.record import End, Line, TrialRecord
+from tunediff.core.trial_record import End, Line, TrialRecord
 from tunediff.search_space import SearchSpace
 
 _NAME = re.compile(r"t\d{1,9}")
@@ -37,11 +37,11 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
     """
     wanted = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
-    for place in sorted(folder.glob("trials/t*"), key=lambda place: record.by_number(place.name)):
+    for place in sorted(folder.glob("trials/t*"), key=lambda place: trial_record.by_number(place.name)):
         try:
-            if (trial := record.read_trial(place)) is not None:
+            if (trial := trial_record.read_trial(place)) is not None:
                 trials.append(_usable(trial, place.name))
-            elif any((place / record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
+            elif any((place / trial_record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
                 unreadable[place.name] = "no line of it says how the trial began"
         except FileNotFoundError:
             continue  # the folder is made before its journal
@@ -52,7 +52,7 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
 
 def _space(folder: Path) -> SearchSpace:
     if folder.is_dir() and not (folder / "search.yaml").is_file():
-        what = "a training" if (folder / record.JOURNAL).is_file() else "no search"
+        what = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
         raise ConfigError(f"{folder.name}: holds {what}; a report needs the folder of a search, with its search.yaml")
     path = search_space.of_search(folder)
     try:
@@ -73,7 +73,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
     _must(all(map(is_number, (trial.started, trial.ended, trial.heard))), "time")
-    _must(trial.status is None or trial.status in record.STATUSES, f"status {trial.status!r}")
+    _must(trial.status is None or trial.status in trial_record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
     _must(trial.unit in UNITS, f"unit {trial.unit!r}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunediff.analysis import RATE, Results, curve, without_seed
 from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
 """Of one difference, one-sided: a trial that is as good as the best is called worse once in ten times."""

@@ -13,9 +13,9 @@ from tunediff.analysis import failed
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
 from tunediff.config import ConfigError, Metric, Values
-from tunediff.core import record
+from tunediff.core import trial_record
 from tunediff.core.clock import Unit, UnitName
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchBudget
 
 FILE = "compare.yaml"
@@ -145,7 +145,7 @@ def read(folder: Path) -> Pairs:
         found = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE}"))
         there = ", ".join(found) or "none"
         raise ConfigError(f"{folder.name}: no such comparison in {folder.parent}; there are: {there}")
-    asked, runs = cfg.read_yaml(folder / FILE), {run.number: run for run in record.read_trials(folder)}
+    asked, runs = cfg.read_yaml(folder / FILE), {run.number: run for run in trial_record.read_trials(folder)}
     first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
     if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - asked.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")

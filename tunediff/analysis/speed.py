@@ -10,7 +10,7 @@ import pandas as pd
 
 from tunediff.analysis import RATE, Results, front, last, seconds_of, without_seed
 from tunediff.analysis.statistics import mean
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 
 def rate(trial: TrialRecord) -> float | None:

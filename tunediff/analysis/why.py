@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import World
 
 _SMALLEST_SUBSET = 32  # a kernel distance of fewer images is noise

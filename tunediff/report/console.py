@@ -17,8 +17,9 @@ from tunediff.analysis.evidence import UNTOLD, Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
 from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
-from tunediff.core import record, text
-from tunediff.core.record import TrialRecord
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
 from tunediff.event_lines import EventLines
 from tunediff.report import plan
 from tunediff.report.heartbeat import Heartbeat

@@ -18,8 +18,8 @@ from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import pluralize
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Highlights
 

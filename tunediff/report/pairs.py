@@ -15,8 +15,8 @@ from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.analysis.statistics import is_wide
 from tunediff.core import environment, text
 from tunediff.core.colors import BASELINE, SERIES, WINNER
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.context import lead, note
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, breakable, el, folded, join, page, table

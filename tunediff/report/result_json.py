@@ -19,8 +19,8 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
-from tunediff.core import record
-from tunediff.core.record import TrialRecord
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import verdicts
 from tunediff.report.study_table import Table
 

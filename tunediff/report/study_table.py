@@ -14,9 +14,10 @@ from tunediff.analysis import Results, is_number, last, seconds_of
 from tunediff.analysis.importance import searched
 from tunediff.analysis.speed import break_even, predicted_step_s
 from tunediff.config import ConfigError
-from tunediff.core import record, text
-from tunediff.core.record import TrialRecord
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.text import number
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import is_known, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
 

@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from tunediff.analysis import Results
 from tunediff.analysis.evidence import Evidence
 from tunediff.core import colors
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import short
 

@@ -13,8 +13,9 @@ from tunediff.analysis.confirmation import Confirmation, longer_budgets
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import unmoved
 from tunediff.analysis.statistics import Estimate
-from tunediff.core import record, text
-from tunediff.core.record import TrialRecord
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table

@@ -28,7 +28,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.core import machine
 from tunediff.core.clock import Budget
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import World, from_environment
 from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any
 from tunediff.config import to_dict
 from tunediff.config.code import described
 from tunediff.core.point import Point
-from tunediff.core.record import CHECKPOINT
+from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import memory, state
 from tunediff.training.session import Session
 

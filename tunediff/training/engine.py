@@ -16,7 +16,7 @@ from torch import nn
 from tunediff.config import flatten, of, to_dict
 from tunediff.core import text
 from tunediff.core.point import Point
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import checkpoints, evaluation, findings, hardware, memory, state
 from tunediff.training.feed import Feed, WarmupReplay

@@ -12,7 +12,7 @@ from torch import nn
 
 from tunediff.config import of
 from tunediff.core import text
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import findings, state
 from tunediff.training.precision import evaluation_precision

@@ -10,8 +10,9 @@ from typing import Any
 
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
+from tunediff.core.journal import to_json
 from tunediff.core.point import Point
-from tunediff.core.record import LINE_KEYS, to_json
+from tunediff.core.trial_record import LINE_KEYS
 
 _TAKEN = Point.__dataclass_fields__.keys() | set(LINE_KEYS)
 _PHASE = re.compile(r"step_\w+_s")

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from tunediff.core.files import write_atomically, write_text
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
-from tunediff.core.record import Journal
 
 Shown = Tensor | Mapping[str, Sequence[float]]
 """A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""

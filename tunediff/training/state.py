@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.core.files import write_atomically
-from tunediff.core.record import CHECKPOINT
+from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
 from tunediff.data.loader import mix
 from tunediff.distributed import World

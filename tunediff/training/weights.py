@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.files import write_atomically
 
 NAME = "weights.safetensors"

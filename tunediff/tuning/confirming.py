@@ -11,7 +11,8 @@ from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.analysis import Results, confirmation
 from tunediff.analysis.confirmation import Confirmation
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS

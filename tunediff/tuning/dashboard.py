@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff.core import record, text
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.files import plain
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace

@@ -36,7 +36,8 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.core import environment, record, text
+from tunediff.core import environment, text
+from tunediff.core import trial_record as record
 from tunediff.core.files import has_locks, write_text
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Values
-from tunediff.core.record import End, TrialRecord
+from tunediff.core.trial_record import End, TrialRecord
 
 UNKNOWN = 1e9
 """Worse than any objective is likely to be: of a perplexity, thousands are a result."""

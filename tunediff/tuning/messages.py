@@ -15,10 +15,11 @@ import ray
 
 from tunediff import config as cfg
 from tunediff.config import Lines, Systems, Values
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
-from tunediff.core.record import End
+from tunediff.core.trial_record import End
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.resources import Placement
 
@@ -134,7 +135,7 @@ def end(folder: Path, how: End) -> None:
 
     Raises `OSError`; until the end is on disk a restart needs the checkpoint.
     """
-    record.Journal(folder).end(how)
+    Journal(folder).end(how)
     for left in (*folder.glob(record.CHECKPOINT), *folder.glob(f".{record.CHECKPOINT}.*")):
         left.unlink(missing_ok=True)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from tunediff import config as cfg
 from tunediff.analysis import failed
 from tunediff.config import Systems, Values
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.environment import unwritable
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.experiment import StoppedError

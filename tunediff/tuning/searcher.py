@@ -17,8 +17,10 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems, Values
-from tunediff.core import environment, record
-from tunediff.core.record import End, TrialRecord
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.search_space.model import combinations
 from tunediff.tuning import knowledge, messages, warm_start
@@ -309,7 +311,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _record_skipped(self, drawn: Drawn, config: Systems, why: str) -> None:
         """A point of the file that is not worth a run is in the record all the same."""
-        journal = record.Journal(self.experiment / "trials" / drawn.name)
+        journal = Journal(self.experiment / "trials" / drawn.name)
         budget = self.space.budget
         journal.start(config, drawn.values, budget.of(config.devices).seconds, int(drawn.name[1:]), budget.unit)
         journal.end(End("skipped", why))

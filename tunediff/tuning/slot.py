@@ -22,7 +22,7 @@ import ray
 from tunediff.config import Systems
 from tunediff.core.files import plain
 from tunediff.core.point import Point
-from tunediff.core.record import End
+from tunediff.core.trial_record import End
 from tunediff.tuning import cluster
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import NAMESPACE, Assignment, Decision, Event, Job, Lost, WorkerGroupSpec

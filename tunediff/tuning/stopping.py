@@ -12,7 +12,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.core.record import TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.messages import drawn
 from tunediff.tuning.trial import reported

@@ -18,12 +18,13 @@ from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff import config as cfg
 from tunediff.config import Systems, Values
-from tunediff.core import record
+from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS
 from tunediff.core.files import write_text
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING
-from tunediff.core.record import End
+from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Job, Lost, Plan, WorkerGroupSpec, drawn, get
@@ -84,7 +85,7 @@ def follow(name: str, config: Systems, values: Values, seat: Allocation, plan: P
     if (known := record.read_trial(folder)) is not None and known.finished:
         yield from (reported(point, plan) for point in known.points)
         return
-    journal, slot = record.Journal(folder), get(f"{plan.slots}{seat.slot}")
+    journal, slot = Journal(folder), get(f"{plan.slots}{seat.slot}")
     deadline, places = time.monotonic() + plan.deadline_s, _lost(folder)
     lost, losses = len(places), sum(not one.get("draining") for one in places)
     for attempt in range(1, ATTEMPTS + 1):
@@ -179,7 +180,7 @@ class Waiting:
             return
         self._told = True
         what = cluster.lacks(self._place)
-        record.Journal(self._folder).write("waiting", waited_s=waited_s, what=what)
+        Journal(self._folder).write("waiting", waited_s=waited_s, what=what)
         with contextlib.suppress(OSError):
             told = {"part": "waiting", "since": time.time() - waited_s, "work": what}
             write_text(self._folder / DOING, json.dumps(told))

@@ -15,7 +15,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.core.environment import unwritable
-from tunediff.core.record import TrialRecord, read_trials
+from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import experiment
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all

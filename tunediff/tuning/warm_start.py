@@ -10,8 +10,9 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Values
-from tunediff.core import environment, record
-from tunediff.core.record import TrialRecord
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge
 

@@ -20,11 +20,13 @@ import torch
 from tunediff import config as cfg
 from tunediff.config import code
 from tunediff.config.systems import Precision, Systems
-from tunediff.core import environment, record
+from tunediff.core import environment
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Clock
+from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
-from tunediff.core.record import End, NotFiniteError
+from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
@@ -223,7 +225,7 @@ def _train(
         kept = job.folder if job.keeps else None
         outcome = run(Engine(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
-        record.Journal(job.folder).write("unread", knobs=outcome.unread)
+        Journal(job.folder).write("unread", knobs=outcome.unread)
     if not outcome.finished:
         return outcome
     if world.main and job.keeps:
@@ -250,4 +252,4 @@ def evaluate_finally(
         return  # an attempt that was killed had come this far
     found = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
     if world.main:
-        record.Journal(folder).write("final", steps=outcome.steps, **found)
+        Journal(folder).write("final", steps=outcome.steps, **found)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import load
 from tunediff.training.observer import Recorder
 from tunediff.workloads.classification import sets

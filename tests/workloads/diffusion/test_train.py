@@ -19,7 +19,7 @@ from tests.helpers import (
     weights,
 )  # fmt: skip
 from tunediff import config as cfg
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.evaluation import features
 from tunediff.training import state
 from tunediff.training.judging import judged

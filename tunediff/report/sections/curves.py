@@ -15,8 +15,8 @@ from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import ReportContext, lead, marked, note
 from tunediff.report.files import Files

@@ -13,8 +13,8 @@ from tunediff.analysis.speed import batch_size, compile_s, per_thousand, rate
 from tunediff.analysis.why import Why
 from tunediff.core.clock import UNITS
 from tunediff.core.point import one_of
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import number
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
 from tunediff.report.html import BASELINE, WINNER, Html, el, join, table

@@ -14,8 +14,8 @@ from tunediff.analysis.comparison import Comparison, speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import UNTOLD
 from tunediff.analysis.statistics import BETTER
-from tunediff.core.record import TrialRecord
 from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.context import ReportContext, lead, marked, note, ruler
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table

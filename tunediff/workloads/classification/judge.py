@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tunediff.core.progress import Progress
-from tunediff.core.record import NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import Images, in_unit_range
 from tunediff.distributed import World
 from tunediff.training.precision import evaluation_precision
