@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tunediff
 from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
 from tunediff.config import ConfigError
@@ -235,6 +236,9 @@ def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp
     assert environment._code(tmp_path) == before
     (tmp_path / "training" / "a.py").write_text("one = 2\n")
     assert environment._code(tmp_path) != before
+    assert environment.describe()["code"] == environment._code(Path(tunediff.__file__).parent), (
+        "the whole package counts"
+    )
 
 
 def test_the_node_of_the_worker_counts(tmp_path):

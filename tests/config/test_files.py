@@ -17,7 +17,7 @@ DEFAULT = DIFFUSION.default()
 
 
 def test_import_is_light():
-    code = "import sys, tunediff.config, tunediff.space, tunediff.core.trial_record, tunediff.core.clock; print([m for m in ('torch', 'ray', 'optuna') if m in sys.modules])"
+    code = "import sys, tunediff.config, tunediff.search_space, tunediff.core.trial_record, tunediff.core.clock; print([m for m in ('torch', 'ray', 'optuna') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )

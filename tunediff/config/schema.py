@@ -50,10 +50,8 @@ class Configuration:
         return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
 
     def __reduce__(self) -> Any:
-        """Travels as its knobs: its class is made where its workload is found."""
-        from tunediff.config.workload import from_dict
-
-        return from_dict, (to_dict(self), "a configuration", False)
+        """Pickle the knobs instead of the class, which another process builds anew from the workload."""
+        return self.schema.rebuild, (to_dict(self), "a configuration", False)
 
     def sections(self) -> Iterator[Any]:
         """The sections in their order."""
@@ -63,14 +61,25 @@ class Configuration:
 class Schema:
     """All knobs of one workload, and what makes configurations of them."""
 
-    def __init__(self, workload: str, own: type, systems: type, version: str = "", title: str = "") -> None:
-        """`workload`: the name under which it is found; `own`: its `Knobs`; `systems`: the sections all workloads have.
+    def __init__(
+        self,
+        workload: str,
+        own: type,
+        systems: type,
+        version: str = "",
+        title: str = "",
+        rebuild: Callable[[Lines, str, bool], Any] | None = None,
+    ) -> None:
+        """Build the configuration class of a workload from its own knobs and the sections that all workloads have.
 
-        A section of `own` with the name of one of `systems` must be a subclass of it and takes its place. `version`:
-        of a user's file, whose content and not whose place makes two configurations different; `title`: what messages
-        call it. Raises `ConfigError`.
+        `workload`: the name under which it is found. `own`: its class `Knobs`; a section there that has the name of a
+        section of `systems` must be a subclass of it and replaces it. `systems`: the sections of all workloads.
+        `version`: of a user's file; two configurations differ if the content of the file differs, not its path.
+        `title`: the name in messages. `rebuild`: the function that makes a configuration from what `to_dict` returns;
+        a pickle refers to it (here `workload.from_dict`, which this module cannot import). Raises `ConfigError`.
         """
         self.workload, self.own, self.version, self.title = workload, own, version, title or workload
+        self.rebuild = rebuild
         self.type = self._build(own, systems)
         of_systems = {field.name for field in dataclasses.fields(systems)}
         self.order = sorted((field.name for field in dataclasses.fields(self.type)), key=of_systems.__contains__)

@@ -96,7 +96,7 @@ class Workload:
     def schema(self) -> Schema:
         """Its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
         version = self.file.version if self.file is not None else ""
-        return Schema(self.name, self.declared.Knobs, Systems, version, self.title)
+        return Schema(self.name, self.declared.Knobs, Systems, version, self.title, from_dict)
 
     @property
     def objective(self) -> Metric:

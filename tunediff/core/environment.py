@@ -30,8 +30,8 @@ _LADDERS = (
     ("bf16", "svebf16"),
 )
 """Instruction sets of CPUs that torch computes with, as /proc/cpuinfo names them; the last of each says most."""
-_AFTERWARDS = ("doctor", "profiling", "report", "results")
-"""Rooms of this package that no measurement of a trial depends on."""
+_AFTERWARDS = ("analysis", "doctor", "profiling", "report")
+"""Packages inside tunediff that no measurement of a trial depends on."""
 
 
 class Environment(TypedDict):
@@ -90,7 +90,7 @@ def describe() -> Environment:
         "gpus": _gpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "versions": versions,
-        "code": _code(Path(__file__).parent),
+        "code": _code(Path(__file__).parents[1]),
     }
 
 
