@@ -1,1 +1,1 @@
-"""What everything else stands on, without torch and Ray: clock, points, journals, files, text."""
+"""What all other packages build on, without torch and Ray: clock, points, journals, files, text."""

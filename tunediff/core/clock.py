@@ -1,7 +1,7 @@
-"""What training costs in seconds, and when it is over.
+"""Measure what a training costs in seconds, and decide when its budget is spent.
 
-The clock lives in the worker, is monotonic, waits for the device at the edges of every part, and stands still for the
-budget while a model is evaluated or written to disk.
+The clock runs in the worker process and is monotonic. It waits for the device at the beginning and the end
+of every part. Seconds of evaluations and of writing checkpoints do not count towards the budget.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
-"""Every second of a worker falls into one of these. `compile` is compilation and the warm-up step; `data_wait` is the
-time the loop waits for its next batch, apart from `train`; on a GPU the time that the device waits, not its host."""
+"""Parts of a worker's time; every second belongs to exactly one. `compile` is compilation and the warm-up step.
+`data_wait` is the time for which the loop waits for its next batch, which is not part of `train`; on a GPU it is the
+time for which the device waits, not the host."""
 
 
 class Unit(NamedTuple):
-    """What the budget of a trial is counted in."""
+    """The unit in which the budget of a trial is counted."""
 
     along: str
-    """The quantity of a `Point` that is spent, and along which curves are compared."""
+    """Name of the `Point` quantity that the budget limits; curves are compared along it."""
     seconds: str
-    """What it is called along an axis."""
+    """Label of an axis."""
     what: str
-    """What it is: ten minutes of …"""
+    """Noun that completes «ten minutes of …»."""
     short: str
-    """Behind a number."""
+    """Abbreviation that follows a number."""
 
 
 UnitName = Literal["wall", "device"]
@@ -35,31 +36,33 @@ UNITS: dict[UnitName, Unit] = {
     "wall": Unit("train_s", "training seconds", "training", "s"),
     "device": Unit("device_s", "device-seconds", "device time", "device-s"),
 }
-"""`wall`: every trial trains for as long; `device`: N devices share it, so that each trial costs as much."""
+"""`wall`: every trial trains for the same time. `device`: N devices share the budget, so that every trial costs the
+same."""
 
 
 def own_s(seconds: float, unit: UnitName, devices: int) -> float:
-    """Training seconds of a trial on so many devices, of a budget in a unit."""
+    """Return the training seconds of a trial on `devices` devices whose budget is `seconds` in `unit`."""
     return seconds / devices if unit == "device" else seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much training a trial may spend: seconds, samples, steps, or whichever is reached first."""
+    """How much training a trial may spend: seconds, samples or steps; the limit that is reached first counts."""
 
     seconds: float | None = None
     """Training seconds (s) of the trial itself, above 0."""
     samples: int | None = None
-    """Training samples, above 0; makes a run exactly repeatable, whatever the speed of the machine."""
+    """Training samples, above 0. Makes a run exactly repeatable: the result does not depend on the machine's speed."""
     steps: int | None = None
     """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
     price_per_device_hour: float | None = None
-    """What an hour of one device costs, in whatever currency; None: not known."""
+    """Price of one hour of one device, in any currency; None: not known."""
     open_ended: bool = False
-    """Train on when the budget is spent, until asked to stop. Schedules and evaluations follow fractions of the budget
-    as ever: warm-up ends where it would, evaluations go on at the same distance."""
+    """Continue to train after the budget is spent, until a stop is requested. Schedules and evaluations
+    follow fractions of the budget as usual: warm-up ends at the same point, and evaluations continue at
+    the same distance."""
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.seconds, self.samples, self.steps) if limit is not None]
@@ -72,8 +75,11 @@ class Budget:
 
 
 class Clock:
-    """Seconds spent per part. `synchronize` waits for the device; `now` is a monotonic clock in seconds; `told` hears
-    which part begins."""
+    """Count the seconds that are spent on each part.
+
+    `synchronize` waits for the device; `now` is a monotonic clock in seconds; `told` is called with the
+    name of a part whenever that part begins.
+    """
 
     def __init__(
         self,
@@ -82,17 +88,17 @@ class Clock:
         now: Callable[[], float] = time.monotonic,
         told: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.budget, self._synchronize, self._now, self._told = budget, synchronize, now, told
+        self.budget, self._synchronize, self._now, self._on_part = budget, synchronize, now, told
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._running: list[tuple[str, float]] = []  # parts nest: the innermost one is paid
+        self._running: list[tuple[str, float]] = []  # parts nest: the innermost one counts
 
     @contextlib.contextmanager
     def part(self, name: str, synchronize: bool = True) -> Iterator[None]:
-        """Pay the time inside to `name`. Without `synchronize` queued device work may spill into the next part."""
+        """Count the time inside as `name`. Without `synchronize`, queued device work may count in the next part."""
         if name not in self.seconds:
             raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
         self._switch(synchronize)
-        self._told(name)
+        self._on_part(name)
         self._running.append((name, self._now()))
         try:
             yield
@@ -100,11 +106,11 @@ class Clock:
             self._switch(synchronize)
             self._running.pop()
             if self._running:
-                self._told(self._running[-1][0])
+                self._on_part(self._running[-1][0])
                 self._running[-1] = (self._running[-1][0], self._now())
 
     def _switch(self, synchronize: bool) -> None:
-        """Pay the running part up to now."""
+        """Add the time until now to the running part."""
         if synchronize:
             self._synchronize()
         if self._running:
@@ -113,23 +119,27 @@ class Clock:
             self._running[-1] = (name, self._now())
 
     def move(self, seconds: float, of: str, to: str) -> None:
-        """Book seconds of one part as another's, where what they were becomes known afterwards."""
+        """Move seconds from the part `of` to the part `to`, where it becomes known later what they were
+        spent on.
+        """
         self.seconds[of] -= seconds
         self.seconds[to] += seconds
 
     def read(self, synchronize: bool = True) -> float:
-        """Return `train_s` as of now; without `synchronize` the device may still have work of these seconds to do."""
+        """Return `train_s` until now. Without `synchronize` the device may not have finished the work of
+        these seconds.
+        """
         self._switch(synchronize)
         return self.train_s
 
     @property
     def train_s(self) -> float:
-        """Training seconds charged so far: train, data wait, and compile if the budget says so."""
+        """Return the training seconds so far: train, data wait, and compile if the budget charges it."""
         charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
     def progress(self, train_s: float, samples: int, steps: int = 0) -> float:
-        """Fraction of the budget that is spent, 0 to 1; above 1 in an open-ended training."""
+        """Return the fraction of the budget that is spent, 0 to 1; above 1 in an open-ended training."""
         spent = [0.0]
         if self.budget.seconds is not None:
             spent.append(train_s / self.budget.seconds)
@@ -140,13 +150,14 @@ class Clock:
         return max(spent) if self.budget.open_ended else min(1.0, max(spent))
 
     def state_dict(self) -> dict[str, dict[str, float]]:
-        """Seconds per part, for the checkpoint."""
+        """Return the seconds per part, for the checkpoint."""
         return {"seconds": dict(self.seconds)}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on from a checkpoint: what was spent stays spent, and this process's own seconds come on top.
+        """Continue from a checkpoint: add its seconds to those that this process has spent.
 
-        Compiling once more after an interruption is no fault of the configuration: it is booked as setup.
+        The compile seconds of this process become setup seconds: the configuration is not charged for
+        compiling again after an interruption.
         """
         self.seconds["setup"] += self.seconds["compile"]
         self.seconds["compile"] = 0.0

@@ -1,4 +1,4 @@
-"""The machine and the software that a measurement depends on."""
+"""Describe the hardware and the software that a measurement depends on, and compare two such descriptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 from tunediff.core import machine
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors that say nothing about the configuration that met them."""
+"""Errors of the disk; they say nothing about the configuration of the trial that hit them."""
 
 
 _LADDERS = (
@@ -29,7 +29,8 @@ _LADDERS = (
     ("asimd", "sve", "sve2"),
     ("bf16", "svebf16"),
 )
-"""Instruction sets of CPUs that torch computes with, as /proc/cpuinfo names them; the last of each says most."""
+"""Instruction sets of CPUs that torch uses, named as in /proc/cpuinfo; within a ladder the last one available decides
+the speed."""
 _AFTERWARDS = ("analysis", "doctor", "profiling", "report")
 """Packages inside tunediff that no measurement of a trial depends on."""
 
@@ -42,20 +43,22 @@ class Environment(TypedDict):
     cpu: str
     cpu_cores: int | None
     usable_cores: int | None
-    """What this process may use of them."""
+    """The cores that this process may use."""
     cpu_features: list[str]
-    """Instruction sets that torch computes with: processors of one name may differ in them."""
+    """Instruction sets that torch uses; processors of the same name may differ in them."""
     gpus: list[str]
-    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit and memory of each, as nvidia-smi says."""
+    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit and memory of each GPU, as nvidia-smi prints them."""
     memory_gib: float
     versions: dict[str, str]
-    """Of packages, by name."""
+    """Version of each package, by name."""
     code: str
-    """12 hex digits that are equal exactly for equal sources and shipped weights of what trains and measures here."""
+    """12 hex digits, equal exactly if the sources and shipped weights that train and measure are equal."""
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why nothing of use can be written to the folder; None: it can. A disk with under 8 MiB left counts as full."""
+    """Return why files cannot be written to the folder; None: they can. Less than 8 MiB of free space
+    counts as full.
+    """
     probe = folder / f".probe-{os.getpid()}"
     try:
         with open(probe, "wb") as file:
@@ -72,7 +75,7 @@ def unwritable(folder: Path) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def describe() -> Environment:
-    """Hardware and versions that a measurement depends on."""
+    """Return the hardware and versions that a measurement depends on, of this machine."""
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
     versions = {}
     for package in packages:
@@ -94,49 +97,54 @@ def describe() -> Environment:
     }
 
 
-def hardware(known: Mapping[str, Any]) -> str:
-    """What computed, from the environment of a trial: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`; '' if unknown.
+def hardware(environment: Mapping[str, Any]) -> str:
+    """Return what a trial ran on, from its environment: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`;
+    '' if unknown.
 
-    The power limit of a GPU and the instruction sets of a CPU decide about its speed, and its name does not tell them.
+    The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does not
+    include them.
     """
-    device, features, gpus = known.get("device"), _words(known, "cpu_features"), _words(known, "gpus")
+    device, features, gpus = environment.get("device"), _words(environment, "cpu_features"), _words(environment, "gpus")
     if device is None:
         return ""
     if device == "cpu":
-        name = known.get("cpu", "CPU")
-        about = [reached[-1] for ladder in _LADDERS if (reached := [one for one in ladder if one in features])]
+        name = environment.get("cpu", "CPU")
+        available = [[feature for feature in ladder if feature in features] for ladder in _LADDERS]
+        details = [ladder[-1] for ladder in available if ladder]
     else:
         name, lines = device, [[part.strip() for part in line.split(",")] for line in gpus]
         limits = dict.fromkeys(line[1] for line in lines if line[0] == device and len(line) > 1)
-        about = [re.sub(r"\.0+ W$", " W", limit) for limit in limits]
-    return f"{name} ({', '.join(about)})" if about else str(name)
+        details = [re.sub(r"\.0+ W$", " W", limit) for limit in limits]
+    return f"{name} ({', '.join(details)})" if details else str(name)
 
 
 def differences(there: Mapping[str, Any], device: str) -> list[str]:
-    """Why what was measured `there`, in the environment of a trial, cannot be compared with what is measured here.
+    """Return why measurements from the environment `there` of a trial cannot be compared with measurements
+    made here.
 
-    `device`: "cpu" or "cuda", what trains here. Each in words: `torch 2.14 there, 2.15 here`.
+    `device`: "cpu" or "cuda", the kind of device that trains here. Each reason is a text such as `torch
+    2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
     ours, theirs = _decisive({**describe(), "device": device}, device), _decisive(there, device)
-    return [f"{what} {theirs[what]} there, {ours[what]} here" for what in ours if theirs[what] != ours[what]]
+    return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in ours if theirs[fact] != ours[fact]]
 
 
-def _decisive(known: Mapping[str, Any], device: str) -> dict[str, str]:
-    """What two measurements must have in common to be comparable, by what it is called."""
-    kind = {"cpu": "a CPU", None: "unknown"}.get(known.get("device"), "a GPU")
-    facts = {"trained on": kind, "CPU": known.get("cpu"), "CPU cores": known.get("usable_cores")}
-    facts |= {"instruction sets": " ".join(_words(known, "cpu_features"))}
-    facts |= {"GPU": "; ".join(sorted(set(_words(known, "gpus"))))} if device != "cpu" else {}
-    versions = known.get("versions")
+def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
+    """Return the facts that must be equal for two measurements to be comparable, by their name in messages."""
+    kind = {"cpu": "a CPU", None: "unknown"}.get(environment.get("device"), "a GPU")
+    facts = {"trained on": kind, "CPU": environment.get("cpu"), "CPU cores": environment.get("usable_cores")}
+    facts |= {"instruction sets": " ".join(_words(environment, "cpu_features"))}
+    facts |= {"GPU": "; ".join(sorted(set(_words(environment, "gpus"))))} if device != "cpu" else {}
+    versions = environment.get("versions")
     facts |= {"torch": versions.get("torch") if isinstance(versions, dict) else None}
-    facts |= {"tunediff's code": known.get("code")}
-    return {what: str(value or "unknown") for what, value in facts.items()}
+    facts |= {"tunediff's code": environment.get("code")}
+    return {fact: str(value or "unknown") for fact, value in facts.items()}
 
 
-def _words(known: Mapping[str, Any], name: str) -> list[str]:
-    """A list of a record, which may be of an earlier version, or a stranger's."""
-    value = known.get(name)
-    return [str(one) for one in value] if isinstance(value, list) else []
+def _words(environment: Mapping[str, Any], name: str) -> list[str]:
+    """Return a list of an environment as strings; the record may come from an earlier version or be damaged."""
+    value = environment.get(name)
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _cpu_name() -> str:
@@ -146,8 +154,8 @@ def _cpu_name() -> str:
 
 def _cpu_features() -> list[str]:
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)
-    there = set(match.group(1).split()) if match else set()
-    return [feature for ladder in _LADDERS for feature in ladder if feature in there]
+    available = set(match.group(1).split()) if match else set()
+    return [feature for ladder in _LADDERS for feature in ladder if feature in available]
 
 
 def _cpuinfo() -> str:
@@ -162,10 +170,10 @@ def _gpus() -> list[str]:
         return []
     query = [command, "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # no driver, or one that hangs
         return []
-    return [line.strip() for line in said.splitlines() if line.strip()]
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
 def _code(package: Path) -> str:

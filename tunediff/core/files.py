@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically (a file is complete or absent), and find folders and names that are free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 
 class _DiskFile(io.BufferedWriter):
-    """A file that remembers the first error of the disk: a writer may raise another one instead of it."""
+    """A file that remembers its first disk error, because a writer may raise another error in its place."""
 
     fault: OSError | None = None
 
@@ -29,12 +29,15 @@ class _DiskFile(io.BufferedWriter):
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
-    """Give `write` a temporary file in the folder of `path`, then move that file into place: a kill leaves the old one
-    or the new one, whole. `durable`: on disk before it returns. Raises `OSError` for any error of the disk, even where
-    `write` turns it into another one; the old file then stays."""
+    """Call `write` with a temporary file in the folder of `path`, then move that file to `path`.
+
+    After a kill at any moment, `path` has its complete old or its complete new content. `durable`: wait
+    until the disk has the data. Raises `OSError` for any error of the disk, even if `write` turns it into
+    another error; the old file then stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    # Not tempfile: its files are private to the user, whatever the umask allows.
+    # Not tempfile: it ignores the umask and makes its files readable by this user only.
     file = _DiskFile(io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"))
     try:
         with file:
@@ -52,12 +55,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_atomically` for UTF-8 text."""
+    """Write UTF-8 text with `write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system of this folder can lock files; NFS and Lustre may be mounted without."""
+    """Return whether the file system of this folder supports file locks; NFS and Lustre may be mounted
+    without them.
+    """
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError:  # where nothing can be written there is nothing to lock
@@ -71,12 +76,12 @@ def has_locks(folder: Path) -> bool:
 
 
 def home() -> Path | None:
-    """Return the user's home folder; None where there is none, or where nothing can be written."""
+    """Return the user's home folder; None if there is none or if nothing can be written to it."""
     try:
         folder = Path.home()
-        existing = next(one for one in (folder, *folder.parents) if one.is_dir())
+        existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         with tempfile.TemporaryFile(dir=existing) as file:
-            file.write(b"0")  # an exhausted quota allows the file, but nothing in it
+            file.write(b"0")  # with an exhausted quota a file can be created, but stays empty
             file.flush()
     except (OSError, RuntimeError):  # no $HOME, and no entry of this user in passwd
         return None
@@ -84,20 +89,22 @@ def home() -> Path | None:
 
 
 def private_temporary() -> Path:
-    """Return a folder of this user's own in the temporary folder; it is made there."""
+    """Return a folder inside the temporary folder that only this user can access; create it if needed."""
     folder = Path(tempfile.gettempdir()) / f"tunediff-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # put there by somebody else
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # created by somebody else
         return Path(tempfile.mkdtemp(prefix="tunediff-"))
     return folder
 
 
 def plain(name: str) -> str:
-    """A name as Ray carries it: its names of runs and its metrics take ASCII only."""
+    """Return a name in the characters that Ray accepts for runs and metrics: ASCII only, at most 60 characters."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]
 
 
 def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
-    """The path, and with -2, -3, … for as long as its name is taken."""
+    """Yield the path of `stem` and `suffix` in the folder, then those with -2, -3, … for a caller that
+    needs a free one.
+    """
     yield folder / f"{stem}{suffix}"
     yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))

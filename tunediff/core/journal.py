@@ -22,8 +22,9 @@ from tunediff.core.trial_record import JOURNAL, RESTARTED, End, events
 
 
 class Journal:
-    """Appends to the journal of one trial; every line is on disk before a method returns. Raises `OSError` when the
-    disk is full."""
+    """Append to the journal of one trial. Every line is on disk before a method returns; a full disk
+    raises `OSError`.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,29 +33,31 @@ class Journal:
     def start(
         self, config: Configuration, drawn: Values, budget_s: float | None, number: int = 0, unit: UnitName = "wall"
     ) -> None:
-        """An attempt begins; `budget_s`: training seconds of the trial itself."""
+        """Write that an attempt begins; `budget_s`: training seconds of this trial."""
         self.write(
             "start", name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn, budget_s=budget_s,
             unit=unit, fingerprint=cfg.fingerprint(config), environment=environment.describe(), pid=os.getpid(),
         )  # fmt: skip
 
     def point(self, point: Point) -> bool:
-        """An evaluation; False if this very measurement is there already, not merely another one of the same index."""
-        told: set[tuple[int, int]] = set()
+        """Write an evaluation. Return False if this measurement (index and steps) is in the journal already."""
+        # A restart voids all earlier points, so only those after the last restart count.
+        written: set[tuple[int, int]] = set()
         for line in events(self.folder):
             if line["event"] in RESTARTED:
-                told.clear()
+                written.clear()
             elif line["event"] == "point":
-                told.add((line["index"], line["steps"]))
-        if (point.index, point.steps) in told:
+                written.add((line["index"], line["steps"]))
+        if (point.index, point.steps) in written:
             return False
         self.write("point", **point.flat)
         return True
 
     def restarted(self, reason: str = "") -> bool:
-        """The training begins at its first step: what an earlier attempt has measured is void.
+        """Write that the training begins again at its first step: earlier points are void.
 
-        `reason`: why its checkpoint is of no use. Returns False for a first start, of which nothing is written.
+        `reason`: why its checkpoint cannot be used. Returns False for a first start, for which nothing is
+        written.
         """
         again = bool(reason) or any(line["event"] == "point" for line in events(self.folder))
         if again:
@@ -62,23 +65,23 @@ class Journal:
         return again
 
     def end(self, end: End) -> None:
-        """The trial is over."""
+        """Write that the trial has ended."""
         self.write("end", **dataclasses.asdict(end))
 
     def write(self, event: str, **content: Any) -> None:
-        """Append one line."""
+        """Append one line and wait until the disk has it."""
         line = to_json({"event": event, "time": time.time(), **content}) + "\n"
         with open(self.path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line  # a kill tore the last line: it ends here
+                line = line if file.read(1) == b"\n" else "\n" + line  # a kill cut the last line: end it
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
 
 def to_json(value: Any) -> str:
-    """Return a value as a journal has it. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN too."""
+    """Return a value as JSON. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN included."""
     return json.dumps(value, allow_nan=False, default=_plain)
 
 

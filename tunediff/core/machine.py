@@ -1,4 +1,4 @@
-"""CPU cores and GPUs that this process may use: the one source that Ray, threads and records are told from."""
+"""Find the CPU cores and GPUs that this process may use: the one source for Ray, threads and records."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from pathlib import Path
 from tunediff.config import ConfigError
 
 PART = "TUNEDIFF_CPUS"
-"""Environment variable: of this many cores at most; what `--cpus` sets, so that every process started here knows."""
+"""Environment variable: the most cores to use. `--cpus` sets it, so that every process started from here
+respects it."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 WSL = Path("/usr/lib/wsl/lib")
-"""Where Linux under Windows has the driver's files."""
+"""Folder of the driver's files in Linux under Windows."""
 
 Card = tuple[str, tuple[str, ...]]
-"""A GPU: its UUID, '' where that is not known, and the UUIDs of its MIG devices."""
+"""A GPU: its UUID ('' if not known) and the UUIDs of its MIG devices."""
 
 
 def cores() -> int:
-    """CPU cores that this process may use: of its affinity, what the quota of its cgroups and `--cpus` leave."""
+    """Return how many CPU cores this process may use, by its affinity, the quota of its cgroups and `--cpus`."""
     return cores_of(_affinity(), quota(), os.environ)
 
 
 def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
-    """At least 1. `affinity`: cores; `allowed`: of all cgroups, in cores; a quota of 2.5 keeps 2 cores busy."""
+    """Return the number of usable cores, at least 1. `affinity`: cores; `allowed`: quota of all cgroups in
+    cores (2.5 gives 2).
+    """
     part = environ.get(PART, "")
     return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
 
@@ -42,9 +45,11 @@ def _affinity() -> int:
 
 
 def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """CPU seconds per second that the cgroups (v1 or v2) of this process and all above it allow; inf: no limit.
+    """Return the CPU seconds per second that the cgroups (v1 or v2) of this process and all above it
+    allow; inf: no limit.
 
-    Inside a container the path in `own` may be the host's, which is not there; then its root is the container's group.
+    Inside a container the path in `own` may be that of the host, which does not exist there; then the root
+    is the container's own group.
     """
     allowed = math.inf
     try:
@@ -64,7 +69,9 @@ def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/c
 
 
 def _limit(group: Path) -> float:
-    """`cpu.max` of v2 is `200000 100000`, or `max 100000`; of v1 the two are files, and -1 is no limit."""
+    """Read one group's limit. v2: `cpu.max` is `200000 100000` or `max 100000`; v1: two files, in which -1
+    means no limit.
+    """
     try:
         if (both := group / "cpu.max").exists():
             limit, period = both.read_text().split()
@@ -77,12 +84,16 @@ def _limit(group: Path) -> float:
 
 
 HALVES = {"bf16": ("avx512_bf16", "amx_bf16", "bf16"), "fp16": ("avx512_fp16", "amx_fp16", "asimdhp")}
-"""Values of `precision.amp`, and the units that CPUs (x86, ARM) have for them, as Linux calls them."""
+"""Values of `precision.amp`, and the CPU features (x86, ARM) that compute in that format, as Linux names them."""
 
 
 def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Values of `precision.amp` that this CPU has no units for, and computes slower than float32: with AVX-512 at nine
-    tenths of its speed, with AVX2 alone convolutions at a tenth to a sixtieth. None where nobody tells."""
+    """Return the values of `precision.amp` that this CPU only emulates, slower than float32; empty if that
+    is not known.
+
+    With AVX-512 the emulation reaches nine tenths of the speed of float32; with AVX2 alone convolutions
+    reach a tenth to a sixtieth.
+    """
     with contextlib.suppress(OSError):
         words = set(cpuinfo.read_text().split())
         if words & {"avx2", "sse2", "fp"}:
@@ -92,50 +103,58 @@ def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
 def gpus() -> list[str]:
-    """The CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them; an index or a UUID each.
+    """Return the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them: an index or
+    a UUID each.
 
-    Where a GPU is cut by MIG and nobody chose, its parts: each is a device for one worker.
+    If a GPU is split by MIG and nobody has chosen devices, its MIG devices are listed: each serves one
+    worker.
     """
     return visible(_cards(), os.environ.get(VISIBLE))
 
 
 def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
-    """What `chosen`, the value of `CUDA_VISIBLE_DEVICES`, leaves of the GPUs that are there.
+    """Return which GPUs remain visible by `chosen`, the value of `CUDA_VISIBLE_DEVICES`.
 
-    As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): nothing counts from the first
-    entry on that names no device, or names one otherwise than the first entry does; with one named twice there is none.
+    As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): the list ends at the
+    first entry that names no device or that names it in another way than the first entry does. If a device
+    is named twice, none is visible.
     """
     if chosen is None:
         return [name for index, (_, parts) in enumerate(cards) for name in parts or (str(index),)]
-    found: list[str] = []
+    devices: list[str] = []
     for word in map(str.strip, chosen.split(",") if cards else ()):
-        alike = word.isdigit() == (found or [word])[0].isdigit()
+        alike = word.isdigit() == (devices or [word])[0].isdigit()
         if not alike or not any(_names(word, index, card) for index, card in enumerate(cards)):
             break
-        if word in found:
+        if word in devices:
             return []
-        found.append(word)
-    return found
+        devices.append(word)
+    return devices
 
 
 def _names(word: str, index: int, card: Card) -> bool:
-    """Whether `word` means this GPU or a part of it: by index, by a UUID that may be cut short, or MIG's old names."""
+    """Return whether `word` names this GPU or a part of it: by index, by a (shortened) UUID, or by a MIG
+    name of the old form.
+    """
     if word.isdigit():
         return int(word) == index
     uuid, parts = card
     whole = re.sub(r"^MIG-(GPU-[^/]+)/\d+/\d+$", r"\1", word)
-    return whole.startswith(("GPU-", "MIG-")) and (not uuid or any(one.startswith(whole) for one in (uuid, *parts)))
+    return whole.startswith(("GPU-", "MIG-")) and (not uuid or any(name.startswith(whole) for name in (uuid, *parts)))
 
 
 def nvidia_smi() -> str | None:
-    """The command; Windows puts it where its Linux does not always look."""
+    """Return the path of the nvidia-smi command; Windows installs it where its Linux does not always look."""
     return shutil.which("nvidia-smi", path=os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL))))
 
 
 @functools.lru_cache(maxsize=1)
 def _cards() -> tuple[Card, ...]:
-    """As nvidia-smi has them, which leaves out what a container or a batch system keeps from us; where it is not there
-    or fails, as many as CUDA's driver counts: WSL and some containers have GPUs without device files."""
+    """List the GPUs by nvidia-smi, which omits those that a container or a batch system hides.
+
+    If nvidia-smi is missing or fails, return as many GPUs as CUDA's driver counts: WSL and some containers
+    have GPUs without device files.
+    """
     if (command := nvidia_smi()) is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
             done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
@@ -144,7 +163,9 @@ def _cards() -> tuple[Card, ...]:
 
 
 def _counted() -> int:
-    """The GPUs that CUDA's driver counts, in a process of its own: one that has called it cannot be forked any more."""
+    """Count the GPUs with CUDA's driver, in a process of its own: a process that has called it cannot fork
+    any more.
+    """
     environ = {name: value for name, value in os.environ.items() if name != VISIBLE}
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         ask = [sys.executable, "-S", "-E", "-c", _COUNT, str(WSL)]
@@ -169,45 +190,49 @@ print(count.value)
 
 
 def unused() -> str:
-    """Why an NVIDIA GPU that seems to be there would not be used, where nobody asked for that; '' otherwise."""
-    if _cards() or os.environ.get(VISIBLE) is not None or not (found := signs()):
+    """Return why an NVIDIA GPU that seems to be present would not be used, unless that was requested; ''
+    otherwise.
+    """
+    if _cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
     return (
-        f"there seems to be an NVIDIA GPU ({', '.join(found)}), but {smi} and CUDA's driver counts none: all runs on "
+        f"there seems to be an NVIDIA GPU ({', '.join(traces)}), but {smi} and CUDA's driver counts none: all runs on "
         "the CPU. Start the container with its GPUs, or install the driver; --gpus 0 says that it shall be so"
     )
 
 
 def signs(root: Path = Path("/")) -> list[str]:
-    """What only an NVIDIA GPU, its driver, or a wish for it brings to a machine."""
+    """Return the traces of an NVIDIA GPU on this machine: devices, a driver, or a request for one in the
+    environment.
+    """
     places = ("dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "usr/lib/wsl/lib/libcuda.so*")
-    found = [f"/{path.relative_to(root)}" for place in places for path in sorted(root.glob(place))[:1]]
+    traces = [f"/{path.relative_to(root)}" for place in places for path in sorted(root.glob(place))[:1]]
     for device in sorted(root.glob("sys/bus/pci/devices/*")):
         with contextlib.suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             if vendor == "0x10de" and kind.startswith("0x03"):  # NVIDIA, a display controller
-                found.append(f"PCI {device.name}")
+                traces.append(f"PCI {device.name}")
     wish = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    return [*found, *([f"NVIDIA_VISIBLE_DEVICES={wish}"] if wish not in ("", "void", "none") else [])]
+    return [*traces, *([f"NVIDIA_VISIBLE_DEVICES={wish}"] if wish not in ("", "void", "none") else [])]
 
 
 def listed(text: str) -> tuple[Card, ...]:
-    """The GPUs in what `nvidia-smi --list-gpus` prints: a line each, with a line for each MIG device below it."""
+    """Parse the output of `nvidia-smi --list-gpus`: one line per GPU, followed by one line per MIG device of it."""
     cards: list[Card] = []
     for line in text.splitlines():
-        if found := re.search(r"UUID: ((GPU|MIG)-[^)\s]+)", line):
-            if found[2] == "GPU":
-                cards.append((found[1], ()))
+        if match := re.search(r"UUID: ((GPU|MIG)-[^)\s]+)", line):
+            if match[2] == "GPU":
+                cards.append((match[1], ()))
             elif cards:
-                cards[-1] = (cards[-1][0], (*cards[-1][1], found[1]))
+                cards[-1] = (cards[-1][0], (*cards[-1][1], match[1]))
     return tuple(cards)
 
 
 def take(cpus: int | None, count: int | None) -> None:
-    """Use a part of this machine only, here and in every process started from here; None: all there is.
+    """Use only a part of this machine, in this process and every process that it starts; None: use everything.
 
-    Raises `ConfigError` for more than there is.
+    Raises `ConfigError` for more than is present.
     """
     have, devices = cores(), gpus()
     if cpus is not None:
@@ -219,6 +244,6 @@ def take(cpus: int | None, count: int | None) -> None:
         os.environ[VISIBLE] = ",".join(devices[:count])
 
 
-def _allow(option: str, value: int, least: int, most: int, what: str) -> None:
+def _allow(option: str, value: int, least: int, most: int, unit: str) -> None:
     if not least <= value <= most:
-        raise ConfigError(f"{option}: {value} is not allowed; allowed: {least} to {most}, the {what} that are there")
+        raise ConfigError(f"{option}: {value} is not allowed; allowed: {least} to {most}, the {unit} that are there")

@@ -1,4 +1,4 @@
-"""What one evaluation of a training measured, and what each of its values is called, counted in and means."""
+"""Define what one evaluation of a training measures, with label, unit and meaning of every value."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from tunediff.config import Quantity, Workload
 
 
 def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
+    """Declare a field with its quantity, without a default unless one is given."""
     return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)
 
 
 _measured = functools.partial(_required, default=None)
-"""What our own points always hold, unless its type says otherwise; a damaged or foreign journal may lack it."""
+"""Declare a field that every new point has, unless its type includes None; a damaged or foreign journal may lack it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One evaluation: how far a training has come, how fast it was since the one before, and what it can do.
+    """One evaluation: the progress of the training, its speed since the previous evaluation, and the
+    quality of the model.
 
-    `point[name]`, `point.get(name)` and `name in point` look a value up by the flat name under which the journal and
-    every table have it: a field, `step_<phase>_s`, or what the workload's evaluation found.
+    `point[name]`, `point.get(name)` and `name in point` look up a value by the flat name under which the
+    journal and all tables have it: a field, `step_<phase>_s`, or a value that the workload's evaluation
+    returned.
     """
 
     index: int
-    """1, 2, …: its place on the curve."""
+    """Position on the curve: 1, 2, …"""
     train_s: float = _required("training", "s", "training seconds of the run")
     samples: int = _required("samples", "", "samples that the run trained")
     steps: int = _required("steps", "", "optimizer steps of the run")
@@ -44,7 +47,7 @@ class Point:
     other_load_share: float = _measured("others' load", "%", "share of the machine's cores that others used", 100.0)
     core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
     disturbed: bool = False
-    """Whether others took cores that this training wanted: its seconds are not its own alone."""
+    """Whether other processes used cores that this training needed: then its seconds are not its own alone."""
     loss: float = _measured("loss", "", "mean training loss since the evaluation before")
     peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
     peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")
@@ -68,32 +71,34 @@ class Point:
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of the mean step by its parts; flat: `step_<phase>_s`."""
+    """Seconds of the mean step by phase; flat name: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Of the clock so far, by its parts."""
+    """Seconds of the clock so far, by part."""
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the workload's evaluation returned and what it noted, by name."""
+    """Values that the workload's evaluation returned or that it noted, by name."""
 
     @functools.cached_property
     def flat(self) -> dict[str, Any]:
-        """Everything by its flat name, but what is not known. Not to be changed."""
+        """Return all known values by flat name. The result is cached; do not change it."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
         steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
-        known = {name: value for name, value in own.items() if value is not None}
-        return {**known, **steps, "seconds": self.seconds, **self.found}
+        values = {name: value for name, value in own.items() if value is not None}
+        return {**values, **steps, "seconds": self.seconds, **self.found}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """The point that `flat` came from. Raises `TypeError` if it lacks a place: index, seconds, samples, steps."""
+        """Return the point that `flat` describes. Raises `TypeError` without index, training seconds,
+        samples or steps.
+        """
         fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}
         phases = {name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)}
-        found = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
-        return cls(**own, phases_s=phases, found=found)
+        returned = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
+        return cls(**own, phases_s=phases, found=returned)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value by its flat name."""
+        """Return a value by its flat name."""
         return self.flat.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
@@ -116,27 +121,29 @@ QUANTITIES: dict[str, Quantity] = {
     **{field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata},
     **{f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0) for part, (label, of) in _STEP.items()},
 }
-"""What every point holds, by name; a workload adds its own."""
+"""Quantities of every point, by name; a workload adds its own."""
 
 
 def one_of(unit: str) -> str:
-    """The singular of what samples are called: `image`, `query`."""
+    """Return the singular of what samples are called: `image`, `query`."""
     return f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
 
 
-def in_units(known: Mapping[str, Quantity], unit: str) -> dict[str, Quantity]:
-    """The same quantities in the words of a workload: `images/s` instead of `samples/s`."""
+def in_units(quantities: Mapping[str, Quantity], unit: str) -> dict[str, Quantity]:
+    """Return the same quantities in the words of a workload: `images/s` instead of `samples/s`."""
     words = {"samples": unit, "sample": one_of(unit)}
 
-    def said(text: str) -> str:
-        return re.sub(r"\bsamples?\b", lambda found: words[found[0]], text)
+    def translate(text: str) -> str:
+        return re.sub(r"\bsamples?\b", lambda match: words[match[0]], text)
 
-    of = known.items()
-    return {name: dataclasses.replace(one, label=said(one.label), meaning=said(one.meaning)) for name, one in of}
+    return {
+        name: dataclasses.replace(quantity, label=translate(quantity.label), meaning=translate(quantity.meaning))
+        for name, quantity in quantities.items()
+    }
 
 
 def quantities(workload: Workload) -> dict[str, Quantity]:
-    """What the points of a workload hold, by name: what all have, its objective, and what it names itself."""
-    own = workload.objective
-    judged = {own.name: Quantity(own.label or own.name)}
-    return in_units(QUANTITIES, workload.unit) | judged | dict(workload.quantities)
+    """Return the quantities of a workload's points, by name: those of every point, its objective, and its own."""
+    objective = workload.objective
+    objectives = {objective.name: Quantity(objective.label or objective.name)}
+    return in_units(QUANTITIES, workload.unit) | objectives | dict(workload.quantities)

@@ -1,4 +1,6 @@
-"""How far long work has come: told by whoever does it, heard by whoever shows it. Imports no torch."""
+"""Report how much of a long piece of work is done: workers call `Progress`, subscribers show it. Imports
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -18,89 +20,92 @@ from tunediff.core.files import write_text
 log = logging.getLogger(__name__)
 
 FIRST_S, EVERY_S = 5.0, 30.0
-"""Seconds until a plain line tells of work for the first time, and from one to the next."""
+"""Seconds until the first plain line about a piece of work, and between two lines."""
 
 
-def log_exceptions(what: str, show: Callable[..., object], *about: object) -> bool:
-    """Whether `show(*about)` went well: what is only shown must not end hours of work. An error is logged."""
+def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -> bool:
+    """Call `show(*arguments)` and return whether it succeeded. Errors are logged: a display must not end hours
+    of work.
+    """
     try:
-        show(*about)
+        show(*arguments)
     except Exception:
-        log.exception("could not show %s", what)
+        log.exception("could not show %s", task)
         return False
     return True
 
 
 class Progress:
-    """Work of so many parts, done one after the other; a context manager. Free of cost where nobody hears it."""
+    """A piece of work of `total` equal parts; a context manager. Costs next to nothing without subscribers."""
 
     def __init__(self, what: str, total: int, unit: str = "images", visible: bool = True) -> None:
-        """`what`: such as `reading files`; all but one of several processes are not `visible`."""
+        """`what`: the work, such as `reading files`; of several processes only one is `visible`."""
         self.what, self.total, self.unit, self._visible = what, total, unit, visible
         self.done, self.begin = 0, time.monotonic()
 
     def __enter__(self) -> Progress:
-        return self._tell()
+        return self._notify()
 
     def __exit__(self, *_: object) -> None:
-        self.total = self.done  # told to whoever has a bar to close
-        self._tell()
+        self.total = self.done  # subscribers close their bar, also after an error
+        self._notify()
 
     def step(self, *_: object) -> None:
-        """One more part; takes whatever a callback gets."""
+        """Count one more part; accepts any arguments, so that it can be a callback."""
         self.more(1)
 
     def more(self, count: int) -> None:
-        """So many more parts."""
+        """Count `count` more parts."""
         self.done = min(self.done + count, self.total)
-        self._tell()
+        self._notify()
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether all parts are done."""
         return self.done >= self.total
 
     @property
     def said(self) -> str:
-        """`sampling: 512 of 2,048 images, about 40s left`."""
+        """Return the state as text: `sampling: 512 of 2,048 images, about 40s left`."""
         spent = time.monotonic() - self.begin
         left = f", about {text.seconds(spent / self.done * (self.total - self.done))} left" if self.done else ""
         return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{left}"
 
-    def _tell(self) -> Progress:
-        for hear in tuple(_hearers) if self._visible else ():
-            if not log_exceptions("progress", hear, self) and hear in _hearers:  # not once more for every part
-                _hearers.remove(hear)
+    def _notify(self) -> Progress:
+        for subscriber in tuple(_subscribers) if self._visible else ():
+            # A subscriber that failed is removed: its error would be logged again for every part.
+            if not log_exceptions("progress", subscriber, self) and subscriber in _subscribers:
+                _subscribers.remove(subscriber)
         return self
 
 
-Hearer = Callable[[Progress], None]
-_hearers: list[Hearer] = []
+Subscriber = Callable[[Progress], None]
+_subscribers: list[Subscriber] = []
 
 
 @contextlib.contextmanager
-def subscribe(by: Hearer) -> Iterator[None]:
-    """Tell `by` of all work done inside, by whatever thread of this process."""
-    _hearers.append(by)
+def subscribe(subscriber: Subscriber) -> Iterator[None]:
+    """Call `subscriber` for every part that is done inside, in any thread of this process."""
+    _subscribers.append(subscriber)
     try:
         yield
     finally:
-        if by in _hearers:
-            _hearers.remove(by)
+        if subscriber in _subscribers:
+            _subscribers.remove(subscriber)
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-    """Show it on stderr: a bar in a terminal, elsewhere a line now and then."""
+    """Show progress on stderr: a bar in a terminal, otherwise a line from time to time."""
     with subscribe(Bar() if sys.stderr.isatty() else Lines(lambda line: print(line, file=sys.stderr, flush=True))):
         yield
 
 
 class Lines:
-    """A line after 5 s of work, then one every 30 s; none for what is quick."""
+    """Print a line after 5 s of work, then one every 30 s; nothing for short work."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say, self._due = say, 0.0
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write, self._due = write, 0.0
         self._work: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
@@ -109,11 +114,11 @@ class Lines:
             self._work, self._due = progress, progress.begin + FIRST_S
         if now >= self._due and not progress.over:
             self._due = now + EVERY_S
-            self._say(progress.said)
+            self._write(progress.said)
 
 
 class Bar:
-    """A bar for each piece of work, with the time left."""
+    """Show one progress bar per piece of work, with the time left."""
 
     def __init__(self) -> None:
         self._work: Progress | None = None
@@ -130,19 +135,19 @@ class Bar:
 
 
 DOING = "doing.json"
-"""In the folder of a trial, while it runs: the part of its time, since when, and how far its work is."""
+"""File in the folder of a running trial: the current part of its time, its beginning, and the state of the work."""
 
 
 class ProgressFile:
-    """Keeps `DOING` of a trial up to date: what a clock and all progress tell of."""
+    """Keep the file `DOING` of a trial up to date; subscribed to its clock and to all progress."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: None on all but one of several ranks, which write nothing."""
+        """`folder`: None on all ranks but one; these write nothing."""
         self._folder, self._part, self._since, self._due = folder, "setup", time.time(), 0.0
 
     def part(self, name: str) -> None:
-        """The clock pays another part."""
-        if name not in ("data_wait", self._part):  # batches are fetched too often
+        """Record that another part of the clock begins."""
+        if name not in ("data_wait", self._part):  # it begins with every batch, which is too often to write
             self._part, self._since = name, time.time()
             self._write("")
 
@@ -152,7 +157,7 @@ class ProgressFile:
             self._write("" if progress.over else progress.said)
 
     def _write(self, work: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk is told otherwise
+        with contextlib.suppress(OSError):  # a full disk is reported elsewhere
             if self._folder is not None:
-                told = {"part": self._part, "since": self._since, "work": work}
-                write_text(self._folder / DOING, json.dumps(told))
+                content = {"part": self._part, "since": self._since, "work": work}
+                write_text(self._folder / DOING, json.dumps(content))

@@ -1,6 +1,7 @@
-"""Ctrl-C while a command's modules are imported, which takes seconds: a line and exit code 130, as later.
+"""Handle Ctrl-C while the modules of a command are imported, which takes seconds: print a line and exit
+with code 130.
 
-Comes before all other imports of the package. `cli.guarded` takes over from it.
+Imported before all other modules of the package. Later `cli.guarded` replaces this handler.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 
 def end(*_: Any) -> None:
-    """End now: an exception would pass through whatever is half imported."""
+    """Exit at once: an exception would pass through half-imported modules."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)
 
 
-# Of `python -m tunediff.search`; while its packages are imported, and only then, argv begins with -m.
+# With `python -m tunediff.search`, argv begins with -m only while its packages are imported.
 started = sys.argv[:1] == ["-m"] and any("tunediff." in word for word in sys.orig_argv)
-if started and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+if (
+    started and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):  # keep the setting of a shell that ignores it
     signal.signal(signal.SIGINT, end)

@@ -14,25 +14,25 @@ STORAGE = Path("ray_results")
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
-    """A command as one pastes it here: its words quoted, and `--storage` where that is not the default."""
+    """Return a command to paste here: its words quoted, and `--storage` unless that is the default."""
     if (place := shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 
 
 def original_command(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
-    """A command as it was typed, or as it should have been for so many processes."""
+    """Return a command as it was typed, or, for several processes, as it should be started with torchrun."""
     start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
     return shlex.join([*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)])
 
 
 def truncate(words: str, most: int) -> str:
-    """At most so many characters."""
+    """Return at most `most` characters of a text, with … where it is cut."""
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def number(value: Any) -> str:
-    """A value as it is read in a line: 3 significant digits, no exponent for everyday sizes."""
+    """Format a value for a line of text: 3 significant digits, no exponent for everyday sizes."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
@@ -42,23 +42,23 @@ def number(value: Any) -> str:
 
 
 def block(values: Mapping[str, Any]) -> str:
-    """A result as lines of `key: value`; what is not known is `none`."""
+    """Format a result as lines of `key: value`; `none` for what is not known."""
     return "\n".join(f"{key}: {'none' if value is None else number(value)}" for key, value in values.items())
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first column is words and the others numbers."""
+    """Return the lines of a table whose first column is text, aligned left; all others are aligned right."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
 
 
-def pluralize(count: int, one: str, many: str = "") -> str:
-    """`1 trial`, `1,000 trials`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def pluralize(count: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 trial`, `1,000 trials`."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def graphs(made: Any, expected: Any) -> str:
-    """What is odd about torch.compile's graphs, of which each different call needs one; '' where nothing is."""
+    """Return what is unusual about the number of graphs that torch.compile made; '' if it is as expected."""
     if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
         return ""
     why = "the rest ran uncompiled" if made < expected else "some were compiled in pieces, or again for other inputs"
@@ -66,7 +66,7 @@ def graphs(made: Any, expected: Any) -> str:
 
 
 def seconds(value: float) -> str:
-    """47s, 12m30s, 3h05m."""
+    """Format a duration: 47s, 12m30s, 3h05m."""
     whole = round(value)
     if whole < 60:
         return f"{whole}s"
@@ -76,10 +76,10 @@ def seconds(value: float) -> str:
 
 
 def format_exact(value: float) -> str:
-    """Seconds as a file or an option takes them, `3600s`, however many."""
+    """Format seconds without rounding, as a file or an option takes them: `3600s`."""
     return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def knobs(values: Mapping[str, Any]) -> str:
-    """`loader.batch_size=256 precision.amp=bf16`, or `baseline` when nothing differs."""
+    """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are none."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"
