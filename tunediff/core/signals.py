@@ -20,7 +20,6 @@ def end(*_: Any) -> None:
 
 # With `python -m tunediff.search`, argv begins with -m only while its packages are imported.
 started = sys.argv[:1] == ["-m"] and any("tunediff." in word for word in sys.orig_argv)
-if (
-    started and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):  # keep the setting of a shell that ignores it
+# A shell may have set Ctrl-C to be ignored; that setting stays.
+if started and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end)

@@ -196,13 +196,11 @@ def read_trial(folder: Path) -> TrialRecord | None:
     """
     try:
         with open(folder / JOURNAL, "rb") as file:
-            about = os.fstat(
-                file.fileno()
-            )  # NFS caches the status of a path, but asks the server when a file is opened
+            status = os.fstat(file.fileno())  # NFS caches the status of a path, but not that of an open file
     except OSError:
         return None
     try:
-        record = _read_trial(folder, about.st_mtime_ns, about.st_size)
+        record = _read_trial(folder, status.st_mtime_ns, status.st_size)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{folder / JOURNAL}: is damaged: {type(error).__name__}: {error}") from None
     return record and dataclasses.replace(record, points=list(record.points))
