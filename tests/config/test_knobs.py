@@ -48,7 +48,7 @@ def test_every_knob_is_documented_and_has_a_range():
             assert knob.low is not None, knob.name
 
 
-def test_task_and_ruler_are_not_searchable():
+def test_task_and_evaluation_protocol_are_not_searchable():
     fixed = {name for name, knob in DIFFUSION.knobs.items() if not knob.searchable}
     assert {"data.name", "data.path", "seed", "evaluation.images", "evaluation.extractor"} <= fixed
     assert "data.horizontal_flip" not in fixed

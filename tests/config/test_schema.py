@@ -183,8 +183,8 @@ def test_a_section_of_the_systems_may_be_extended():
     ]
     assert schema.default().evaluation.points == 2
     assert not schema.knobs["evaluation.votes"].searchable
-    assert schema.knobs["evaluation.points"].ruler, "declared again, it is the ruler still"
-    assert not schema.knobs["evaluation.votes"].ruler
+    assert schema.knobs["evaluation.points"].protocol, "declared again, it still belongs to the protocol"
+    assert not schema.knobs["evaluation.votes"].protocol
     with pytest.raises(ConfigError, match=r"evaluation.votes: True is not allowed"):
         cfg.override(schema.default(), {"evaluation.votes": True})
 
@@ -209,9 +209,9 @@ def test_what_is_declared_again_keeps_its_marks_and_words():
 
     knobs = Schema("judged", Judged, Systems).knobs
     points, weights = knobs["evaluation.points"], knobs["evaluation.weights"]
-    assert (points.ruler, points.low, points.high, points.searchable, points.default) == (True, 2, None, False, 3)
+    assert (points.protocol, points.low, points.high, points.searchable, points.default) == (True, 2, None, False, 3)
     assert points.description.startswith("Evaluations per training")
-    assert (weights.ruler, weights.file, weights.optional, weights.default) == (True, True, True, "there")
+    assert (weights.protocol, weights.file, weights.optional, weights.default) == (True, True, True, "there")
     assert weights.description == "Where they lie."
 
 
@@ -246,12 +246,12 @@ def knobs_with(kind, **options):
         (knobs_with(int, default=3, name="loader"), "mine: Knobs: loader: every workload has a section of this name"),
         (knobs_with(int, default=3, name="workload"), "mine: Knobs: workload: is a name that tunediff needs"),
         (knobs_with(int, default=3, name="schema"), "mine: Knobs: schema: is a name that tunediff needs"),
-        (knobs_with(dict[str, int], default_factory=dict), "mine: Knobs: width: dict[str, int] is no kind of knob"),
+        (knobs_with(dict[str, int], default_factory=dict), "mine: Knobs: width: unsupported type dict[str, int]"),
         (knobs_with(Net | None, default=None), "mine: Knobs: width: a union of dataclasses needs a field"),
         (knobs_with(Sgd | Net, default=Sgd()), "mine: Knobs: width: a union of dataclasses needs a field"),
         (
             knobs_with(int | str, default=3),
-            "mine: Knobs: width: int | str is no kind of knob; allowed: int, float, bool",
+            "mine: Knobs: width: unsupported type int | str; allowed: int, float, bool",
         ),
         (
             knobs_with(Annotated[int, Ge(1)], default=0),

@@ -40,7 +40,7 @@ READ = [
     ("Knobs not frozen", edited(("frozen=True", "")), r"mine.py: Knobs: is not frozen; write @dataclass\(frozen=True\)"),
     ("Knobs no dataclass", edited(("@dataclass(frozen=True)\n", "")), r"mine.py: Knobs: is not a dataclass"),
     ("a knob without a default", edited(("dropout: float = 0.0", "dropout: float")), r"(mine.py: Knobs: dropout: has no default|non-default argument 'dropout')"),
-    ("a knob of no kind", edited(("dropout: float = 0.0", "dropout: object = None")), r"mine.py: Knobs: dropout: <class 'object'> is no kind of knob; allowed: int, float"),
+    ("a knob of no kind", edited(("dropout: float = 0.0", "dropout: object = None")), r"mine.py: Knobs: dropout: unsupported type <class 'object'>; allowed: int, float"),
     ("a default of the wrong type", edited(("dropout: float = 0.0", "dropout: int = 0.5")), r"mine.py: Knobs: dropout: 0.5 is not allowed; allowed: a whole number"),
     ("a default outside its range", edited(("= 1e-2", "= 1.0")), r"mine.py: Knobs: lr: its default 1.0 lies outside Range\(0.001, 0.1\)"),
     ("a default that is no choice", edited(("width: Annotated[int, Choice(4, 8, 16)] = 8", "width: Annotated[int, Choice(4, 8, 16)] = 9")), r"mine.py: Knobs: width: its default 9 is not among Choice\(4, 8, 16\)"),
@@ -348,7 +348,7 @@ def test_names(tmp_path, monkeypatch):
         assert importlib.util.find_spec(taken) is not None
         file(tmp_path, PLAIN, f"{taken}.py")
         with pytest.raises(
-            ConfigError, match=f"hides the module {taken} that is installed; give the file another name"
+            ConfigError, match=f"shadows the module {taken} that is installed; give the file another name"
         ):
             cfg.baseline(f"{taken}.py")
 

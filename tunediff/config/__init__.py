@@ -1,4 +1,4 @@
-"""Configurations: every knob of one training, declared once. `from tunediff import config as cfg`."""
+"""Configurations: every knob of a training, declared once. Use as `from tunediff import config as cfg`."""
 
 from tunediff.config.files import apart, dump, load, named, parse_overrides, read_yaml, with_words
 from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values

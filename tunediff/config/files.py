@@ -1,4 +1,4 @@
-"""Configurations as YAML files and as `knob=value` words on a command line."""
+"""Read configurations from YAML files and from `knob=value` words of a command line, and write them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
 MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
-"""What a file may hold: more is a mistake, and would take minutes to say so."""
+"""Limits of a file. More is a mistake, and reporting it would take minutes."""
 TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
 class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
-    """SafeLoader that refuses a key written twice: YAML would silently keep the last."""
+    """SafeLoader that raises an error for a key that is given twice: YAML would silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -37,9 +37,10 @@ class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
 
 
 def _parsed(text: str) -> Any:
-    """The content of YAML. Raises `yaml.YAMLError`, and `ValueError` for more than anybody would write by hand."""
+    """Parse YAML. Raises `yaml.YAMLError`, and `ValueError` for more than anybody would write by hand."""
+    # Count the values of every open collection, aliases by the size of what they repeat
     values, names, anchors = [0], list[str | None](), dict[str | None, int]()
-    for event in yaml.parse(text, _Loader):  # what would end in a stack overflow is seen before it is built
+    for event in yaml.parse(text, _Loader):  # detect what would overflow the stack before it is built
         if isinstance(event, yaml.CollectionStartEvent):
             values.append(1)
             names.append(event.anchor)
@@ -48,7 +49,7 @@ def _parsed(text: str) -> Any:
         elif isinstance(event, yaml.CollectionEndEvent):
             inside = anchors[names.pop()] = values.pop()
             values[-1] += inside
-        elif isinstance(event, yaml.AliasEvent):  # it stands for all that its anchor holds
+        elif isinstance(event, yaml.AliasEvent):  # it counts like the content of its anchor
             if event.anchor not in anchors:
                 raise ValueError(f"*{event.anchor} stands for nothing that ends before it")
             values[-1] += anchors[event.anchor]
@@ -61,7 +62,10 @@ def _parsed(text: str) -> Any:
 
 
 def read_text(path: Path, most: int) -> str:
-    """A text file of at most so many bytes, of which no more are read: /dev/zero has no end. Raises `ConfigError`."""
+    """Return the content of a text file of at most `most` bytes. Raises `ConfigError`.
+
+    No more than that is read: a device such as /dev/zero has no end.
+    """
     refuse(path.is_dir(), f"{path}: is a folder, not a file")
     try:
         with open(path, "rb") as file:
@@ -77,15 +81,15 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_yaml(path: Path) -> Lines:
-    """The mapping in a YAML file; `ConfigError` for anything that is not one."""
+    """Return the mapping in a YAML file. Raises `ConfigError` for anything else."""
     text = read_text(path, MOST_BYTES)
     try:
         content = _parsed(text)
     except yaml.YAMLError as error:
-        said = " ".join(str(error).replace(' in "<unicode string>"', "").split())
-        # PyYAML from 6.0.4 on has a limit of its own, a thousand levels, and reads that far ahead of its events.
-        deep = "maximum nesting depth" in said
-        raise ConfigError(f"{path}: {TOO_DEEP if deep else f'is not valid YAML: {said}'}") from None
+        message = " ".join(str(error).replace(' in "<unicode string>"', "").split())
+        # PyYAML ≥ 6.0.4 has its own limit of a thousand levels, and reads that far ahead of its events.
+        deep = "maximum nesting depth" in message
+        raise ConfigError(f"{path}: {TOO_DEEP if deep else f'is not valid YAML: {message}'}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     refuse(content is None, f"{path}: is empty; it needs `key: value` lines")
@@ -95,7 +99,7 @@ def read_yaml(path: Path) -> Lines:
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:
-    """A configuration file, sections or dotted names; what is missing takes its default. `words` go on top.
+    """Read a configuration file with sections or dotted names; missing knobs take their defaults, `words` override.
 
     Raises `ConfigError`.
     """
@@ -108,29 +112,31 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
 
 
 def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
-    """The configuration a user means: a file, such as an exported best.yaml; or a baseline by its name, `mine.py` too.
+    """Return the configuration that a user names: a file such as an exported best.yaml, a baseline, or `mine.py`.
 
-    `where`: what a refusal names. Raises `ConfigError`.
+    `where`: the place that error messages name. Raises `ConfigError`.
     """
     name = str(path)
     ours = name in workload.baseline_names() and not path.is_file()
     if ours or workload.is_users(name.partition(":")[0]):
         return with_words(workload.baseline(name, where), words)
     if not path.exists():
-        near = nearest(name, workload.baseline_names())
-        raise ConfigError(f"{name}: no such file, and no baseline of that name; {near}{apart([name, *words])}")
+        hint = nearest(name, workload.baseline_names())
+        raise ConfigError(f"{name}: no such file, and no baseline of that name; {hint}{apart([name, *words])}")
     return load(path, words)
 
 
 def with_words(config: C, words: Sequence[str]) -> C:
-    """The configuration with `knob=value` words on top, its files by absolute paths. Raises `ConfigError`."""
+    """Return the configuration with `knob=value` words applied and absolute paths of its files. Raises
+    `ConfigError`.
+    """
     return with_absolute_paths(override(config, parse_overrides(words, config.schema), where="command line"))
 
 
 def dump(config: Configuration, comments: list[str] | None = None, folder: Path | None = None) -> str:
-    """YAML text of the full configuration, `comments` as `#` lines above it.
+    """Return the full configuration as YAML text, with `comments` as `#` lines above it.
 
-    A user's workload inside `folder`, where the text is to lie, is named relative to it.
+    A user's workload inside `folder`, the future location of the text, is named relative to it.
     """
     head, content = "".join(f"# {line}\n" for line in comments or []), to_dict(config)
     if folder is not None and Path(content["workload"]).is_relative_to(folder.absolute()):
@@ -139,31 +145,32 @@ def dump(config: Configuration, comments: list[str] | None = None, folder: Path 
 
 
 def apart(words: Sequence[str]) -> str:
-    """`; did you mean optimizer.lr=3e-3?` where a knob and its value are words of their own; '' otherwise."""
+    """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; '' otherwise."""
     for i, word in enumerate(words[:-1]):
         name, value = word.removesuffix("="), "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("=")
-        named = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith((".yaml", ".yml", ".py"))
-        valued = value and "=" not in value and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
-        if named and valued:
+        is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith((".yaml", ".yml", ".py"))
+        is_value = value and "=" not in value and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
+        if is_name and is_value:
             return f"; did you mean {name}={value}?"
     return ""
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
-    """`knob=value` words from a command line; values are YAML, and numbers may be written 1e-3."""
+    """Return the knobs of `knob=value` words; values are YAML, and numbers may be written as 1e-3."""
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
         refuse(not (name and equals), f"command line: {word!r} is not understood; write knob=value{apart(words)}")
         knob = schema.knob(name, "command line")
-        twice = [other for other in words if other.partition("=")[0] == name]
-        refuse(name in values, f"command line: {name}: is given twice: {', '.join(twice)}")
+        repeated = [other for other in words if other.partition("=")[0] == name]
+        refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
             value = _parsed(text)
         except (yaml.YAMLError, ValueError):
             raise ConfigError(f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}") from None
         if isinstance(value, str) and knob.kind == "float":
-            with contextlib.suppress(ValueError):  # what is no number is refused with the allowed range
+            # A value that is not a number is refused later, with the allowed range.
+            with contextlib.suppress(ValueError):
                 value = float(value)
         values[name] = value
     return values

@@ -1,9 +1,9 @@
-"""All knobs of a workload by their dotted names, and configurations of them.
+"""Collect the knobs of a workload by dotted name, and make, change and compare its configurations.
 
-A `Schema` is made of a workload's `Knobs`, a dataclass, and of the sections that every workload has
-(`tunediff.config.systems`). A knob's name is its dotted path (`loader.batch_size`): the same string is the YAML key,
-the command-line override, the Optuna parameter, the CSV column and the plot axis. Nothing here imports torch or ray, so
-that a mistake is refused in milliseconds, before anything starts.
+A `Schema` combines a workload's `Knobs`, a dataclass, with the sections of all workloads
+(`tunediff.config.systems`). A knob's name is its dotted path (`loader.batch_size`): the same string is the
+YAML key, the command-line override, the Optuna parameter, the CSV column and the plot axis. Nothing here
+imports torch or ray, so that a mistake is reported within milliseconds, before anything starts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tunediff.config.knobs import (
 # ----------------------------------------------------------------------------------------------- one configuration
 @section
 class Configuration:
-    """What every configuration has; `Schema` adds the sections of the systems and of a workload."""
+    """Base class of all configurations; `Schema` adds the sections of the systems and of a workload."""
 
     schema: ClassVar[Schema]
 
     @functools.cached_property
     def knobs(self) -> Any:
-        """The workload's part, an instance of its `Knobs`."""
+        """Return the workload's own part, an instance of its `Knobs`."""
         own = self.schema.own
         return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
 
@@ -54,12 +54,12 @@ class Configuration:
         return self.schema.rebuild, (to_dict(self), "a configuration", False)
 
     def sections(self) -> Iterator[Any]:
-        """The sections in their order."""
+        """Yield the sections in their order."""
         return (value for name in self.schema.order if dataclasses.is_dataclass(value := getattr(self, name)))
 
 
 class Schema:
-    """All knobs of one workload, and what makes configurations of them."""
+    """All knobs of one workload; makes its configurations."""
 
     def __init__(
         self,
@@ -89,32 +89,33 @@ class Schema:
         self._check_spaces()
 
     def _build(self, own: type, systems: type) -> Any:
-        """The class of this workload's configurations."""
+        """Build the class of this workload's configurations."""
         where = f"{self.title}: Knobs"
         content = fields_of(own, where) | {"schema": self}
         above = typing.get_type_hints(systems)
         for name, hint in content["__annotations__"].items():
             taken = name in ("workload", "knobs", "schema", "sections")
             refuse(taken, f"{where}: {name}: is a name that tunediff needs; choose another")
-            ours, needed = unwrap(hint)[0], above.get(name, object)
+            own_type, needed = unwrap(hint)[0], above.get(name, object)
             why = "every workload has a section of this name; rename the knob, or make it a subclass of that section"
             refuse(
-                name in above and not (inspect.isclass(ours) and issubclass(ours, needed)), f"{where}: {name}: {why}"
+                name in above and not (inspect.isclass(own_type) and issubclass(own_type, needed)),
+                f"{where}: {name}: {why}",
             )
         return section(type("Config", (systems,), content))
 
     def _check_spaces(self) -> None:
-        """A default must lie where its knob is searched: the baseline is the first trial."""
+        """Raise `ConfigError` if a default lies outside the space of its knob: the baseline is the first trial."""
         for knob in self.knobs.values():
-            space, at = knob.space or {}, f"{self.title}: Knobs: {knob.name}"
+            space, place = knob.space or {}, f"{self.title}: Knobs: {knob.name}"
             if "choice" in space:
                 inside = knob.default in space["choice"]
-                refuse(not inside, f"{at}: its default {knob.default!r} is not among Choice{tuple(space['choice'])}")
+                refuse(not inside, f"{place}: its default {knob.default!r} is not among Choice{tuple(space['choice'])}")
             elif space:
-                refuse(knob.kind not in ("int", "float"), f"{at}: a Range needs a number; use Choice(…)")
+                refuse(knob.kind not in ("int", "float"), f"{place}: a Range needs a number; use Choice(…)")
                 outside = not space["low"] <= knob.default <= space["high"]
                 between = f"Range({space['low']}, {space['high']})"
-                refuse(outside, f"{at}: its default {knob.default!r} lies outside {between}")
+                refuse(outside, f"{place}: its default {knob.default!r} lies outside {between}")
 
     @functools.cached_property
     def _all(self) -> tuple[Knob, ...]:
@@ -122,25 +123,27 @@ class Schema:
 
     @functools.cached_property
     def knobs(self) -> dict[str, Knob]:
-        """Every knob by its dotted name, in declaration order. A name shared by several union members appears once."""
-        found: dict[str, Knob] = {}
+        """Return every knob by dotted name, in declaration order; a name shared by several union members
+        appears once.
+        """
+        knobs: dict[str, Knob] = {}
         for knob in self._all:
-            found.setdefault(knob.name, knob)
-        return found
+            knobs.setdefault(knob.name, knob)
+        return knobs
 
     @functools.cached_property
     def members(self) -> dict[str, dict[str, set[str]]]:
-        """For each union (`timesteps.name`): which knobs each of its members has."""
-        found: dict[str, dict[str, set[str]]] = {}
+        """Return for each union (`timesteps.name`) the names of the knobs of each of its members."""
+        members: dict[str, dict[str, set[str]]] = {}
         for knob in self._all:
             if knob.member is not None:
                 union, member = knob.member
-                none: dict[str, set[str]] = {name: set() for name in self.knobs[union].choices or ()}
-                found.setdefault(union, none)[member].add(knob.name)
-        return found
+                empty: dict[str, set[str]] = {name: set() for name in self.knobs[union].choices or ()}
+                members.setdefault(union, empty)[member].add(knob.name)
+        return members
 
     def knob(self, name: str, where: str) -> Knob:
-        """The knob of that name. Raises `ConfigError` with those that are most like it."""
+        """Return the knob of that name. Raises `ConfigError` that lists the most similar names."""
         if name not in self.knobs:
             raise ConfigError(self._unknown(name, where))
         return self.knobs[name]
@@ -154,11 +157,13 @@ class Schema:
         return f"{where}: {name}: no such knob; {hint}"
 
     def default(self) -> Any:
-        """The configuration in which every knob has its default."""
+        """Return the configuration in which every knob has its default."""
         return self.type()
 
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
-        """A configuration from a nested dictionary; what is missing takes its default. Raises `ConfigError`."""
+        """Return the configuration in a nested dictionary; missing knobs take their defaults. Raises
+        `ConfigError`.
+        """
         try:
             config = self._adapter.validate_python(dict(nested))
         except pydantic.ValidationError as error:
@@ -168,18 +173,18 @@ class Schema:
         return config
 
     def to_dict(self, config: Configuration) -> Lines:
-        """A plain dictionary (JSON types only)."""
+        """Return a configuration as a dictionary of JSON types."""
         plain = self._adapter.dump_python(config, mode="json")
         return {name: plain[name] for name in self.order}
 
     def _explain(self, detail: Any, where: str) -> str:
-        """One line for one pydantic error: place, key, value, what is allowed."""
+        """Return one line for one pydantic error: place, key, value, allowed values."""
         path = [str(part) for part in detail["loc"]]
         # A union adds its tag to the location: timesteps.loss_second_moment.history → timesteps.history.
         if len(path) > 2 and path[1] in self.members.get(f"{path[0]}.name", {}):
             path.pop(1)
         name, value = ".".join(path), detail.get("input")
-        if detail["type"].startswith("union_tag"):
+        if detail["type"].startswith("union_tag"):  # an unknown member
             name += ".name"
             value = value.get("name") if isinstance(value, Mapping) else value
         while name not in self.knobs and "." in name:  # an element of a tuple
@@ -200,7 +205,7 @@ C = TypeVar("C", bound=Configuration)
 
 
 def check_rules(config: Configuration, where: str) -> None:
-    """Rules that join several knobs; raises `ConfigError` naming the knobs and their values."""
+    """Check the rules that join several knobs. Raises `ConfigError` that names the knobs and their values."""
     for part in config.sections():
         if hasattr(part, "check"):
             try:
@@ -211,19 +216,19 @@ def check_rules(config: Configuration, where: str) -> None:
 
 
 def not_effective(config: Configuration, device: str) -> dict[str, str]:
-    """Knobs that are set to something and change nothing on `device` ("cpu" or "cuda"), with the reason."""
+    """Return the knobs that are set but have no effect on `device` ("cpu" or "cuda"), with the reason."""
     parts = [part for part in config.sections() if hasattr(part, "not_effective")]
-    return dict(found for part in parts for found in part.not_effective(config, device))
+    return dict(pair for part in parts for pair in part.not_effective(config, device))
 
 
 _STANDS_FOR = {"compile.mode": "default"}
-"""What a knob does where its value has no effect, if that is not nothing."""
+"""The value as which a knob acts where its own value has no effect, if that is not its default."""
 
 
 def neutral(config: C, names: Iterable[str]) -> C:
-    """The configuration with these knobs at one value each: switches off, all else at its default.
+    """Return the configuration with each of these knobs at a fixed value: switches off, others at their default.
 
-    Equal for configurations that differ in nothing but knobs which change nothing (`not_effective`).
+    The result is equal for configurations that differ only in knobs without effect (`not_effective`).
     """
     knobs, now = config.schema.knobs, flat(config)
     values = {
@@ -235,12 +240,14 @@ def neutral(config: C, names: Iterable[str]) -> C:
 
 
 def effective(config: C, device: str) -> C:
-    """What the configuration comes to on `device` ("cpu" or "cuda"): equal for two that train alike there."""
+    """Return the configuration that `config` amounts to on `device` ("cpu" or "cuda"): equal for two that
+    train alike.
+    """
     return neutral(config, not_effective(config, device))
 
 
 def nest(values: Mapping[str, Any]) -> Lines:
-    """{"loader.workers": 2} → {"loader": {"workers": 2}}."""
+    """Return nested sections: {"loader.workers": 2} → {"loader": {"workers": 2}}."""
     nested: Lines = {}
     for name, value in values.items():
         *sections, leaf = name.split(".")
@@ -249,7 +256,7 @@ def nest(values: Mapping[str, Any]) -> Lines:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> Values:
-    """{"loader": {"workers": 2}} → {"loader.workers": 2}."""
+    """Return knobs by dotted name: {"loader": {"workers": 2}} → {"loader.workers": 2}."""
     flat: Values = {}
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -257,63 +264,67 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Values:
 
 
 def to_dict(config: Configuration) -> Lines:
-    """A plain dictionary of a configuration, its workload first: whoever reads it needs nothing else."""
+    """Return a configuration as a dictionary with its workload first: `from_dict` needs nothing else."""
     return {"workload": config.schema.workload, **config.schema.to_dict(config)}
 
 
 def flat(config: Configuration) -> Values:
-    """Every knob of this configuration by its dotted name, after its workload."""
+    """Return the workload and every knob of this configuration by dotted name."""
     return flatten(to_dict(config))
 
 
 def fingerprint(config: Configuration) -> str:
-    """12 hex digits that are equal exactly for equal configurations of equal workloads."""
+    """Return 12 hex digits that are equal exactly for equal configurations of equal workloads."""
     schema = config.schema
-    name = Path(schema.workload).name if schema.version else schema.workload  # a copy is as good as the original
+    name = Path(schema.workload).name if schema.version else schema.workload  # a copy of the file counts as equal
     content = json.dumps([schema.version, {**to_dict(config), "workload": name}], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
-    """Which knobs of a configuration, or which of these values by dotted name, differ from `base`: what `override`
-    makes it of `base` with. So what another union member (`timesteps.name`) brings along by default is not among them.
+    """Return the knobs of a configuration, or those of these values by dotted name, that differ from `base`.
+
+    `override(base, …)` with the result gives the configuration again. So defaults that come with another
+    union member (`timesteps.name`) are not included.
     """
     ours, theirs = flat(of) if isinstance(of, Configuration) else of, flat(base)
     members = base.schema.members
     chosen = {name: ours[name] for name in members if ours.get(name) in members[name] and ours[name] != theirs[name]}
     theirs = flat(override(base, chosen, check=False)) | {name: theirs[name] for name in chosen}
-    found = {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
-    if Path(str(found.get("workload", ""))).name == Path(theirs["workload"]).name:
-        del found["workload"]  # the same file in another folder, such as a search's copy
-    return found
+    changed = {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+    if Path(str(changed.get("workload", ""))).name == Path(theirs["workload"]).name:
+        del changed["workload"]  # the same file in another folder, such as a search's copy
+    return changed
 
 
 def override(config: C, values: Mapping[str, Any], where: str = "override", check: bool = True) -> C:
-    """A copy with knobs replaced by dotted name.
+    """Return a copy with knobs replaced by dotted name.
 
-    Choosing another union member (`timesteps.name`) drops the knobs of the old one. With `check`, rules that join
-    several knobs are applied to the result. Raises `ConfigError` naming `where`, the knob, the value and what is
-    allowed.
+    Another union member (`timesteps.name`) removes the knobs of the old one. With `check`, rules that join
+    several knobs are applied to the result. Raises `ConfigError` that names `where`, the knob, the value
+    and the allowed values.
     """
     schema = config.schema
     values_now = flatten(schema.to_dict(config))
     for name, value in values.items():
         if schema.knob(name, where).name in schema.members and values_now[name] != value:
             prefix = name.removesuffix("name")
-            values_now = {known: old for known, old in values_now.items() if not known.startswith(prefix)}
+            values_now = {other: old for other, old in values_now.items() if not other.startswith(prefix)}
     changed: C = schema.from_dict(nest({**values_now, **values}), where, check)
     return changed
 
 
 def with_absolute_paths(config: C) -> C:
-    """The same files, whatever folder a worker runs in; relative paths are relative to the current one."""
+    """Return the configuration with absolute paths of its files; relative ones start from the current folder."""
     return _with_paths(config, lambda path: path.expanduser().absolute())
 
 
 def with_relative_paths(config: C) -> C:
-    """The same files, those inside the current folder as a user types them here: they may lie so on another machine."""
-    here = Path.cwd()
-    return _with_paths(config, lambda path: path.relative_to(here) if path.is_relative_to(here) else path)
+    """Return the configuration with files inside the current folder as relative paths, valid on other
+    machines too.
+    """
+    current = Path.cwd()
+    return _with_paths(config, lambda path: path.relative_to(current) if path.is_relative_to(current) else path)
 
 
 def _with_paths(config: C, change: Callable[[Path], Path]) -> C:

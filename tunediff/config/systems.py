@@ -1,4 +1,4 @@
-"""The sections that every workload has: how its training runs, whatever it is that is learned."""
+"""Declare the sections of all workloads: how a training runs, independent of what it learns."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Compile:
 
     @property
     def active(self) -> bool:
-        """Whether anything is compiled."""
+        """Return whether anything is compiled."""
         return self.mode != "none"
 
     def check(self, config: Systems) -> None:
@@ -171,17 +171,19 @@ class Parallel:
 
     @property
     def together(self) -> bool:
-        """Whether one process has all the devices."""
+        """Return whether one process uses all devices."""
         return self.strategy == "dp" and self.workers > 1
 
     @property
     def processes(self) -> int:
-        """That train together."""
+        """Return the number of processes that train together."""
         return 1 if self.together else self.workers
 
     @property
     def parts(self) -> tuple[int, str]:
-        """Of how many equal parts each pass's batch is made, and the name of the knob that says so."""
+        """Return into how many equal parts the batch of each pass is divided, and the name of the knob
+        that sets it.
+        """
         if self.strategy == "pipeline" and self.workers > 1:
             return self.microbatches, "parallel.microbatches"
         return self.workers, "parallel.workers"
@@ -224,20 +226,20 @@ class Parallel:
         for name in changed:
             if name != "workers" and self.workers == 1:
                 yield f"parallel.{name}", "one worker trains alone"
-            elif self.strategy not in (of := _ONLY_OF.get(name, (self.strategy,))):
-                yield f"parallel.{name}", f"it belongs to parallel.strategy = {' and '.join(of)}"
+            elif self.strategy not in (strategies := _ONLY_OF.get(name, (self.strategy,))):
+                yield f"parallel.{name}", f"it belongs to parallel.strategy = {' and '.join(strategies)}"
 
 
 _ONLY_OF = {
     "gradients": ("ddp", "fsdp"), "bucket_mib": ("ddp",), "static_graph": ("ddp",), "reshard": ("fsdp",),
     "microbatches": ("pipeline",), "schedule": ("pipeline",),
 }  # fmt: skip
-"""Knobs of `Parallel` that only some strategies have."""
+"""Knobs of `Parallel` that only some strategies have, with these strategies."""
 
 
 @section
 class Evaluation:
-    """How a model is judged. Never searched: trials of one study must be measured with one ruler.
+    """How a model is judged. Never searched: all trials of a study must be measured by the same protocol.
 
     A workload's own section `evaluation` is a subclass.
     """
@@ -248,7 +250,7 @@ class Evaluation:
 
 @section
 class Systems(Configuration):
-    """One training: everything but the budget, which belongs to the search or the command."""
+    """All knobs of a training; the budget belongs to the search or the command."""
 
     loader: Loader = dataclasses.field(default_factory=Loader)
     precision: Precision = dataclasses.field(default_factory=Precision)
@@ -261,5 +263,5 @@ class Systems(Configuration):
 
     @property
     def devices(self) -> int:
-        """GPUs, or on a CPU worker processes, that it keeps busy: what its device-seconds are counted in."""
+        """Return how many GPUs, or on a CPU worker processes, the training uses; device-seconds count them."""
         return self.parallel.workers

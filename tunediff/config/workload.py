@@ -1,15 +1,21 @@
-"""What a workload declares, and where it is found.
+"""Find workloads, and describe what a workload declares.
 
-A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
-keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
-may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
-no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
-called; `QUANTITIES`, what its points hold besides what all have; `evaluation_protocol(config)`, which says in a
-sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything
-starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
-evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
-many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
-to nothing about device memory, and of lists that save the more of it the longer they are.
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user, or one of our
+packages, which declare the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported
+when a training starts. It may also declare:
+
+- `BASELINE`: system knobs by dotted name that its baseline sets.
+- `SEARCH`: spaces of these knobs for searches without a search file.
+- `PRESETS`: named baselines (`mine.py:NAME` for a file), applied after `BASELINE`.
+- `UNIT`: what a sample is called.
+- `QUANTITIES`: what its points contain besides the quantities of all points.
+- `evaluation_protocol(config)`: a sentence that says how its objective is measured.
+- `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
+- `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
+- `evaluation_work(knobs)`: how many passes of a sample through the network one evaluation needs.
+- `evaluation_pass(knobs, device)`: a function that makes one such pass with a given number of samples, to be timed.
+- `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists that save more
+  memory the longer they are.
 """
 
 from __future__ import annotations
@@ -38,14 +44,14 @@ SHIPPED = {"diffusion": "tunediff.workloads.diffusion", "classification": "tuned
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """What a workload is judged by."""
+    """A number by which models of a workload are compared."""
 
     name: str
-    """The key in what its evaluation returns, and in every point of a curve."""
+    """Key in the result of its evaluation, and in every point of a curve."""
     mode: Literal["min", "max"]
     """Which direction is better."""
     label: str = ""
-    """What it is called, its name unless told otherwise; an evaluation may return a better `label`."""
+    """Label for users, by default the name; an evaluation may return a more precise `label`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
@@ -53,18 +59,18 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """Something that a training measures or that follows from it, as tables and axes show it."""
+    """Something that a training measures or that follows from it, with the texts for tables and axes."""
 
     label: str
     unit: str = ""
-    """As shown; the name says the unit of the stored value."""
+    """Unit in which it is shown; the unit of the stored value is in its name."""
     meaning: str = ""
     scale: float = 1.0
-    """Shown = stored × scale."""
+    """Factor from the stored to the shown value."""
 
     @property
     def heading(self) -> str:
-        """`step (ms)`."""
+        """Return the heading of a column: `step (ms)`."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
@@ -73,74 +79,76 @@ OPTIONAL = {
     "evaluation_protocol": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
     "evaluation_once": ("knobs",),
 }  # fmt: skip
-"""Functions that a workload may have, and what they take."""
+"""Optional functions of a workload, with their arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A workload that was found."""
+    """A workload and its declarations."""
 
     name: str
     declared: ModuleType
-    """Where `Knobs` and `OBJECTIVE` stand."""
+    """The module with `Knobs` and `OBJECTIVE`."""
     package: str = ""
     file: Code | None = None
-    """Of the user's own, which then is what `name` names."""
+    """The user's file, whose path then is `name`; None for our own workloads."""
 
     @functools.cached_property
     def title(self) -> str:
-        """What it is called in words."""
+        """Return its name in messages."""
         return self.name if self.file is None else self.file.file.name
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """Its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
+        """Return its knobs together with those of the systems. Raises `ConfigError` for knobs that cannot
+        be used.
+        """
         version = self.file.version if self.file is not None else ""
         return Schema(self.name, self.declared.Knobs, Systems, version, self.title, from_dict)
 
     @property
     def objective(self) -> Metric:
-        """What a search of it optimizes unless told otherwise."""
+        """Return the metric that a search optimizes unless its file names another one."""
         return typing.cast(Metric, self.declared.OBJECTIVE)
 
     @property
     def presets(self) -> Mapping[str, Values]:
-        """Named baselines: knobs by dotted name."""
+        """Return its named baselines: knobs by dotted name."""
         return getattr(self.declared, "PRESETS", {})
 
     @property
     def unit(self) -> str:
-        """What the samples that it learns from are called: a plural, `images`, `tokens`."""
+        """Return what its training samples are called, as a plural: `images`, `tokens`."""
         return getattr(self.declared, "UNIT", "samples")
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:
-        """What its points hold besides what all have, by name."""
+        """Return what its points contain besides the quantities of all points, by name."""
         return getattr(self.declared, "QUANTITIES", {})
 
     @functools.cached_property
     def code(self) -> ModuleType:
-        """Where `train` stands; imports torch."""
+        """Return the module with `train`; imports torch."""
         return importlib.import_module(f"{self.package}.train") if self.package else self.declared
 
     def get_hook(self, function: str) -> Any:
-        """A function of the workload that not every workload has, or None.
+        """Return an optional function of the workload (see `OPTIONAL`), or None.
 
-        One of the user's that only has the same name, and takes something else, is not meant.
+        A user's function that has the same name but takes other arguments is ignored.
         """
-        found = getattr(self.declared, function, None) or getattr(self.code, function, None)
-        if self.file is not None and found is not None:
+        hook = getattr(self.declared, function, None) or getattr(self.code, function, None)
+        if self.file is not None and hook is not None:
             try:
-                inspect.signature(found).bind(*OPTIONAL[function])
+                inspect.signature(hook).bind(*OPTIONAL[function])
             except (TypeError, ValueError):
                 return None
-        return found
+        return hook
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
-    """The workload of that name, as `to_dict` writes it; files of users are relative to `folder`.
+    """Return the workload with a name as `to_dict` writes it; files of users are relative to `folder`.
 
-    Raises `ConfigError`, also for a file that does not import or lacks what a workload needs.
+    Raises `ConfigError`, also for a file that cannot be imported or lacks a required declaration.
     """
     if name in SHIPPED:
         return _shipped(name)
@@ -148,10 +156,10 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
     if (purpose := _shipped_only.get()) is not None:
         raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
-    found = _users(str(file), users.read(file).version)
-    assert found.file is not None
-    users.load(found.file)
-    return found
+    workload = _users(str(file), users.read(file).version)
+    assert workload.file is not None
+    users.load(workload.file)
+    return workload
 
 
 FILES = "a file such as mine.py, or package.module"
@@ -160,8 +168,10 @@ _shipped_only: contextvars.ContextVar[str | None] = contextvars.ContextVar("ship
 
 @contextlib.contextmanager
 def shipped_only(purpose: str) -> Iterator[None]:
-    """Raise `ConfigError` with `purpose` where a user's file would be imported: configurations inside may come from
-    people whose programs one would not run."""
+    """Raise `ConfigError` with `purpose` if a user's file would be imported inside this context.
+
+    For configurations from people whose programs one would not run.
+    """
     token = _shipped_only.set(purpose)
     try:
         yield
@@ -170,51 +180,56 @@ def shipped_only(purpose: str) -> Iterator[None]:
 
 
 def is_users(name: str) -> bool:
-    """Whether a workload's name is that of a file or a module of the user's."""
+    """Return whether a workload's name is that of a file or module of the user."""
     module = "." in name and all(part.isidentifier() for part in name.split("."))
     return name.endswith(".py") or (module and not name.endswith((".yaml", ".yml")))
 
 
 @functools.cache
 def _users(name: str, version: str) -> Workload:
-    """Once for each content of a file."""
+    """Import a user's workload and check its declarations, once for each content of the file."""
     code = users.read(Path(name))
-    found, at = Workload(name, users.load(code), file=code), users.shown(code.file)
-    own, objective, train = (getattr(found.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train"))
-    refuse(not inspect.isclass(own), f"{at}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:")
+    workload, place = Workload(name, users.load(code), file=code), users.shown(code.file)
+    own, objective, train = (getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train"))
+    refuse(not inspect.isclass(own), f"{place}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:")
     metric = 'OBJECTIVE = Metric("accuracy", "max")'
-    refuse(not isinstance(objective, Metric), f"{at}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}")
+    refuse(not isinstance(objective, Metric), f"{place}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}")
     modes, mode = ("min", "max"), typing.cast(Metric, objective).mode
-    refuse(mode not in modes, f"{at}: OBJECTIVE: mode {mode!r} is not allowed; allowed: min, max")
-    refuse(not callable(train), f"{at}: has no function train(trial)")
+    refuse(mode not in modes, f"{place}: OBJECTIVE: mode {mode!r} is not allowed; allowed: min, max")
+    refuse(not callable(train), f"{place}: has no function train(trial)")
     try:
         inspect.signature(typing.cast(Any, train)).bind("trial")
     except TypeError as error:
-        raise ConfigError(f"{at}: train must take one argument, the trial: {error}") from None
-    found.schema  # noqa: B018 – Knobs that cannot be used are refused here
-    return found
+        raise ConfigError(f"{place}: train must take one argument, the trial: {error}") from None
+    workload.schema  # noqa: B018 – Knobs that cannot be used are refused here
+    return workload
 
 
 @functools.cache
 def _shipped(name: str) -> Workload:
-    """Once for each name: configurations of two schemas are never equal."""
+    """Return one of our workloads; always the same object, because configurations of two schemas are never
+    equal.
+    """
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 
 def of(config: Configuration) -> Workload:
-    """The workload that a configuration belongs to."""
+    """Return the workload that a configuration belongs to."""
     return find(config.schema.workload)
 
 
 def baseline_names() -> list[str]:
-    """What may stand after `workload:` in a search file."""
+    """Return the names that may follow `workload:` in a search file."""
     return [preset for shipped in SHIPPED for preset in find(shipped).presets]
 
 
 def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
-    """The configuration of a named baseline (`digits`, `cifar10`, `images`), or of a user's file (`mine.py`, or
-    `mine.py:NAME` for one of its `PRESETS`), not yet checked as a whole. Raises `ConfigError`."""
-    # `images` needs a path, which comes on top: rules that join knobs are applied when all of them are there.
+    """Return the configuration of a named baseline (`digits`, `cifar10`, `images`) or of a user's file.
+
+    Of a file `mine.py`, `mine.py:NAME` selects one of its `PRESETS`. The configuration is not yet checked
+    as a whole. Raises `ConfigError`.
+    """
+    # `images` needs a path, which the caller adds: rules that join knobs are applied when all of them are known.
     for workload in map(find, SHIPPED):
         if name in workload.presets:
             return _baseline(workload, workload.presets[name], f"workload {name}")
@@ -236,21 +251,25 @@ def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
-    """The workload that is named in a configuration, and is taken out of it. Raises `ConfigError`."""
+    """Remove the workload's name from the content of a configuration and return the workload. Raises
+    `ConfigError`.
+    """
     missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
     refuse("workload" not in content, f"{where}: workload: {missing}")
     return find(str(content.pop("workload")), where, folder)
 
 
 def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
-    """The configuration that `to_dict` wrote, of whatever workload. Raises `ConfigError`."""
+    """Return the configuration that `to_dict` wrote, of any workload. Raises `ConfigError`."""
     rest = dict(nested)
     return named_in(rest, where).schema.from_dict(rest, where, check)
 
 
 def take_along(config: Configuration, folder: Path) -> Any:
-    """The same configuration with its workload's file, if that is a user's, copied into `folder`; ours stay."""
+    """Return the same configuration; if its workload is a user's file, that is copied into `folder` and
+    used there.
+    """
     if (code := of(config).file) is None or code.file.is_relative_to(folder.absolute() / users.FOLDER):
         return config
-    there = code.copy(folder.absolute() / users.FOLDER)
-    return from_dict({**to_dict(config), "workload": str(there)}, str(there), check=False)
+    copy = code.copy(folder.absolute() / users.FOLDER)
+    return from_dict({**to_dict(config), "workload": str(copy)}, str(copy), check=False)
