@@ -1,4 +1,4 @@
-"""Search files. `from tunediff import space`."""
+"""Search files: find, read and check them. Use as `from tunediff import search_space`."""
 
 from tunediff.search_space.default_space import completed
 from tunediff.search_space.model import Dimension, Draw, SearchBudget, SearchSpace, size, to_params

@@ -1,4 +1,6 @@
-"""What is searched where no search file says so: the ranges beside a workload's knobs, and the knobs of the system."""
+"""Infer the search space where no search file gives one: the ranges declared with a workload's knobs, and
+system knobs.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,20 @@ from tunediff.config import Lines
 
 
 def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) -> Lines:
-    """`search:` around a baseline: every knob with a `Range` or `Choice`, the workload's `SEARCH` (more of it, as a
-    search file has it), and what makes a training faster here.
+    """Return the section `search:` for a baseline.
 
-    `cores`, `gpu`: what a training process has; `leave`: knobs that are given by hand.
+    It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH` (written as in
+    a search file), then the system knobs that can make a training faster on this machine. `cores`, `gpu`:
+    the hardware of a training process; `leave`: knobs that the user has set, which are not searched.
     """
+    # Knobs of the workload; those of a union's member only if the baseline has that member or searches the union
     searched: Lines = {}
     for knob in baseline.schema.knobs.values():
         absent = knob.member is not None and knob.member[0] not in searched and not _has(baseline, knob.name)
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
     searched |= getattr(cfg.of(baseline).declared, "SEARCH", {})
+    # System knobs around the baseline's values
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
     system: Lines = {"loader.batch_size": [size for size in sizes if size and not size % passes]}
@@ -37,7 +42,8 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
 
 
 def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu: bool) -> Lines:
-    """A search file's content, with a `search:` where it names a user's workload and no form of its own.
+    """Return a search file's content with an inferred `search:` if it names only a user's workload and no
+    form of search.
 
     Raises `ConfigError`.
     """
@@ -46,13 +52,14 @@ def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu:
     if not file or {"search", "grid", "trials", "ladder"} & content.keys():
         return content
     baseline = cfg.baseline(str(workload), str(path), path.parent)
-    given = cfg.flatten(content.get("fixed") or {})
-    baseline = cfg.override(baseline, given, f"{path}: fixed", check=False)
-    given |= cfg.parse_overrides(words, baseline.schema)
-    return {**content, "search": infer_search_space(cfg.override(baseline, given, "command line"), cores, gpu, given)}
+    fixed = cfg.flatten(content.get("fixed") or {})
+    baseline = cfg.override(baseline, fixed, f"{path}: fixed", check=False)
+    fixed |= cfg.parse_overrides(words, baseline.schema)
+    return {**content, "search": infer_search_space(cfg.override(baseline, fixed, "command line"), cores, gpu, fixed)}
 
 
 def _has(baseline: Any, name: str) -> bool:
+    """Return whether a configuration has a knob, which depends on the members of its unions."""
     for part in name.split("."):
         if not hasattr(baseline, part):
             return False
@@ -61,5 +68,5 @@ def _has(baseline: Any, name: str) -> bool:
 
 
 def _with(value: str, *others: str) -> list[str]:
-    """Choices, the baseline's own first."""
+    """Return the choices without duplicates, the baseline's own value first."""
     return list(dict.fromkeys((value, *others)))

@@ -1,4 +1,4 @@
-"""What a search file means: ordered dimensions, configurations to try first, and what may be spent."""
+"""Define what a search file means: ordered dimensions, configurations to try first, and the budget."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tunediff.search_space.sections import Confirm, RunOptions
 from tunediff.search_space.study import Study
 
 SHOWN = 20
-"""Choices that are shown of a knob."""
+"""Most choices of a knob that are shown."""
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget."""
 FIRST_VERDICT = 3
-"""Seeds after which confirming runs are looked at for the first time."""
+"""Number of seeds after which the confirming runs are tested for the first time."""
 RATE = Metric("samples_per_s", "max", "samples/s")
-"""What any workload can be searched by besides its own objective: it needs no evaluation."""
+"""The objective that every workload has besides its own: it needs no evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One searched knob: a choice, or a range of whole or real numbers, and when it applies."""
+    """One searched knob: choices, or a range of whole or real numbers, and the condition under which it applies."""
 
     name: str
     choices: tuple[Any, ...] | None = None
@@ -42,11 +42,11 @@ class Dimension:
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, values: Mapping[str, Any]) -> bool:
-        """Whether it applies, given the knobs suggested before it."""
+        """Return whether it applies, by the values of the knobs before it."""
         return all(name in values and values[name] in allowed for name, allowed in self.when)
 
     def contains(self, value: Any) -> bool:
-        """Whether `value` can be drawn."""
+        """Return whether `value` can be drawn."""
         if self.choices is not None:
             return (type(value), as_param(value)) in self._drawn
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
@@ -55,18 +55,18 @@ class Dimension:
 
     @functools.cached_property
     def _drawn(self) -> set[tuple[type, Any]]:
-        """The choices; a thousand points need not be compared with a thousand of them."""
+        """Return the choices as a set, because a thousand points may be checked against a thousand choices."""
         return {(type(choice), as_param(choice)) for choice in self.choices or ()}
 
     @property
     def size(self) -> float:
-        """How many values can be drawn; infinite for real numbers without steps."""
+        """Return how many values can be drawn; infinite for real numbers without steps."""
         step = self.step or int(self.whole)
         spaced = round((self.high - self.low) / step) + 1 if step else math.inf
         return spaced if self.choices is None else len(self.choices)
 
     def suggest(self, trial: Any) -> Any:
-        """Ask an Optuna trial for a value."""
+        """Draw a value with an Optuna trial."""
         if self.choices is not None:
             labels = {as_param(choice): choice for choice in self.choices}
             return labels[trial.suggest_categorical(self.name, list(labels))]
@@ -76,7 +76,7 @@ class Dimension:
 
     @property
     def condition(self) -> str:
-        """When it applies, in words; '' for always."""
+        """Return in words when it applies; '' for always."""
         return " and ".join(f"{name} is {' or '.join(map(str, allowed))}" for name, allowed in self.when)
 
     def __str__(self) -> str:
@@ -89,23 +89,23 @@ class Dimension:
 
 
 def as_param(value: Any) -> Any:
-    """A value as Optuna stores it, which knows no lists: they travel as their JSON text."""
+    """Return a value as Optuna stores it: lists as their JSON text, because Optuna has no lists."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def to_params(values: Mapping[str, Any]) -> Values:
-    """Knob values as Optuna stores them."""
+    """Return knob values as Optuna stores them."""
     return {name: as_param(value) for name, value in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The define-by-run function of the space: a module-level class, because Ray Tune pickles it."""
+    """The define-by-run function of the space; a class at module level, because Ray Tune pickles it."""
 
     dimensions: tuple[Dimension, ...]
 
     def __call__(self, trial: Any) -> Values:
-        """Suggest every dimension that applies, in file order."""
+        """Draw a value for every dimension that applies, in the order of the file."""
         values: Values = {}
         for dimension in self.dimensions:
             if dimension.active(values):
@@ -115,31 +115,31 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class SearchBudget:
-    """What a search may spend."""
+    """The budget of a search: seconds per trial, number of trials, wall-clock."""
 
     per_trial_s: float
     """Seconds per trial, in `unit`."""
     trials: int
     """Trials in all, the baseline included."""
     total_s: float | None = None
-    """Wall-clock of the whole search, confirming runs included: no run starts that is not expected to end within it."""
+    """Wall-clock of the whole search, confirming runs included: a run starts only if it is expected to end in time."""
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
-    """Wall-clock after which a single trial is a `timeout`; None: 4 × per_trial_s + 15 minutes."""
+    """Wall-clock after which a trial ends as `timeout`; None: 4 × per_trial_s + 15 minutes."""
     unit: UnitName = "wall"
-    """What `per_trial_s` counts: training seconds, or these times the devices of the trial."""
+    """Unit of `per_trial_s`: training seconds, or training seconds × devices of the trial."""
     price_per_device_hour: float | None = None
-    """In whatever currency; None: not known."""
+    """Price of one hour of one device, in any currency; None: not known."""
 
     @property
     def clock(self) -> Unit:
-        """What curves are compared along."""
+        """Return the unit along which curves are compared."""
         return UNITS[self.unit]
 
     @property
     def lines(self) -> Lines:
-        """`budget:` as a search file has it."""
+        """Return the section `budget:` of a search file."""
         seconds = {"per_trial": self.per_trial_s, "total": self.total_s, "deadline": self.deadline_s}
         limits = {name: text.format_exact(value) for name, value in seconds.items() if value is not None}
         charged = "charged" if self.compile_charged else "free"
@@ -147,7 +147,7 @@ class SearchBudget:
         return {**limits, "trials": self.trials, "compile": charged, "unit": self.unit, **priced}
 
     def of(self, devices: int) -> Budget:
-        """What one trial on so many devices may spend."""
+        """Return the budget of one trial on `devices` devices."""
         return Budget(
             own_s(self.per_trial_s, self.unit, devices), compile_charged=self.compile_charged,
             price_per_device_hour=self.price_per_device_hour,
@@ -155,7 +155,7 @@ class SearchBudget:
 
     @property
     def trial_deadline_s(self) -> float:
-        """Wall-clock after which a trial is given up."""
+        """Return the wall-clock after which a trial is stopped."""
         return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
 
 
@@ -165,78 +165,87 @@ class Rung:
 
     name: str
     knobs: Values
-    """What it changes."""
+    """The knobs that it changes."""
     together: Values
-    """The candidate with this change on top of all before it."""
+    """The candidate with this change and all changes before it."""
     alone: Values | None
-    """The candidate with this change only; None: it contradicts the baseline."""
+    """The candidate with only this change; None: it contradicts the baseline."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSpace(RunOptions):
-    """A checked search file."""
+    """A search file after all checks."""
 
     source: str
     baseline: Any
-    """The configuration that everything is compared with, of the workload's own type."""
+    """The configuration with which all others are compared, of the workload's own type."""
     kind: str
     """`search`, `grid`, `trials` or `ladder`."""
     budget: SearchBudget
     metric: str
-    """What is searched for, as the points of a trial have it."""
+    """The objective, by its name in the points of a trial."""
     mode: Literal["min", "max"]
     label: str
-    """What the metric is called."""
+    """Label of the metric."""
     cost: str | None = None
-    """Second objective: the search then looks for the best trade-offs, not for one winner."""
+    """Second objective: the search then returns the best trade-offs instead of one winner."""
     dimensions: tuple[Dimension, ...] = ()
     candidates: tuple[Values, ...] = ()
-    """Tried first, the baseline before all; in all forms but `search` there are no others."""
+    """Configurations to try first, beginning with the baseline; forms other than `search` have no others."""
     seeds: int = 1
     """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
     noise: int = 1
-    """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …, a knob that
-    no dimension draws. What they differ by is the noise of one run."""
+    """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …; no
+    dimension draws the seed. The differences between these runs give the noise of one run."""
     skipped: tuple[str, ...] = ()
-    """Why combinations of a grid or rungs alone are left out: one message for each that contradicts itself."""
+    """Messages, one for each combination of a grid or single rung that is omitted because its knobs
+    contradict each other."""
     rungs: tuple[Rung, ...] = ()
-    """Of a ladder."""
+    """The rungs of a ladder."""
     study: Study | None = None
-    """The table and the figure that it ends with."""
+    """The table and the figure at its end."""
     confirm: Confirm | None = None
-    """How the finalists are run again."""
+    """How the finalists run again."""
 
     @property
     def schema(self) -> Schema:
-        """The knobs there are."""
+        """Return all knobs of the workload."""
         return cast(Schema, self.baseline.schema)
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """Return the workload that is trained."""
         return cfg.of(self.baseline)
 
     @property
     def longest_s(self) -> float:
-        """Training seconds of a trial at most: those of the fewest devices that one may have."""
+        """Return the most training seconds of a trial: those on the fewest devices that a trial may have."""
         fewest = int(self.baseline.devices)
-        for one in (dimension for dimension in self.dimensions if dimension.name == "parallel.workers"):
-            fewest = min(fewest, *map(int, one.choices or [one.low]))
+        for dimension in self.dimensions:
+            if dimension.name != "parallel.workers":
+                continue
+            fewest = min(fewest, *map(int, dimension.choices or [dimension.low]))
         return own_s(self.budget.per_trial_s, self.budget.unit, fewest)
 
     @property
     def finalists(self) -> int:
-        """Configurations that run again beside the baseline, at most; 0 where there is only the baseline."""
+        """Return the most configurations that run again beside the baseline; 0 if there is only the baseline."""
         return 0 if self.confirm is None else max(0, min(self.confirm.of, self.budget.trials - self.noise))
 
     @property
     def confirming_reserve(self) -> int:
-        """Confirming runs that trials leave time for within `budget: total`: those of a first verdict."""
+        """Return how many confirming runs must fit into `budget: total` after the trials: those of a first
+        verdict.
+        """
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
     def again(self) -> list[tuple[int, float]]:
-        """The most confirming runs there may be, and seconds of each in the budget's unit: the search's, then more."""
+        """Return the most confirming runs and the seconds of each, in the budget's unit, for every budget
+        of `confirm:`.
+
+        The search's own budget comes first, then the longer ones.
+        """
         if (confirm := self.confirm) is None or not self.finalists:
             return []
         runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]
@@ -246,32 +255,36 @@ class SearchSpace(RunOptions):
 
     @property
     def evaluates(self) -> bool:
-        """Whether models are judged, not only their speed."""
+        """Return whether models are evaluated, rather than only timed."""
         return self.metric != RATE.name
 
     def config(self, values: Mapping[str, Any]) -> Any:
-        """The configuration of drawn values; raises `ConfigError` when its knobs contradict each other."""
+        """Return the configuration of drawn values. Raises `ConfigError` if its knobs contradict each other."""
         return cfg.override(self.baseline, values, where=self.source)
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
-        """Which knobs of a configuration, or which of these values by dotted name, differ from the baseline."""
+        """Return the knobs of a configuration, or those of these values by dotted name, that differ from
+        the baseline.
+        """
         return cfg.differences(of, self.baseline)
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
-        """A value for every dimension that applies, from `point`, else from the baseline or its union member's default.
+        """Return a value for every dimension that applies: from `point`, else from the baseline, else the
+        union member's default.
 
-        Optuna would draw what is missing at random. Raises `ConfigError` for a value outside the space.
+        Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value outside
+        the space.
         """
-        ours = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
+        values = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
         full: Values = {}
         for dimension in self.dimensions:
-            name, given, value = dimension.name, dimension.name in point, ours.get(dimension.name)
+            name, in_point, value = dimension.name, dimension.name in point, values.get(dimension.name)
             if not dimension.active(full):
-                refuse(given, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
+                refuse(in_point, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
                 continue
-            if not dimension.contains(value):  # only then in words: there may be thousands of points and choices
-                whose = "" if given else ", the baseline's value,"
-                hint = "" if given else " (add it to the space, or give another under baseline:)"
+            if not dimension.contains(value):  # format only on error: there may be thousands of points and choices
+                whose = "" if in_point else ", the baseline's value,"
+                hint = "" if in_point else " (add it to the space, or give another under baseline:)"
                 outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
                 raise ConfigError(f"{where}: {name}: {outside}")
             full[name] = value
@@ -281,35 +294,38 @@ class SearchSpace(RunOptions):
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Every point of a grid, the last knob varying fastest; a knob that does not apply is left out."""
+    """Return every point of a grid, the last knob varying fastest; knobs that do not apply are left out."""
     points: list[Values] = [{}]
     for dimension in dimensions:
         drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]
-        points = [point | one for point in points for one in (drawn if dimension.active(point) else [{}])]
+        points = [point | choice for point in points for choice in (drawn if dimension.active(point) else [{}])]
     return points
 
 
 def count(dimensions: Sequence[Dimension]) -> float:
-    """How many points there are, none of which is made; infinite with a real-valued range that may apply.
+    """Return how many points there are, without making them; infinite with a real-valued range that may apply.
 
-    Points are counted by which conditions of later dimensions they meet: all that counting needs to know of them.
+    Points are counted in groups, by which conditions of later dimensions they meet: counting needs nothing
+    else of them.
     """
     counts: dict[frozenset[Any], float] = {frozenset(): 1}
     for i, head in enumerate(dimensions):
-        asked = {condition for later in dimensions[i + 1 :] for condition in later.when}
-        here, after = [one for one in asked if one[0] == head.name], collections.defaultdict[frozenset[Any], float](int)
+        conditions = {condition for later in dimensions[i + 1 :] for condition in later.when}
+        own_conditions = [condition for condition in conditions if condition[0] == head.name]
+        new_counts = collections.defaultdict[frozenset[Any], float](int)
         for met, points in counts.items():
             if not met.issuperset(head.when):
-                after[met & asked] += points
-            elif head.choices is None or not here:
-                after[met & asked] += points * head.size
+                new_counts[met & conditions] += points
+            elif head.choices is None or not own_conditions:
+                new_counts[met & conditions] += points * head.size
             else:
                 for choice in head.choices:
-                    after[met & asked | {one for one in here if choice in one[1]}] += points
-        counts = after
+                    newly_met = {condition for condition in own_conditions if choice in condition[1]}
+                    new_counts[met & conditions | newly_met] += points
+        counts = new_counts
     return sum(counts.values())
 
 
 def size(space: SearchSpace) -> float:
-    """How many points the space holds; infinite with a real-valued range."""
+    """Return how many points the space holds; infinite with a real-valued range."""
     return count(space.dimensions) if space.kind == "search" else len(space.candidates)

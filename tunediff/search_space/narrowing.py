@@ -1,4 +1,4 @@
-"""Take the knobs that the command line fixes out of what a search file searches."""
+"""Remove the knobs that the command line fixes from the search space of a search file."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class Narrowed:
     words: list[str]
     """The `knob=value` words that change the baseline."""
     notices: list[str]
-    """What is no longer searched, and why, for the user."""
+    """Messages for the user: what is no longer searched, and why."""
 
 
 def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()) -> Narrowed:
-    """Let `knob=value` words win over a file's `search:` or `grid:`.
+    """Let `knob=value` words override a file's `search:` or `grid:`.
 
-    A fixed knob is not searched, nor is a knob that applies only to other values of it. A knob of a union's member
-    stays a dimension with one choice while the union itself is searched, because other members do not have it.
-    Raises `ConfigError` for words that name no knob or a value that is not allowed.
+    A fixed knob is not searched, and neither is a knob that applies only to other values of it. A knob of
+    a union's member stays a dimension with one choice while the union itself is searched, because other
+    members do not have it. Raises `ConfigError` for words that name no knob or a value that is not
+    allowed.
     """
     refuse_keys(words)
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
@@ -44,7 +45,7 @@ def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[s
 
 
 def refuse_keys(words: Sequence[str]) -> None:
-    """Raises `ConfigError` for a word that names a key of a search file where a knob is expected."""
+    """Raise `ConfigError` for a word that names a key of a search file instead of a knob."""
     for word in words:
         name, _, value = word.partition("=")
         section, _, knob = name.partition(".")
@@ -64,6 +65,8 @@ _OPTIONS = {
 
 
 class _Narrowing:
+    """The state of one call of `narrow`."""
+
     def __init__(self, content: Lines, source: str, folder: Path, words: Sequence[str], form: str) -> None:
         self.content, self.source, self.words, self.form = content, source, words, form
         self.searched: Lines = spread(content[form])
@@ -79,17 +82,19 @@ class _Narrowing:
         self.notices: list[str] = []
 
     def _of_searched_union(self, name: str, values: Values) -> bool:
-        """Whether it is a searched knob that only some members of a searched union have."""
+        """Return whether it is a searched knob that only some members of a searched union have."""
         knob = self.schema.knobs[name]
         union = knob.member[0] if knob.member is not None else ""
         return name in self.searched and union in self.searched and union not in values
 
     def narrowed(self) -> Narrowed:
+        """Return the content without the fixed knobs, the words that change the baseline, and the messages."""
+        # Knobs that are fixed although the file searches them
         fixed = {name: value for name, value in (self.values | self.single).items() if name in self.searched}
         config = cfg.override(self.base, self.values, where="command line", check=False)
         for name, value in fixed.items():
-            kept = f"{Path(self.source).name}'s choices are not searched"
-            self.notices.append(f"{name} is fixed at {text.number(value)} by the command line; {kept}")
+            consequence = f"{Path(self.source).name}'s choices are not searched"
+            self.notices.append(f"{name} is fixed at {text.number(value)} by the command line; {consequence}")
         search = self._search(cfg.flat(config))
         refuse(fixed and not search, f"command line: fixes every knob that {self.source} searches; leave one out")
         content = {**self.content, self.form: search}
@@ -105,7 +110,7 @@ class _Narrowing:
         return Narrowed(content, words, self.notices)
 
     def _search(self, chosen: Mapping[str, Any]) -> Lines:
-        """What is still searched. `chosen`: the baseline with the fixed knobs."""
+        """Return what is still searched. `chosen`: the baseline with the fixed knobs."""
         search: Lines = {}
         for name, spec in self.searched.items():
             if name in self.values:
@@ -125,7 +130,7 @@ class _Narrowing:
         return search
 
     def _conditions(self, spec: Any, search: Lines) -> Any:
-        """The same without the conditions on fixed knobs, which hold; None where one does not."""
+        """Return a dimension without its conditions on fixed knobs, if they hold; None if one does not hold."""
         when = spec.get("when") if isinstance(spec, dict) else None
         if not isinstance(when, dict):
             return spec
@@ -135,29 +140,31 @@ class _Narrowing:
                 if self.values[name] not in (allowed if isinstance(allowed, list) else [allowed]):
                     return None
             elif name in self.searched and name not in search:
-                return None  # its own condition does not hold
+                return None  # that knob is not searched any more, as its own condition does not hold
             else:
                 left[name] = allowed
         rest = {key: value for key, value in spec.items() if key != "when"}
         return {**rest, "when": left} if left else rest
 
     def _checked(self, name: str) -> Any:
-        """The fixed value of a union's knob, as a configuration stores it. Raises `ConfigError`."""
+        """Return the fixed value of a union's knob, as a configuration stores it. Raises `ConfigError`."""
         union, member = self.schema.knobs[name].member
         values = {union: member, name: self.single[name]}
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Points without knobs that are not searched; those that contradict a fixed knob are left out."""
-        kept = []
+        """Return the points without knobs that are not searched, and without points that contradict a
+        fixed knob.
+        """
+        remaining = []
         try:
             cfg.override(config, {})
             runs = True
-        except ConfigError:  # such as data that are missing: refused later, with all points
+        except ConfigError:  # such as missing data: reported later, for all points
             runs = False
         for i, point in enumerate(points):
             if not isinstance(point, dict):
-                return points  # refused later
+                return points  # reported later
             flat = cfg.flatten(point)
             left = {name: value for name, value in flat.items() if name in search or name not in self.searched}
             try:
@@ -166,9 +173,9 @@ class _Narrowing:
                 cfg.override(config, left, where=f"first[{i}]")
             except ConfigError as error:
                 if not runs or (left == flat and not self.values):
-                    kept.append(left)  # is refused later, where the file stands
+                    remaining.append(left)  # reported later, with its place in the file
                     continue
                 self.notices.append(f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}")
                 continue
-            kept.append(left)
-        return kept
+            remaining.append(left)
+        return remaining

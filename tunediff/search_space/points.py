@@ -1,4 +1,4 @@
-"""Searched knobs, and what is tried first or altogether: listed points, every combination, the rungs of a ladder."""
+"""Read the searched knobs, and list what is tried first or at all: points, combinations, the rungs of a ladder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from tunediff.search_space.model import Dimension, Rung, SearchSpace, as_param, 
 from tunediff.search_space.sections import File, Spec, checked
 
 MOST_POINTS, MOST_CHOICES = 10_000, 1000
-"""Beyond these reading a file takes minutes, and running it a lifetime."""
+"""Limits: beyond them, reading a file takes minutes and running it a lifetime."""
 When = dict[str, tuple[Any, ...]]
 
 
 def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace:
-    """The space with its dimensions and candidates, the baseline first, all with every seed. Raises `ConfigError`."""
+    """Return the space with its dimensions and candidates, the baseline first, all with every seed.
+
+    Raises `ConfigError`.
+    """
+    # Points and rungs as the file lists them
     kind, where = space.kind, f"{space.source}: {space.kind}"
     for key in ("trials", "first", "ladder"):
         _refuse_many(f"{space.source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
@@ -29,30 +33,34 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     points = _points({f"{listed}[{i}]": point for i, point in enumerate(file.trials or file.first or ())}, space.schema)
     ladder = _points({f"{where}: {name}": point for name, point in (file.ladder or {}).items()}, space.schema)
     together = dict(zip(ladder, itertools.accumulate(ladder.values(), operator.or_), strict=True))
+    # Dimensions
     if kind in ("search", "grid"):
         dimensions = _Searched(getattr(file, kind), space.baseline, where, kind == "search").read()
     else:
         dimensions = _of_points(points or together, space.baseline)
     space = dataclasses.replace(space, dimensions=dimensions)
 
-    found = [space.expand(point, at) for at, point in {f"{where} (baseline)": {}, **points}.items()]
+    # Candidates: the baseline, then points, rungs or combinations
+    listed_points = {f"{where} (baseline)": {}, **points}
+    values = [space.expand(point, place) for place, point in listed_points.items()]
     rungs, skipped = _rungs(file, ladder, together, space)
-    found += [rung.together for rung in rungs] + [rung.alone for rung in rungs if rung.alone is not None]
+    values += [rung.together for rung in rungs] + [rung.alone for rung in rungs if rung.alone is not None]
     if kind == "grid":
-        _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before one of them is made
-        found += combinations(dimensions)
+        _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
+        values += combinations(dimensions)
     candidates = []
-    for point in {json.dumps(point, sort_keys=True): point for point in found}.values():
+    for point in {json.dumps(point, sort_keys=True): point for point in values}.values():  # without duplicates
         try:
             cfg.override(space.baseline, point, where=where if kind != "search" else listed)
             candidates.append(point)
-        except ConfigError as error:  # a hand-written point must run; a grid may hold impossible corners
+        except ConfigError as error:  # a listed point must be valid; a grid may contain invalid combinations
             if kind != "grid" or not candidates:
                 raise
             skipped.append(str(error))
     if kind == "grid" and not space.evaluates:
         candidates[1:] = sorted(candidates[1:], key=lambda point: _group(point, space.baseline))
-    if len(seeds) > 1:  # seed after seed: what drifts on a shared machine then hits all points alike
+    # Seed after seed: a drift of a shared machine's speed then affects all points alike
+    if len(seeds) > 1:
         dimensions = (Dimension("seed", choices=tuple(seeds)), *dimensions)
         candidates = [{"seed": seed, **point} for seed in seeds for point in candidates]
     return dataclasses.replace(
@@ -65,14 +73,15 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     )
 
 
-def _refuse_many(where: str, points: float, what: str, seeds: int) -> None:
+def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:
+    """Raise `ConfigError` for more than `MOST_POINTS` points in all."""
     times = f" × {seeds} seeds" if seeds > 1 else ""
     allowed = f"at most {MOST_POINTS:,} points in all; search: draws from as many as one likes"
-    refuse(points * seeds > MOST_POINTS, f"{where}: has {points:,} {what}{times}; allowed: {allowed}")
+    refuse(points * seeds > MOST_POINTS, f"{where}: has {points:,} {noun}{times}; allowed: {allowed}")
 
 
 def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
-    """Points by dotted names; the keys say where each stands in the file."""
+    """Return the points by dotted names; the keys are their places in the file."""
     points = {where: cfg.flatten(entry) for where, entry in entries.items()}
     for where, point in points.items():
         for name in point:
@@ -81,7 +90,7 @@ def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
 
 
 def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, ...]:
-    """The smallest space that holds some points: for every knob they name, the values they name."""
+    """Return the smallest space that contains these points: for every knob they name, the values they name."""
     schema, configs = baseline.schema, [cfg.flat(baseline)]
     for where, point in points.items():
         for name in point:
@@ -100,7 +109,7 @@ def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, 
 def _rungs(
     file: File, ladder: Mapping[str, Values], together: Mapping[str, Values], space: SearchSpace
 ) -> tuple[tuple[Rung, ...], list[str]]:
-    """The rungs of a ladder, and why some of them cannot stand alone."""
+    """Return the rungs of a ladder, and why some of them cannot be tried alone."""
     rungs: list[Rung] = []
     skipped: list[str] = []
     for name, (where, knobs) in zip(file.ladder or (), ladder.items(), strict=True):
@@ -116,54 +125,61 @@ def _rungs(
 
 
 def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
-    """Sorted by it, probes need the fewest new worker groups: the baseline's first, uncompiled before compiled."""
+    """Return a sort key that minimizes new worker groups: the baseline's size first, uncompiled before compiled."""
     workers = point.get("parallel.workers", baseline.parallel.workers)
     return workers != baseline.parallel.workers, workers, point.get("compile.mode", baseline.compile.mode) != "none"
 
 
 # ------------------------------------------------------------------------------------------------------ searched knobs
 def _same_everywhere(name: str) -> str:
+    """Return why a knob cannot be searched, and what to do instead."""
     hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
-    ruler = ", the ruler that all are measured with" if name.startswith("evaluation.") else ""
-    return f"must be the same in every trial{ruler}; put it under fixed:{hint}"
+    protocol = ", as part of the evaluation protocol" if name.startswith("evaluation.") else ""
+    return f"must be the same in every trial{protocol}; put it under fixed:{hint}"
 
 
 def spread(content: Lines, prefix: str = "") -> Lines:
-    """`loader: {batch_size: [64, 128]}` as `loader.batch_size: [64, 128]`, the way in which a knob is named."""
-    found: Lines = {}
+    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64, 128]`."""
+    knobs: Lines = {}
     for name, spec in content.items():
         inner = isinstance(spec, dict) and spec and not spec.keys() & vars(Spec())
-        found |= spread(spec, f"{prefix}{name}.") if inner else {f"{prefix}{name}": spec}
-    return found
+        knobs |= spread(spec, f"{prefix}{name}.") if inner else {f"{prefix}{name}": spec}
+    return knobs
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:
-    """The union that a knob belongs to and its members that have it; ('', ()) for a knob that always exists."""
+    """Return the union that a knob belongs to and its members that have it; ('', ()) for a knob that
+    always exists.
+    """
     union = knob.member[0] if knob.member is not None else ""
     return union, tuple(member for member, names in schema.members.get(union, {}).items() if knob.name in names)
 
 
 @dataclasses.dataclass
 class _Searched:
-    """`search:` or `grid:` while it is read."""
+    """Reads the knobs of `search:` or `grid:` in their order."""
 
     content: Lines
     baseline: Any
     where: str
     ranges: bool
-    found: dict[str, Dimension] = dataclasses.field(default_factory=dict)
+    dimensions: dict[str, Dimension] = dataclasses.field(default_factory=dict)
+    """Those read so far, by name."""
 
     def read(self) -> tuple[Dimension, ...]:
+        """Return all dimensions in the order of the file."""
         for name, spec in self.content.items():
-            for asked in self.of_this_member(spec, f"{self.where}: {name}: when"):
-                self.found[name] = self.dimension(name, asked, f"{self.where}: {name}")
-        return tuple(self.found.values())
+            for applicable in self.of_this_member(spec, f"{self.where}: {name}: when"):
+                self.dimensions[name] = self.dimension(name, applicable, f"{self.where}: {name}")
+        return tuple(self.dimensions.values())
 
     def of_this_member(self, spec: Any, where: str) -> list[Any]:
-        """[spec], without the conditions on a union whose member is fixed, which hold; [] where one does not."""
+        """Return [spec] without its conditions on unions with a fixed member; [] if such a condition does
+        not hold.
+        """
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
-        given = spec.get("when") if isinstance(spec, dict) else None
-        conditions: Lines = given if isinstance(given, dict) else {}
+        when = spec.get("when") if isinstance(spec, dict) else None
+        conditions: Lines = when if isinstance(when, dict) else {}
         fixed = [name for name in conditions if name in schema.members and name not in self.content]
         for union in fixed:
             members = conditions[union] if isinstance(conditions[union], list) else [conditions[union]]
@@ -175,70 +191,83 @@ class _Searched:
         return [{**spec, "when": left} if fixed else spec]
 
     def dimension(self, name: str, spec: Any, where: str) -> Dimension:
+        """Return the dimension that `spec` describes. Raises `ConfigError`."""
         knob: Knob = self.baseline.schema.knob(name, self.where)
         refuse(not knob.searchable, f"{where}: cannot be searched: it {_same_everywhere(name)}")
-        spec = knob.space if spec is None and knob.space is not None else spec  # `lr:` is searched where it says itself
+        # `lr:` without a value is searched in the space that the knob declares
+        spec = knob.space if spec is None and knob.space is not None else spec
         if isinstance(spec, list):
             spec = {"choice": spec}
         space = "a list of choices, or {low: …, high: …}"
         refuse(not isinstance(spec, dict), f"{where}: {spec!r} is not a space; allowed: {space}")
-        given = checked(Spec, spec, where)
-        when = self.when(knob, given.when, where)
-        if given.choice is not None:
+        fields = checked(Spec, spec, where)
+        when = self.when(knob, fields.when, where)
+        # Choices
+        if fields.choice is not None:
             for key in ("low", "high", "step", "log"):
                 refuse(key in spec, f"{where}: {key}: belongs to a range, not to a choice")
-            refuse(not given.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
-            many = f"{len(given.choice):,} choices; allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
-            refuse(len(given.choice) > MOST_CHOICES, f"{where}: has {many}")
-            choices = tuple(self.value(knob, choice, when, where) for choice in given.choice)
+            refuse(not fields.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
+            many = f"{len(fields.choice):,} choices; allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
+            refuse(len(fields.choice) > MOST_CHOICES, f"{where}: has {many}")
+            choices = tuple(self.value(knob, choice, when, where) for choice in fields.choice)
             twice = any(a == b for a, b in itertools.combinations(choices, 2))
-            refuse(twice, f"{where}: {given.choice!r} names a choice twice")
+            refuse(twice, f"{where}: {fields.choice!r} names a choice twice")
             return Dimension(name, choices, when=tuple(when.items()))
+        # A range
         refuse(not self.ranges, f"{where}: a grid needs a list of choices, not a range")
-        number = knob.kind in ("int", "float")
-        refuse(not number, f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices")
+        is_number = knob.kind in ("int", "float")
+        refuse(not is_number, f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices")
         for key in ("low", "high"):
             missing = "is missing; a range is {low: …, high: …} with optional step or log"
             refuse(key not in spec, f"{where}: {key}: {missing}")
-        return self.range(knob, spec, given, when, where)
+        return self.range(knob, spec, fields, when, where)
 
-    def range(self, knob: Knob, spec: Lines, given: Spec, when: When, where: str) -> Dimension:
+    def range(self, knob: Knob, spec: Lines, fields: Spec, when: When, where: str) -> Dimension:
+        """Return the dimension of a range. `fields`: `spec` after checks. Raises `ConfigError`."""
         low, high = (self.value(knob, spec[end], when, f"{where}: {end}") for end in ("low", "high"))
         whole, step = knob.kind == "int", spec.get("step")
         refuse(not low < high, f"{where}: low {low} is not below high {high}")
         if step is not None:
             slip = whole and not isinstance(step, int)
             refuse(slip, f"{where}: step: {step!r} is not allowed; allowed: a whole number above 0")
-            refuse(given.log, f"{where}: step and log exclude each other")
+            refuse(fields.log, f"{where}: step and log exclude each other")
             away = abs((steps := (high - low) / step) - round(steps)) > 1e-9
             refuse(away, f"{where}: step: {step} does not lead from {low} to {high}")
-        refuse(given.log and not low > 0, f"{where}: log: needs a low above 0, not {low}")
-        return Dimension(knob.name, None, low, high, step, given.log, whole, tuple(when.items()))
+        refuse(fields.log and not low > 0, f"{where}: log: needs a low above 0, not {low}")
+        return Dimension(knob.name, None, low, high, step, fields.log, whole, tuple(when.items()))
 
     def value(self, knob: Knob, value: Any, when: When, where: str) -> Any:
-        """The value as a configuration stores it, which also checks its type and range."""
+        """Return a value as a configuration stores it; also checks its type and range."""
         chosen = {name: allowed[0] for name, allowed in when.items()}
         config = cfg.override(self.baseline, {**chosen, knob.name: value}, where=where, check=False)
         return cfg.flat(config)[knob.name]
 
-    def when(self, knob: Knob, given: Lines, where: str) -> When:
-        """Its conditions: those that are given, and that its union is one of the members that have it."""
-        when = {name: tuple(allowed) if isinstance(allowed, list) else (allowed,) for name, allowed in given.items()}
+    def when(self, knob: Knob, conditions: Lines, where: str) -> When:
+        """Return a knob's conditions: those in the file, and that its union has a member with this knob.
+
+        Raises `ConfigError`.
+        """
+        when = {
+            name: tuple(allowed) if isinstance(allowed, list) else (allowed,) for name, allowed in conditions.items()
+        }
         for name, allowed in when.items():
-            refuse(name not in self.found, f"{where}: when: {name}: must be a knob searched further up in the file")
-            drawn = self.found[name]
+            refuse(
+                name not in self.dimensions, f"{where}: when: {name}: must be a knob searched further up in the file"
+            )
+            drawn = self.dimensions[name]
             refuse(not allowed, f"{where}: when: {name}: [] is not allowed; allowed: {drawn}")
             for value in allowed:
                 refuse(not drawn.contains(value), f"{where}: when: {name}: {value!r} is never drawn; allowed: {drawn}")
+        # The condition of a union's knob
         union, owners = _owners(self.baseline.schema, knob)
         belongs = f"{where}: belongs to {union} = {' or '.join(owners)}"
         if union in when:
             for value in when[union]:
                 why = f"{value!r} has no such knob; allowed: {', '.join(owners)}"
                 refuse(value not in owners, f"{where}: when: {union}: {why}")
-        elif union in self.found:
-            when[union] = tuple(owner for owner in owners if self.found[union].contains(owner))
-            refuse(not when[union], f"{belongs}, which is never drawn; allowed: {self.found[union]}")
+        elif union in self.dimensions:
+            when[union] = tuple(owner for owner in owners if self.dimensions[union].contains(owner))
+            refuse(not when[union], f"{belongs}, which is never drawn; allowed: {self.dimensions[union]}")
         elif union:
             refuse(union in self.content, f"{belongs}; {union} must stand above it in the file")
             chosen = cfg.flat(self.baseline)[union]

@@ -1,9 +1,9 @@
-"""A search file: found, read, and checked as a whole before anything starts.
+"""Find and read a search file, and check it as a whole before anything starts.
 
-One of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:` is a list run in order,
-`ladder:` is a list of named changes, tried one on top of the other and each alone. All become the same thing: ordered
-dimensions and candidates to try first. `seeds: N` repeats the candidates of all but a search with N seeds; of a search
-`noise: N` repeats the baseline.
+A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:`
+is a list run in order, `ladder:` is a list of named changes, each tried on top of those before it and
+alone. All forms become the same thing: ordered dimensions, and candidates to try first. `seeds: N` repeats
+every candidate with N seeds, in all forms but `search:`; there, `noise: N` repeats the baseline.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
 DEFAULT = "digits.yaml"
 TRIALS_WITH_NOISE = 6
-"""From so many trials on a search runs its baseline twice unless it says otherwise."""
+"""Trials from which a search runs its baseline twice, unless its file says otherwise."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
-"""What a search of a workload's file alone may spend."""
+"""Budget and confirmation of a search for which only a workload's file is given."""
 
 
 def find(name: str | None) -> Path:
-    """The search file a user means: a path, or the name of a shipped one (`cifar10`, `digits.yaml`).
+    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`, `digits.yaml`).
 
-    A workload's file or module is taken for one that says no more than its name.
+    A workload's file or module stands for a search file that contains only its name.
     """
     if name is None:
         return SHIPPED / DEFAULT
@@ -49,7 +49,7 @@ def find(name: str | None) -> Path:
         inside, images = Path(name) / "search.yaml", text.command("search", "images", f"data.path={name}")
         hint = f"its search file is {inside}" if inside.is_file() else f"to learn the images in it: {images}"
         raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
-    if Path(name).exists():  # a device: what it is, reading it says
+    if Path(name).exists():  # a device: reading it says what is wrong
         return Path(name)
     shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
     hint = nearest(name.removesuffix(".yaml"), shipped).replace("allowed:", "shipped:")
@@ -57,24 +57,26 @@ def find(name: str | None) -> Path:
 
 
 def is_workload(path: Path) -> bool:
-    """Whether it is no search file but the file or module of a workload, perhaps with the name of a preset."""
+    """Return whether a path is the file or module of a workload, perhaps with the name of a preset."""
     return cfg.is_users(str(path).partition(":")[0])
 
 
 def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
-    """The folder with `file` that a user names, absolute: in `storage`, or as a path, which a shell completes."""
+    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path, which a
+    shell completes.
+    """
     places = (storage / name, Path(name))
     return next((place for place in places if (place / file).is_file()), places[0]).absolute()
 
 
 def of_search(folder: Path) -> Path:
-    """The search file kept in the folder of a search.
+    """Return the search file in the folder of a search.
 
-    Raises `ConfigError` if it is none, naming those there are, and for one that an earlier version has made.
+    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier version.
     """
     if not (folder / "search.yaml").is_file():
-        found = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
-        raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {found}")
+        searches = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
+        raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {searches}")
     base = folder / "baseline.yaml"
     why = "does not say of which workload its knobs are; use that version, or search anew"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
@@ -83,13 +85,16 @@ def of_search(folder: Path) -> Path:
 
 
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
-    """Read and check a search file. `words` (`knob=value`) go on top of `fixed:`, `budget` on top of `budget:`."""
+    """Read and check a search file. `words` (`knob=value`) override `fixed:`, `budget` overrides `budget:`."""
     return parse(read(path), str(path), path.parent, words, budget)
 
 
 def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
-    """The content of a search file. In a grid `parallel.workers: all` becomes `world_sizes`, those that fit here, and
-    `parallel.strategy: all` those that share something, `dp` only where there is a GPU."""
+    """Return the content of a search file.
+
+    In a grid `parallel.workers: all` becomes `world_sizes`, those that fit on this machine;
+    `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
+    """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     grid = content.get("grid")
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
@@ -108,13 +113,14 @@ def parse(
     words: Sequence[str] = (),
     budget: Lines | None = None,
 ) -> SearchSpace:
-    """Check the content of a search file. Raises `ConfigError` naming file, key, value and what is allowed.
+    """Check the content of a search file. Raises `ConfigError` that names file, key, value and the allowed values.
 
-    `folder` is where `base:` is looked for; `words` and `budget` as in `load`.
+    `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
     """
-    given = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
+    search_keys = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
     config = "is a configuration, not a search file; a search file names it after base:"
-    refuse("workload" in content and len(content) > 1 and not given, f"{source}: {config}")
+    refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
+    # Sections, baseline and objective
     file = checked(File, dict(content), source)
     search, grid = (spread(form) if form is not None else None for form in (file.search, file.grid))
     file = dataclasses.replace(file, search=search, grid=grid)
@@ -132,13 +138,17 @@ def parse(
             file.study, source, cfg.of(baseline), kind == "ladder", file.operations
         ),
     )  # fmt: skip
+    # Evaluations and longer budgets of finished and confirming runs
     _check_final(space.final, f"{source}: final", space)
     budgets = [int(times[:-1]) for times in space.confirm.budgets] if space.confirm is not None else [1]
     rising = budgets[0] == 1 and budgets == sorted(set(budgets))
-    at = f"{source}: confirm: budgets"
-    refuse(not rising, f"{at}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
-    refuse(len(budgets) > 1 and not space.evaluates, f"{at}: {space.metric} has no curve that goes on; allowed: [1x]")
+    place = f"{source}: confirm: budgets"
+    refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
+    refuse(
+        len(budgets) > 1 and not space.evaluates, f"{place}: {space.metric} has no curve that goes on; allowed: [1x]"
+    )
     _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
+    # Dimensions and candidates, the runs of the baseline first
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     space = planned(space, file, seeds)
@@ -147,22 +157,22 @@ def parse(
     spent, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
     cfg.override(baseline, {"seed": baseline.seed + noise - 1}, where=f"{source}: noise", check=False)
     first, *others = space.candidates
-    again = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    return dataclasses.replace(space, candidates=(first, *again, *others)[:trials], budget=spent, noise=noise)
+    repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
+    return dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
 
 
-def _noise(asked: int | None, kind: str, trials: int, source: str) -> int:
-    """Runs of the baseline of a search."""
-    if asked is None:
+def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
+    """Return the number of runs of the baseline in a search. `runs`: the value in the file."""
+    if runs is None:
         return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
     refuse(kind != "search", f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:")
-    none_left = f"{source}: noise: {asked} runs of the baseline leave none of {trials} trials to search"
-    refuse(1 < asked >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
-    return asked
+    none_left = f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
+    refuse(1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
+    return runs
 
 
 def _kind(file: File, source: str) -> str:
-    """Which of the four forms it is."""
+    """Return which of the four forms the file has. Raises `ConfigError` unless it has exactly one."""
     knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
     empty = {
         "search": knobless,
@@ -180,7 +190,7 @@ def _kind(file: File, source: str) -> str:
 
 
 def _check_together(file: File, kind: str, cost: str | None, source: str) -> None:
-    """Keys that contradict each other."""
+    """Raise `ConfigError` for keys that contradict each other."""
     drawn, stops = kind == "search", file.early_stopping != "none"
     stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
     rules = {
@@ -199,9 +209,9 @@ def _check_together(file: File, kind: str, cost: str | None, source: str) -> Non
 
 
 def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
-    """The configuration that a search starts from."""
-    one = f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file) is needed"
-    refuse((file.workload is None) == (file.base is None), f"{source}: {one}")
+    """Return the configuration from which a search starts. Raises `ConfigError`."""
+    needed = f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file) is needed"
+    refuse((file.workload is None) == (file.base is None), f"{source}: {needed}")
     named = file.workload is not None
     base = cfg.baseline(str(file.workload), source, folder) if named else cfg.load(folder / str(file.base))
     overrides = cfg.parse_overrides(words, base.schema)
@@ -218,26 +228,29 @@ def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> An
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
 
 
-def _objective(given: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
-    """What is searched for, and the second objective if there is one."""
-    known = {own.name: own, RATE.name: RATE}
-    names, costs = ", ".join(known), ", ".join(COSTS)
-    if isinstance(given, list):
+def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
+    """Return the objective, and the name of the second objective if there is one. Raises `ConfigError`."""
+    metrics = {own.name: own, RATE.name: RATE}
+    names, costs = ", ".join(metrics), ", ".join(COSTS)
+    if isinstance(content, list):
         pair = f"one of {names}, or a list of one of these and one of {costs}"
-        fits = len(given) == 2 and given[0] in list(known) and given[1] in COSTS
-        refuse(not fits, f"{where}: {given!r} is not allowed; allowed: {pair}")
-        given = {"metric": given[0], "cost": given[1]}
-    asked = checked(Objective, {"metric": given} if isinstance(given, str) else given or {}, where)
-    name = asked.metric or own.name
-    refuse(name not in known, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
-    mode = known[name].mode
-    refuse(asked.mode not in (None, mode), f"{where}: mode: {asked.mode!r} is not allowed for {name}; allowed: {mode}")
-    return known[name], asked.cost
+        fits = len(content) == 2 and content[0] in list(metrics) and content[1] in COSTS
+        refuse(not fits, f"{where}: {content!r} is not allowed; allowed: {pair}")
+        content = {"metric": content[0], "cost": content[1]}
+    section = checked(Objective, {"metric": content} if isinstance(content, str) else content or {}, where)
+    name = section.metric or own.name
+    refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
+    mode = metrics[name].mode
+    refuse(
+        section.mode not in (None, mode), f"{where}: mode: {section.mode!r} is not allowed for {name}; allowed: {mode}"
+    )
+    return metrics[name], section.cost
 
 
-def _budget(given: Lines, source: str, kind: str, metric: Metric, cost: str | None) -> SearchBudget:
+def _budget(content: Lines, source: str, kind: str, metric: Metric, cost: str | None) -> SearchBudget:
+    """Return the budget that a file's `budget:` describes. Raises `ConfigError`."""
     where, rate = f"{source}: budget", metric == RATE
-    limits = checked(Budget, given, where)
+    limits = checked(Budget, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
     charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
@@ -254,21 +267,23 @@ def _budget(given: Lines, source: str, kind: str, metric: Metric, cost: str | No
     )  # fmt: skip
 
 
-def _check_limits(space: SearchSpace, given: Lines, where: str) -> None:
-    """Limits within which no trial could end."""
-    limits, per_trial = space.budget, f"per_trial = {given.get('per_trial')!r}"
+def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
+    """Raise `ConfigError` for limits within which no trial could end."""
+    limits, per_trial = space.budget, f"per_trial = {content.get('per_trial')!r}"
     per_trial += f", {space.longest_s:g} s for a trial" if limits.unit == "device" else ""
     deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
-    refuse(deadline <= space.longest_s, f"{where}: deadline: {given.get('deadline')!r} is not above {per_trial}")
-    refuse(total < space.longest_s, f"{where}: total: {given.get('total')!r} is less than {per_trial}")
+    refuse(deadline <= space.longest_s, f"{where}: deadline: {content.get('deadline')!r} is not above {per_trial}")
+    refuse(total < space.longest_s, f"{where}: total: {content.get('total')!r} is less than {per_trial}")
 
 
-def _check_final(given: Lines, where: str, space: SearchSpace) -> None:
-    """Knobs of `evaluation.` that define another protocol than the search's, on the same ruler."""
+def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:
+    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` that do not belong to the
+    evaluation protocol.
+    """
     judged = f"it belongs to searches by {space.workload.objective.name}"
-    refuse(given and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
+    refuse(knobs and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
     evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]
     allowed = [knob.name for knob in evaluation if not knob.protocol]
-    for name in given:
+    for name in knobs:
         refuse(name not in allowed, f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
-    cfg.override(space.baseline, given, where=where)
+    cfg.override(space.baseline, knobs, where=where)

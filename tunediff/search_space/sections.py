@@ -1,6 +1,6 @@
-"""The shapes of a search file's sections: which keys there are, and what they take.
+"""Declare the sections of a search file: their keys and the values that these take.
 
-A field's docstring is what a message says of it where its type says too little.
+A field's docstring describes allowed values in an error message where the type does not say enough.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
 COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
-"""What a second objective may be, kept small: memory of the device, training seconds times devices (GPU-seconds), and
-what the training took of energy and money."""
+"""Allowed second objectives, which are minimized: memory of the device, training seconds × devices, and
+energy and price of the training."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 def _seconds(value: Any) -> float:
+    """Return the seconds of a duration. Raises `ValueError`."""
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or not any(match.groups()):
         raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
@@ -38,7 +39,7 @@ def _seconds(value: Any) -> float:
 
 
 def duration_s(value: Any, where: str) -> float:
-    """Seconds of a duration such as 90s, 10m, 1h30m; above 0. Raises `ConfigError`."""
+    """Return the seconds of a duration such as 90s, 10m, 1h30m; above 0. Raises `ConfigError`."""
     try:
         return _seconds(value)
     except ValueError as error:
@@ -49,6 +50,7 @@ Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
 def _times(value: Any) -> str:
+    """Check a multiple of the budget, such as 4x. Raises `ValueError`."""
     match = re.fullmatch(r"([1-9]\d*)x", value) if isinstance(value, str) else None
     if match is None or int(match[1]) > MAX_TIMES:
         raise ValueError(f"is not allowed; allowed: 1x, 2x, … {MAX_TIMES}x, rising, the first 1x")
@@ -56,7 +58,7 @@ def _times(value: Any) -> str:
 
 
 Times = Annotated[str, BeforeValidator(_times)]
-"""So many times the budget of a trial."""
+"""A multiple of a trial's budget."""
 
 
 @section
@@ -158,20 +160,22 @@ class Table:
 
 
 def checked(shape: type[T], content: Any, where: str) -> T:
-    """A section of that shape. Raises `ConfigError`, one line for each key, its value and what is allowed."""
+    """Return the content as a section of that shape. Raises `ConfigError` with one line per key: value and
+    allowed values.
+    """
     try:
-        found = TypeAdapter(shape).validate_python(content)
+        section = TypeAdapter(shape).validate_python(content)
     except pydantic.ValidationError as error:
         keys = {knob.name: dataclasses.replace(knob, optional=False) for knob in knobs_of(shape)}
         lines = dict.fromkeys(_explain(detail, keys, content, where) for detail in error.errors())
         raise ConfigError("\n".join(lines)) from None
     for key, value in content.items():
         refuse(value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line")
-    return found
+    return section
 
 
 def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) -> str:
-    """One line for one pydantic error."""
+    """Return one line for one pydantic error."""
     path, value, kind = detail["loc"], detail["input"], detail["type"]
     place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
     if path[-1:] == ("[key]",):

@@ -1,6 +1,6 @@
-"""The `study:` section of a search file, checked: which table and figure a search ends with, of which quantities.
+"""Check the `study:` section of a search file: the table and the figure at its end, and their quantities.
 
-A quantity's name is the CSV column, with its unit; its label is what headings and axes say.
+A quantity's name is its CSV column and includes the unit; its label is used in headings and axes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tunediff.core.point import in_units, quantities
 from tunediff.search_space.sections import Table, checked
 
 PREDICTED = (4, 8)
-"""Devices that a speed-up over one worker is predicted for."""
+"""Numbers of devices for which the speed-up over one worker is predicted."""
 
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
@@ -36,7 +36,7 @@ DERIVED: dict[str, Quantity] = {
     "samples_to_break_even": Quantity("samples to break even", "", "samples after which compiling has paid for itself"),
     "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
 }
-"""What follows from the seconds of a run, or from the measurements of one or two configurations, by name."""
+"""Quantities derived from the seconds of a run or from the measurements of one or two configurations, by name."""
 
 WORDS: dict[str, Quantity] = {
     "configuration": Quantity("configuration", "", "what differs from the baseline, or the rung of the ladder"),
@@ -44,7 +44,7 @@ WORDS: dict[str, Quantity] = {
     "status": Quantity("status", "", "how it ended"),
     "runs": Quantity("runs", "", "runs that ended ok (seeds:); the others' columns are means over them"),
 }
-"""Columns that hold no number of a run."""
+"""Columns without a number of a run."""
 
 OPERATIONS: dict[str, Quantity] = {
     "operation": Quantity("operation", "", "name as torch has it"),
@@ -64,39 +64,40 @@ OPERATIONS: dict[str, Quantity] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(Table):
-    """A checked `study:` section. A ladder draws its rungs, operations themselves, the rest lines over `x`, or bars.
+    """A checked `study:` section. The figure shows the rungs of a ladder, operations, lines over `x`, or bars.
 
-    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`: measured numbers, with
-    a panel each; none: no figure, but for that of operations.
+    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`: measured
+    numbers, one panel each; empty: no figure, except for operations.
     """
 
     numbers: Mapping[str, Quantity]
-    """What is a number of a run of this workload: measured, or following from that."""
+    """Quantities that are a number of a run of this workload: measured, or derived from measurements."""
 
     def quantity(self, name: str) -> Quantity:
-        """The quantity of that name; a knob is a quantity without a unit."""
+        """Return the quantity of that name; a knob is a quantity without a unit."""
         return {**WORDS, **self.numbers, **OPERATIONS}.get(name, Quantity(name))
 
     @property
     def of_operations(self) -> bool:
-        """Whether a row is an operation, not a configuration."""
+        """Return whether a row is an operation instead of a configuration."""
         return any(column in OPERATIONS for column in self.columns)
 
     @property
     def has_figure(self) -> bool:
-        """Whether it ends with a figure."""
+        """Return whether it ends with a figure."""
         return bool(self.y) or self.of_operations
 
 
 def parse(content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0) -> Study:
-    """Check a `study:` section. `ladder`: whether the search is one; `operations`: steps that are profiled.
+    """Check a `study:` section. `ladder`: whether the search is one; `operations`: number of profiled steps.
 
-    Raises `ConfigError` naming file, key, value and what is allowed.
+    Raises `ConfigError` that names file, key, value and the allowed values.
     """
     where, knobs = f"{source}: study", workload.schema.knobs
     lines = dataclasses.asdict(checked(Table, content, where))
     study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
     numbers = study.numbers
+    # Names exist and appear once
     for key, kind, names, allowed in (
         ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
         ("x", "knob or measured number", () if study.x is None else (study.x,), [*numbers, *knobs]),
@@ -110,9 +111,11 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
         for name in names:
             odd = study.of_operations and name in numbers
             refuse(odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation")
+    # The table fits what is measured
     for name in study.columns:
         unmeasured = name in OPERATIONS and not operations
         refuse(unmeasured, f"{where}: columns: {name!r} needs operations: in the search file")
+    # The axes fit each other and the form of the search
     words = study.x in knobs and knobs[study.x].kind not in ("int", "float")
     bars = "without x: there is a bar for each configuration"
     refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
