@@ -1,4 +1,4 @@
-"""Which configurations of a search with several seeds differ from the baseline by more than the noise."""
+"""Compare the configurations of a search with several seeds with the baseline, by paired tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CurveMean(NamedTuple):
     """In the unit of the budget."""
     mean: float
     sd: float
-    """Over the seeds; 0 for one."""
+    """Standard deviation over the seeds; 0 for one seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Group:
     """One configuration with all its seeds."""
 
     knobs: dict[str, object]
-    """What was drawn but for the seed."""
+    """The drawn knobs without the seed."""
     changed: dict[str, object]
-    """Those of them that differ from the baseline."""
+    """Those of `knobs` that differ from the baseline."""
     runs: list[TrialRecord]
     done: list[TrialRecord]
     """The runs that ended ok."""
@@ -52,15 +52,15 @@ class Group:
 
     @property
     def name(self) -> str:
-        """`timesteps.name=speed weighting.name=p2`, or `baseline`."""
+        """Return its name: `timesteps.name=speed weighting.name=p2`, or `baseline`."""
         return knobs(self.changed)
 
     def values(self, metric: str) -> list[float]:
-        """The value at the budget of every run that ended ok and has one, in the order of the seeds."""
+        """Return the value at the end of the budget of every run that has one, in the order of the seeds."""
         return [value for trial in self.done if (value := trial.value(metric)) is not None]
 
     def curve(self, metric: str) -> list[CurveMean]:
-        """Mean over the runs that ended ok at every evaluation they all have."""
+        """Return the mean over the runs that ended ok, at every evaluation that all of them have."""
         means = []
         for index in sorted({point["index"] for trial in self.done for point in trial.points}):
             same = [point for trial in self.done for point in trial.points if point["index"] == index]
@@ -81,12 +81,14 @@ class Comparison:
     ratios: bool = True
     """Whether differences are ratios to the baseline."""
     resolution: float | None = None
-    """The smallest difference from the baseline that could be told from noise: a ratio − 1, or in units of the metric;
-    None: not known."""
+    """The smallest difference from the baseline that would be significant: a ratio − 1, or in units of the
+    metric; None: not known."""
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """The value at the budget of every group [groups, seeds], the seeds in their order; NaN: not known."""
+        """Return the values at the end of the budget [groups, seeds], the seeds in ascending order; NaN:
+        missing.
+        """
         seeds = sorted({trial.config["seed"] for group in self.groups for trial in group.runs})
         values = np.full((len(self.groups), len(seeds)), np.nan)
         for row, group in enumerate(self.groups):
@@ -96,33 +98,33 @@ class Comparison:
 
     @property
     def seeds(self) -> int:
-        """Runs that every configuration should have."""
+        """Return the number of runs that every configuration should have."""
         return self.found.space.seeds
 
     @property
     def effect(self) -> str:
-        """What a difference is."""
+        """Return what a difference is: `ratio` or `difference`."""
         return "ratio" if self.ratios else "difference"
 
     @property
     def baseline(self) -> Group | None:
-        """The configuration that the others are compared with."""
+        """Return the configuration with which the others are compared; None if it did not run."""
         return self.groups[0] if self.groups and not self.groups[0].changed else None
 
     @property
     def others(self) -> list[Group]:
-        """All configurations but the baseline."""
+        """Return all configurations except the baseline."""
         return [group for group in self.groups if group.changed]
 
     def of(self, trial: TrialRecord) -> Group:
-        """All seeds of a trial's configuration."""
+        """Return the group of a trial: all seeds of its configuration."""
         return next(group for group in self.groups if any(run.name == trial.name for run in group.runs))
 
     def table(self) -> pd.DataFrame:
-        """One row per configuration: its knobs, what it reached, and how that compares with the baseline.
+        """Return one row per configuration: its knobs, its results, and how they compare with the baseline.
 
-        `p` and the interval are for one comparison alone, `p_holm` is corrected. `speedup` as `speedup_values` has it.
-        `cost`: the baseline's samples per second over its own.
+        `p` and the interval hold for one comparison alone; `p_holm` is corrected for their number.
+        `speedup`: see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
         """
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
@@ -151,12 +153,13 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:
-        """How many times sooner a configuration is as good as the baseline: seed by seed.
+        """Return how many times sooner a configuration reaches the baseline's final value, or why that is
+        not determined.
 
-        The geometric mean over all seeds with its 95 % interval, or why it is not determined: only what is better than
-        the baseline by more than the noise is faster, and an interval that holds 1, or is wider than `WIDEST`, tells
-        nothing. Where a run was as good at its first evaluation, its ratio is a lower bound, and so is the mean: it has
-        no upper end.
+        The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
+        determined only if the configuration is significantly better than the baseline and the interval
+        excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at its first
+        evaluation, its ratio is a lower bound, and so is the mean: then there is no upper end.
         """
         if not group.changed:
             return ITSELF
@@ -164,48 +167,51 @@ class Comparison:
             return "no run of the baseline ended ok"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        told = [trial for trial in group.done if self.found.time_to_target_speedup(trial) is not None]
-        ratios = [self.found.time_to_target_speedup(trial) or 1.0 for trial in told]
-        one = estimate(ratios, ratios=True)
-        if one is None or one.low is None or one.low <= 1 or is_wide(one.low, one.high):
+        trials = [trial for trial in group.done if self.found.time_to_target_speedup(trial) is not None]
+        ratios = [self.found.time_to_target_speedup(trial) or 1.0 for trial in trials]
+        speedup = estimate(ratios, ratios=True)
+        if speedup is None or speedup.low is None or speedup.low <= 1 or is_wide(speedup.low, speedup.high):
             return f"the curves of {len(ratios)} seeds leave it open"
-        at_least = any(map(self.found.at_first, told))
-        return dataclasses.replace(one, at_least=at_least, high=None if at_least else one.high)
+        at_least = any(map(self.found.at_first, trials))
+        return dataclasses.replace(speedup, at_least=at_least, high=None if at_least else speedup.high)
 
 
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
 
 
-def speedup_values(known: Estimate | str) -> dict[str, float | None]:
+def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
     """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not determined.
 
-    It is either `speedup` with the ends of its interval (None for one pair of runs), or `speedup_at_least` alone.
+    It is either `speedup` with the ends of its interval (None for one pair of runs), or `speedup_at_least`
+    alone.
     """
     values: tuple[float | None, ...] = (None, None, None, None)
-    if isinstance(known, Estimate):
-        bound = known.bound
-        values = (known.mean, known.low, known.high, None) if bound is None else (None, None, None, bound)
+    if isinstance(speedup, Estimate):
+        bound = speedup.bound
+        values = (speedup.mean, speedup.low, speedup.high, None) if bound is None else (None, None, None, bound)
     return dict(zip(SPEEDUP, values, strict=True))
 
 
-def compare(found: Results, metric: str | None = None) -> Comparison:
-    """The configurations of a search against its baseline. Runs that are missing or failed count as missing.
+def compare(results: Results, metric: str | None = None) -> Comparison:
+    """Compare the configurations of a search with its baseline. Failed runs count as missing.
 
-    By its objective, or by another `metric` of the last points with the same direction.
+    `metric`: another quantity of the last points with the same direction; by default the objective.
     """
-    metric = metric or found.metric
+    metric = metric or results.metric
     groups = []
-    for runs in found.groups:
+    for runs in results.groups:
         drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
-        groups.append(Group(drawn, found.space.changed(drawn), runs, done, Difference()))
+        groups.append(Group(drawn, results.space.changed(drawn), runs, done, Difference()))
     groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
-    compared = Comparison(found, metric, groups)
+    compared = Comparison(results, metric, groups)
     if compared.baseline is None:
         return compared
-    against, resolution, ratios = differences(compared.values, found.falls, found.ratios)
+    against, resolution, ratios = differences(compared.values, results.falls, results.ratios)
     verdicts = [Difference(verdict=BASELINE), *against]
-    judged = [dataclasses.replace(group, difference=one) for group, one in zip(groups, verdicts, strict=True)]
-    return Comparison(found, metric, judged, ratios, resolution)
+    judged = [
+        dataclasses.replace(group, difference=difference) for group, difference in zip(groups, verdicts, strict=True)
+    ]
+    return Comparison(results, metric, judged, ratios, resolution)
 
 
 def _rates(group: Group) -> list[float]:

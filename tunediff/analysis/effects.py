@@ -1,7 +1,7 @@
-"""What each knob does, whatever the others were; and with which values trials fail.
+"""Estimate what each knob does, averaged over all others, and with which values trials fail.
 
-Objectives are compared by their logarithms where ratios of them mean something: effects and noise of a distance and of
-a throughput are proportional.
+Objectives are compared by their logarithms where their ratios are meaningful: effects and noise of a
+distance or a throughput are proportional to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 
 BINS = 5
-"""Parts of a range, each with about as many trials."""
+"""Parts of a range, with about the same number of trials in each."""
 ABOVE, WITHIN, TOO_FEW = "larger than the noise", "within the noise", "too few trials"
 
 
@@ -33,9 +33,9 @@ class Level:
 
     label: str
     objective: Estimate | None
-    """± one standard error, over the trials that ended ok; None: none did."""
+    """Mean ± one standard error of the trials that ended ok; None: none did."""
     rate: Estimate | None
-    """Samples per second, over all trials that measured them."""
+    """Samples per second of all trials that measured it."""
     failed: int
     """Trials that ended as oom, nan, timeout or error."""
     members: frozenset[str]
@@ -44,35 +44,35 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What the trials say about one knob, whatever the others were."""
+    """The effect of one knob, averaged over the values of all others."""
 
     knob: str
     levels: list[Level]
     p: float | None
-    """Of a one-way analysis of variance of the objective; None: too few trials."""
+    """p-value of a one-way analysis of variance of the objective; None: too few trials."""
     p_holm: float | None = None
-    """After Holm's correction over all knobs."""
+    """`p` after Holm's correction over all knobs."""
     verdict: str = TOO_FEW
     ratios: bool = True
     """Whether values are compared by ratios."""
 
     @property
     def spread(self) -> float | None:
-        """The largest mean over the smallest, or less it."""
+        """Return the ratio of the largest to the smallest mean, or their difference."""
         means = [level.objective.mean for level in self.levels if level.objective is not None]
         if len(means) < 2:
             return None
         return max(means) / min(means) if self.ratios else max(means) - min(means)
 
 
-def effects(found: Results) -> list[Effect]:
-    """For every searched knob with several values, in the order of the file, what its values reached."""
-    logs = found.ratios and all((trial.value(found.metric) or 0.0) > 0 for trial in found.ranked)
+def effects(results: Results) -> list[Effect]:
+    """Return the effect of every searched knob with several values, in the order of the file."""
+    logs = results.ratios and all((trial.value(results.metric) or 0.0) > 0 for trial in results.ranked)
     drafts: list[Effect] = []
-    for dimension in searched(found):
+    for dimension in searched(results):
         samples, levels = list[list[float]](), list[Level]()
-        for label, trials in _groups(dimension, [trial for trial in found.singles if dimension.name in trial.drawn]):
-            ends = [value for trial in trials if (value := trial.value(found.metric)) is not None]
+        for label, trials in _groups(dimension, [trial for trial in results.singles if dimension.name in trial.drawn]):
+            ends = [value for trial in trials if (value := trial.value(results.metric)) is not None]
             samples.append([math.log(value) for value in ends] if logs else ends)
             speed = estimate([value for trial in trials if (value := rate(trial))], ratios=True, errors=True)
             names = frozenset(trial.name for trial in trials)
@@ -87,32 +87,35 @@ def effects(found: Results) -> list[Effect]:
 
 
 def _groups(dimension: Dimension, trials: list[TrialRecord]) -> list[tuple[str, list[TrialRecord]]]:
-    """Trials by the value of a knob, or by the part of its range."""
+    """Return the trials by the value of a knob, or by the part of its range."""
+    # Few different values, or no range: one group per value
     values = [trial.drawn[dimension.name] for trial in trials]
     distinct, on_scale = set(map(shown, values)), is_range(dimension, values)
     if not on_scale or len(distinct) <= BINS + 1:
         order = [*(dimension.choices or (sorted(values) if on_scale else ())), *values]
         labels = [word for word in dict.fromkeys(map(shown, order)) if word in distinct]
         return [(word, [t for t, v in zip(trials, values, strict=True) if shown(v) == word]) for word in labels]
+    # A range: parts with about the same number of trials
     parts = max(2, min(BINS, len(values) // 4))
     edges = np.unique(np.quantile(values, np.linspace(0, 1, parts + 1)))
     places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
-    found = []
+    groups = []
     for place in sorted(set(places)):
-        inside = [trial for trial, at in zip(trials, places, strict=True) if at == place]
+        inside = [trial for trial, part in zip(trials, places, strict=True) if part == place]
         drawn = [trial.drawn[dimension.name] for trial in inside]
-        found.append((min(drawn), max(drawn), inside))
-    tiny = any("e" in number(end) for *ends, _ in found for end in ends)  # then all are written so
-    return [(" … ".join(f"{end:.2e}" if tiny else number(end) for end in ends), inside) for *ends, inside in found]
+        groups.append((min(drawn), max(drawn), inside))
+    # If one end needs an exponent, write all of them with one.
+    tiny = any("e" in number(end) for *ends, _ in groups for end in ends)
+    return [(" … ".join(f"{end:.2e}" if tiny else number(end) for end in ends), inside) for *ends, inside in groups]
 
 
-def effects_table(found: Results, effects: Sequence[Effect]) -> pd.DataFrame:
-    """One row per value of each knob."""
+def effects_table(results: Results, effects: Sequence[Effect]) -> pd.DataFrame:
+    """Return one row per value of each knob."""
     rows = []
     for effect in effects:
         for level in effect.levels:
             row = {"knob": effect.knob, "value": level.label, "trials": len(level.members), "failed": level.failed}
-            row |= _columns(found.metric, level.objective) | ({} if found.by_rate else _columns(RATE, level.rate))
+            row |= _columns(results.metric, level.objective) | ({} if results.by_rate else _columns(RATE, level.rate))
             rows.append(row | {"p": effect.p, "p_holm": effect.p_holm, "verdict": effect.verdict})
     return pd.DataFrame(rows)
 
@@ -123,14 +126,14 @@ def _columns(name: str, mean: Estimate | None) -> dict[str, float | None]:
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
-def failures_table(found: Results) -> pd.DataFrame:
-    """One row per kind of end other than ok: status, how often, why (of the first such trial), which trials."""
+def failures_table(results: Results) -> pd.DataFrame:
+    """Return one row per status and reason other than ok: status, count, first reason, names of the trials."""
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
-    for trial in found.trials:
+    for trial in results.trials:
         if trial.status in (None, "ok"):
             continue
         reason = trial.reason if trial.status != "pruned" else "stopped early by the scheduler"
-        # Numbers differ from one trial to the next: without them the same cause reads the same.
+        # Numbers differ between trials; without them, equal causes have equal reasons.
         key = (trial.status, re.sub(r"\d+(\.\d+)?", "#", reason)[:80])
         kinds.setdefault(key, (reason, []))[1].append(trial.name)
     rows = [(status, len(names), reason, " ".join(names)) for (status, _), (reason, names) in kinds.items()]
@@ -142,15 +145,19 @@ def _ran(trial: TrialRecord) -> bool:
     return trial.finished and trial.status != "skipped"
 
 
-def suspects(found: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level]]:
-    """Values with at least two failures and twice the rate of the other trials, the worst first; a hint, no proof."""
-    bad, ended = sum(map(failed, found.trials)), sum(map(_ran, found.trials))
+def suspects(results: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level]]:
+    """Return values with at least two failures and at least twice the failure rate of the other trials,
+    the worst first.
+
+    They are a hint, not a proof.
+    """
+    bad, ended = sum(map(failed, results.trials)), sum(map(_ran, results.trials))
     hints = list[tuple[float, str, Level]]()
     for knob, level in ((effect.knob, level) for effect in effects for level in effect.levels):
-        inside = sum(_ran(trial) for trial in found.trials if trial.name in level.members)
+        inside = sum(_ran(trial) for trial in results.trials if trial.name in level.members)
         others = ended - inside
         if level.failed >= 2 and others >= 1:
-            here, there = level.failed / inside, (bad - level.failed) / others
-            if here >= 2 * there:
-                hints.append((here - there, knob, level))
+            rate_inside, rate_outside = level.failed / inside, (bad - level.failed) / others
+            if rate_inside >= 2 * rate_outside:
+                hints.append((rate_inside - rate_outside, knob, level))
     return [(knob, level) for _, knob, level in sorted(hints, key=lambda hint: -hint[0])[:most]]

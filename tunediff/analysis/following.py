@@ -1,4 +1,6 @@
-"""Reading the journals of a search again and again while it runs, whatever the number of its trials."""
+"""Read the journals of a running search again and again, at a cost that does not grow with the number of
+its trials.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +15,40 @@ from tunediff.core import trial_record
 from tunediff.core.trial_record import TrialRecord
 
 MANY = 500
-"""Trials up to which all that is shown is made anew at every event."""
+"""Number of trials up to which everything that is shown is computed again at every event."""
 SHARE = 0.05
-"""Of the time, at most, that is then spent on what takes longer with every trial."""
+"""Share of the time, at most, that is spent beyond that on computations that grow with the number of trials."""
 
 
 class Following:
-    """The trials of a search; one that has ended is read once, so that a look costs no more after thousands."""
+    """The trials of a search. A trial that has ended is read once, so that a look stays cheap after thousands."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: of the search."""
+        """`folder`: the folder of the search."""
         self._place, self._running = folder / "trials", set[str]()
         self.known: dict[str, TrialRecord] = {}
-        """By name."""
+        """Records by name."""
 
     @property
     def ended(self) -> int:
-        """How many have ended."""
+        """Return how many trials have ended."""
         return len(self.known) - len(self._running)
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """In order of their numbers."""
+        """Return the trials in the order of their numbers."""
         return [self.known[name] for name in sorted(self.known, key=trial_record.by_number)]
 
     def read(self) -> list[TrialRecord]:
-        """Look again; those that have ended since the last time."""
+        """Read again and return the trials that have ended since the last call."""
         names = os.listdir(self._place) if self._place.is_dir() else []
         new, ended = (name for name in names if name.startswith("t") and name not in self.known), list[TrialRecord]()
         for name in sorted({*new, *self._running}, key=trial_record.by_number):
             if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue
-            self.known[name] = dataclasses.replace(trial, name=name)  # a line of a foreign journal names no path
+            self.known[name] = dataclasses.replace(
+                trial, name=name
+            )  # names become paths: a foreign journal must not choose one
             self._running.add(name)
             if trial.finished:
                 self._running.remove(name)
@@ -53,18 +57,18 @@ class Following:
 
 
 class Throttle:
-    """When to do again what takes longer the more there is: so that it takes `SHARE` of the time at most."""
+    """Limit how often something is computed whose time grows: it takes at most `SHARE` of the time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._free_at = now, 0.0
 
     def due(self, trials: int) -> bool:
-        """Whether it is time, with so many trials."""
+        """Return whether to compute it now, with so many trials."""
         return trials <= MANY or self._now() >= self._free_at
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """What is done inside counts."""
+        """Measure the time of the computation inside."""
         begin = self._now()
         yield
         self._free_at = self._now() + (self._now() - begin) / SHARE

@@ -1,4 +1,6 @@
-"""Which knobs matter: how much of the differences between trials a forest puts down to each of them."""
+"""Estimate which knobs matter: the share of the differences between trials that a random forest attributes
+to each.
+"""
 
 from __future__ import annotations
 
@@ -18,65 +20,68 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 ENOUGH = 8
-"""Trials from which a forest is fitted."""
+"""Number of trials from which a forest is fitted."""
 TREES, DEPTH = 32, 8
-"""Of the forest. Deeper ones take minutes at 1,000 trials and change no share by more than 0.01."""
+"""Trees and their depth. Deeper trees take minutes at 1,000 trials and change no share by more than 0.01."""
 FAIR = 0.3
-"""R² from which on what a forest says is more than a guess."""
+"""R² from which the shares are more than a guess."""
 
 Drawn = tuple[Mapping[str, Any], float]
-"""What was drawn for a trial, and its target."""
+"""The drawn knobs of a trial, and its target."""
 
 
-def searched(found: Results) -> list[Dimension]:
-    """The knobs of the search, in the order of its file; the seed repeats, it is not searched."""
-    return [dimension for dimension in found.space.dimensions if dimension.name != "seed"]
+def searched(results: Results) -> list[Dimension]:
+    """Return the searched knobs in the order of the file; the seed only repeats and is not among them."""
+    return [dimension for dimension in results.space.dimensions if dimension.name != "seed"]
 
 
 def is_range(dimension: Dimension, values: Sequence[Any]) -> bool:
-    """Whether the values of a knob lie on a scale."""
+    """Return whether the values of a knob lie on a scale."""
     return dimension.choices is None and all(map(is_number, values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Importance:
-    """How much of a target's variance a forest puts down to each knob by itself."""
+    """The share of a target's variance that a forest attributes to each knob alone."""
 
     shares: dict[str, float]
-    """By knob, the largest first. What is missing to 1 belongs to combinations of knobs. A knob with `when:` has its
-    share among the trials that have it."""
+    """Share by knob, the largest first; the rest up to 1 belongs to combinations of knobs. The share of a
+    knob with `when:` refers to the trials that have it."""
     fit: float | None
-    """R² of such a forest for trials that it was not fitted to: at most 1; 0 or less, it predicts nothing."""
+    """R² of such a forest for trials on which it was not fitted: at most 1; at 0 or less it predicts nothing."""
     trials: int
     unvaried: list[str]
     """Knobs with one value in all trials."""
     logs: bool = True
-    """Whether it is the variance of the target's logarithm."""
+    """Whether the shares refer to the variance of the target's logarithm."""
 
     @property
     def doubtful(self) -> bool:
-        """Whether the shares are no more than a guess."""
+        """Return whether the shares are no more than a guess."""
         return self.fit is None or self.fit < FAIR
 
 
-def importance(found: Results, target: Callable[[TrialRecord], float | None], logs: bool = True) -> Importance | None:
-    """fANOVA (Hutter, Hoos, Leyton-Brown, ICML 2014) over the trials that have the target; None: too few of them.
+def importance(results: Results, target: Callable[[TrialRecord], float | None], logs: bool = True) -> Importance | None:
+    """Estimate the importance of all knobs by fANOVA over the trials that have the target; None: too few of them.
 
-    Of the target's logarithm where `logs` are allowed and all values positive. The study is made of the journals: the
-    one in study.db holds penalties for failures, which are no measurements.
+    F. Hutter, H. Hoos, K. Leyton-Brown, ICML 2014. Uses the target's logarithm if `logs` are allowed and
+    all values are positive. The study is made from the journals: the one in study.db contains penalties
+    for failures, which are not measurements.
     """
-    known = [(trial, value) for trial in found.singles if (value := target(trial)) is not None]
-    logs = logs and all(value > 0 for _, value in known)
-    rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in known]
-    dimensions = searched(found)
+    measured = [(trial, value) for trial in results.singles if (value := target(trial)) is not None]
+    logs = logs and all(value > 0 for _, value in measured)
+    rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in measured]
+    dimensions = searched(results)
+    # Knobs with several values
     values = {d.name: {shown(drawn[d.name]) for drawn, _ in rows if d.name in drawn} for d in dimensions}
     varied = [d for d in dimensions if len(values[d.name]) > 1]
     if len(rows) < ENOUGH or not varied or len({value for _, value in rows}) < 2:
         return None
-    # A knob that does not always apply is judged where it does, beside all that apply there as well.
+    # A conditional knob is judged among the trials to which it applies, with all knobs that apply to these.
     where: dict[tuple[int, ...], list[str]] = {tuple(range(len(rows))): []}
     for d in varied:
         where.setdefault(tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn), []).append(d.name)
+    # One forest for each set of trials
     shares = dict[str, float]()
     for places, names in where.items():
         part = [rows[i] for i in places]
@@ -88,11 +93,12 @@ def importance(found: Results, target: Callable[[TrialRecord], float | None], lo
 
 
 def _common(dimensions: Sequence[Dimension], rows: Sequence[Drawn]) -> list[Dimension]:
-    """Those that apply to all of the trials."""
+    """Return the dimensions that apply to all of the trials."""
     return [dimension for dimension in dimensions if all(dimension.name in drawn for drawn, _ in rows)]
 
 
-def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], wanted: Sequence[str]) -> dict[str, float]:
+def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Sequence[str]) -> dict[str, float]:
+    """Return the fANOVA share of each of `names`, from a forest on all `dimensions`."""
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
@@ -107,11 +113,13 @@ def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], wanted: Sequ
         warnings.simplefilter("ignore")
         forest = FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
         shares = get_param_importances(study, evaluator=forest, params=list(kinds), normalize=False)
-    return {name: float(shares[name]) for name in wanted if math.isfinite(shares[name])}
+    return {name: float(shares[name]) for name in names if math.isfinite(shares[name])}
 
 
 def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistribution:
-    """Of the search file, widened to what the journals hold: they may be older than the file, or a stranger's."""
+    """Return a distribution of the search file, extended to the values in the journals, which may be older
+    than the file.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     if is_range(dimension, values):
@@ -121,7 +129,7 @@ def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistributi
 
 
 def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None:
-    """R² out of the bag: every trial is predicted by the trees that did not see it."""
+    """Return the out-of-bag R²: every trial is predicted by the trees that were fitted without it."""
     from sklearn.ensemble import RandomForestRegressor
 
     columns = []

@@ -1,6 +1,6 @@
-"""Reading journals of any content, for a report: of a search that runs, damaged ones, a stranger's.
+"""Read journals of any content for a report: of a running search, damaged, or from somebody else.
 
-They are checked before anything is made of them: one that cannot be used is named in the report and left out.
+They are checked before they are used; one that cannot be used is named in the report and left out.
 """
 
 from __future__ import annotations
@@ -25,35 +25,40 @@ from tunediff.search_space import SearchSpace
 _NAME = re.compile(r"t\d{1,9}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
-"""What reading files of any content can raise."""
+"""Exceptions that reading files of any content can raise."""
 _WORDS = ("label", "final_label", "event", "validation_split")
-"""What a point holds besides numbers."""
+"""Values of a point that are not numbers."""
 
 
 def read(folder: Path) -> tuple[Results, dict[str, str]]:
-    """The results of a search folder, and why some of its journals are left out, by trial.
+    """Return the results of a search folder, and by trial why some of its journals are left out.
 
-    Raises `ConfigError` for everything that is no search.
+    Raises `ConfigError` for a folder that is no search.
     """
-    wanted = _space(folder)
+    space = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
     for place in sorted(folder.glob("trials/t*"), key=lambda place: trial_record.by_number(place.name)):
         try:
             if (trial := trial_record.read_trial(place)) is not None:
                 trials.append(_usable(trial, place.name))
-            elif any((place / trial_record.JOURNAL).read_bytes().splitlines()[1:]):  # one torn line: it has just begun
+            elif any(
+                (place / trial_record.JOURNAL).read_bytes().splitlines()[1:]
+            ):  # a single incomplete line: it has just begun
                 unreadable[place.name] = "no line of it says how the trial began"
         except FileNotFoundError:
-            continue  # the folder is made before its journal
+            continue  # the folder is created before its journal
         except _WRONG as error:
             unreadable[place.name] = f"{type(error).__name__}: {_plain(str(error))}"[:200]
-    return Results(folder, wanted, trials), unreadable
+    return Results(folder, space, trials), unreadable
 
 
 def _space(folder: Path) -> SearchSpace:
+    """Read the search file of a folder. Raises `ConfigError`."""
     if folder.is_dir() and not (folder / "search.yaml").is_file():
-        what = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
-        raise ConfigError(f"{folder.name}: holds {what}; a report needs the folder of a search, with its search.yaml")
+        content = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
+        raise ConfigError(
+            f"{folder.name}: holds {content}; a report needs the folder of a search, with its search.yaml"
+        )
     path = search_space.of_search(folder)
     try:
         return search_space.load(path)
@@ -64,13 +69,15 @@ def _space(folder: Path) -> SearchSpace:
 
 
 def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
-    """The record with clean text and finite numbers. Raises `ValueError` saying what is wrong with it."""
+    """Return the record with clean text and finite numbers. Raises `ValueError` that says what is wrong with it."""
+    # Clean all values
     for name, value in list(vars(trial).items()):
         setattr(trial, name, value if name in ("points", "end") else _clean(value))
     if trial.end is not None:
         trial.end = End(**_clean(dataclasses.asdict(trial.end)))
     trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
-    _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")  # names a path
+    # Check the trial; its name becomes a path
+    _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
     _must(all(map(is_number, (trial.started, trial.ended, trial.heard))), "time")
     _must(trial.status is None or trial.status in trial_record.STATUSES, f"status {trial.status!r}")
@@ -82,6 +89,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
+    # Check its points
     for point in trial.points:
         needed = (trial.along, "train_s", "samples")
         _must(all(is_number(point.get(name)) for name in needed), "point: seconds or samples")
@@ -92,22 +100,23 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
 
 
 def _numbers(flat: Line) -> Line:
-    """A point without what is no number: as good as none, and lists play no part in a report."""
-    kept = (*_WORDS, "seconds", "disturbed")
-    return {name: value for name, value in flat.items() if name in kept or is_number(value)}
+    """Return a point without values of other types: a missing number counts as none, and reports use no lists."""
+    others = (*_WORDS, "seconds", "disturbed")
+    return {name: value for name, value in flat.items() if name in others or is_number(value)}
 
 
-def _must(holds: bool, what: str) -> None:
+def _must(holds: bool, problem: str) -> None:
+    """Raise `ValueError` unless a condition holds."""
     if not holds:
-        raise ValueError(f"not understood: {what}")
+        raise ValueError(f"not understood: {problem}")
 
 
 def _clean(value: Any) -> Any:
-    """Text that can be written as UTF-8 and shown; numbers that are finite, else None."""
+    """Return text that can be written as UTF-8 and shown, and finite numbers; None for other numbers."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
-        return value if abs(value) < 1e300 else None  # NaN is not below it either
+        return value if abs(value) < 1e300 else None  # false for NaN as well
     if isinstance(value, dict):
         return {_plain(str(key)): _clean(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -120,9 +129,9 @@ def _plain(text: str) -> str:
 
 
 def _is_value(value: Any) -> bool:
-    """What a knob can be."""
-    of_one = value is None or isinstance(value, str | bool | int | float)
-    return of_one or (isinstance(value, list) and all(_is_value(one) and not isinstance(one, list) for one in value))
+    """Return whether a value can be that of a knob."""
+    scalar = value is None or isinstance(value, str | bool | int | float)
+    return scalar or (isinstance(value, list) and all(_is_value(item) and not isinstance(item, list) for item in value))
 
 
 def _are_seconds(value: Any) -> bool:
@@ -132,7 +141,7 @@ def _are_seconds(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------ sessions
 @dataclasses.dataclass
 class Session:
-    """One time that the search ran."""
+    """One period for which the search ran."""
 
     begin: float
     """Unix time."""
@@ -143,16 +152,16 @@ class Session:
 
 
 def sessions(folder: Path) -> list[Session]:
-    """When the search ran, as far as that was written down."""
-    found: list[Session] = []
+    """Return the periods for which the search ran, as far as they were recorded."""
+    periods: list[Session] = []
     for line in _lines(folder / "sessions.jsonl"):
         if line.get("event") == "begin" and is_number(line.get("time")):
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
-            found.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
-        elif line.get("event") == "end" and found and is_number(line.get("time")):
-            found[-1].end = line["time"]
-    return found
+            periods.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
+        elif line.get("event") == "end" and periods and is_number(line.get("time")):
+            periods[-1].end = line["time"]
+    return periods
 
 
 def _lines(path: Path) -> Iterator[Line]:

@@ -1,6 +1,7 @@
-"""How much two runs of one configuration differ, and which trials lie no further than that behind the best.
+"""Estimate how much two runs of one configuration differ, and which trials are within that of the best.
 
-A search alone tells what lies within its noise. That its winner is better than the baseline only new seeds tell.
+A search alone shows only what lies within its noise. Whether its winner is better than the baseline takes
+new seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
-"""Of one difference, one-sided: a trial that is as good as the best is called worse once in ten times."""
+"""One-sided confidence for one difference: a trial as good as the best is called worse once in ten times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Noise:
     sd: float
     """Pooled standard deviation: of the logarithm for `ratios`, else in units of the objective."""
     freedom: int
-    """Its degrees of freedom, runs less configurations; at least 1."""
+    """Its degrees of freedom, runs − configurations; at least 1."""
     runs: int
     configurations: int
     ratios: bool
@@ -36,36 +37,40 @@ class Noise:
 
     @property
     def rough(self) -> bool:
-        """Whether the standard deviation is known to a factor of two only: `ROUGH_FREEDOM`."""
+        """Return whether the standard deviation is known only to a factor of two: see `ROUGH_FREEDOM`."""
         return self.freedom < ROUGH_FREEDOM
 
     @property
     def limit(self) -> float:
-        """What single runs of two equal configurations differ by, less often than once in ten times: t·√2·sd."""
+        """Return the difference that runs of two equal configurations exceed once in ten times: t·√2·sd."""
         return quantile(CONFIDENCE, self.freedom) * math.sqrt(2) * self.sd
 
-    def apart(self, one: float, other: float) -> bool:
-        """Whether two values differ by more than the noise, whichever is better."""
-        return not (self.within(one, other) and self.within(other, one))
+    def apart(self, first: float, second: float) -> bool:
+        """Return whether two values differ by more than the noise, in either direction."""
+        return not (self.within(first, second) and self.within(second, first))
 
     def within(self, value: float, best: float) -> bool:
-        """Whether `value` is behind `best` by no more than the noise; without any noise, whether it is not behind."""
+        """Return whether `value` is behind `best` by no more than the noise.
+
+        If a value that is compared by ratios is not positive, return whether both are equal.
+        """
         if self.ratios and min(value, best) <= 0:
             return value == best
         behind = math.log(value / best) if self.ratios else value - best
         return (behind if self.falls else -behind) <= self.limit
 
 
-def measured(found: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
-    """The noise of a search, with that of the runs that confirm it; None: nothing of it ended ok twice.
+def measured(results: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
+    """Return the noise of a search, including that of the runs that confirm it; None: no configuration
+    ended ok twice.
 
-    Of its objective, or of `RATE`.
+    `metric`: the objective by default, or `RATE`.
     """
-    metric = metric or found.metric
-    sets = [one for one in (found, confirming) if one is not None]
-    groups = [values for one in sets for runs in one.groups if len(values := _by_seed(runs, metric)) > 1]
-    ratios = (found.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
-    return pooled(groups, ratios, found.falls and metric != RATE)
+    metric = metric or results.metric
+    sets = [runs for runs in (results, confirming) if runs is not None]
+    groups = [values for part in sets for runs in part.groups if len(values := _by_seed(runs, metric)) > 1]
+    ratios = (results.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
+    return pooled(groups, ratios, results.falls and metric != RATE)
 
 
 def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Noise | None:
@@ -81,27 +86,28 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Nois
 
 
 def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:
-    """The values of a configuration, one for each seed."""
+    """Return the values of a configuration, one for each seed."""
     return list({trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}.values())
 
 
 UNMOVED = 0.01
-"""Share of its first value by which an objective may change and has not moved, where the noise is not known."""
+"""Share of its first value up to which a change of the objective counts as none, where the noise is not known."""
 
 
-def unmoved(found: Results) -> int:
-    """Return how many trials ended ok, if the objective moved in none of them; 0: it moved, or that cannot be told.
+def unmoved(results: Results) -> int:
+    """Return how many trials ended ok if the objective moved in none of them; 0: it moved, or that is not known.
 
-    It moved in a trial if its last value differs from its first by more than the noise, and in all together if the mean
-    of these differences is larger than that of as many runs may be by chance.
+    It moved in a trial if its last value differs from its first by more than the noise, and over all
+    trials if the mean of these differences is larger than the noise of such a mean.
     """
-    ends = [line for trial in found.trials if trial.status == "ok" and len(line := curve(trial, found.metric)) > 1]
-    if found.by_rate or not ends:
+    ends = [line for trial in results.trials if trial.status == "ok" and len(line := curve(trial, results.metric)) > 1]
+    if results.by_rate or not ends:
         return 0
     pairs = [(line[0][1], line[-1][1]) for line in ends]
     if not all(math.isfinite(value) for pair in pairs for value in pair):
         return 0
-    noise, ratios = measured(found), found.ratios
+    # The limit: the noise of a run, or a small share of the first value
+    noise, ratios = measured(results), results.ratios
     moves = [math.log(last / first) if ratios else last - first for first, last in pairs]
     limit = UNMOVED * (1.0 if ratios else max(abs(first) for first, _ in pairs))
     if noise is not None and noise.ratios == ratios:
@@ -110,24 +116,28 @@ def unmoved(found: Results) -> int:
     return len(moves) if max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves)) else 0
 
 
-def within_best(found: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:
-    """Trials of a search with one seed that are behind its best by no more than the noise, the next best first."""
-    value = next((value for trial, value in found.standings if best is not None and trial.name == best.name), None)
-    if noise is None or value is None or best is None or found.space.seeds > 1:
-        return []
-    return [trial for trial, one in found.standings if trial.name != best.name and noise.within(one, value)]
-
-
-def candidates(found: Results, of: int) -> list[TrialRecord]:
-    """Which trials of a search may be better than its baseline: the leader, and what lies within its noise.
-
-    The best of those that differ from the baseline; then the next best ones that differ from each other, as long as
-    they are behind it by no more than the noise; `of` at most. Without a known noise the best `of`. Only runs of the
-    search itself count: what runs are to confirm does not change with what they show.
+def within_best(results: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:
+    """Return the trials of a search with one seed that are behind its best by no more than the noise, best
+    first.
     """
-    noise, chosen, seen = measured(found), list[tuple[TrialRecord, float]](), set[str]()
-    for trial, value in found.standings:
-        if is_baseline(found, trial) or _configuration(trial) in seen:
+    value = next((value for trial, value in results.standings if best is not None and trial.name == best.name), None)
+    if noise is None or value is None or best is None or results.space.seeds > 1:
+        return []
+    return [trial for trial, own in results.standings if trial.name != best.name and noise.within(own, value)]
+
+
+def candidates(results: Results, of: int) -> list[TrialRecord]:
+    """Return the trials of a search that may be better than its baseline: the leader, and what lies within
+    its noise.
+
+    The first is the best that differs from the baseline. The next best follow, as long as they differ from
+    each other and are behind the first by no more than the noise; at most `of`. Without a known noise, the
+    best `of`. Only runs of the search itself count, so that confirming runs do not change what is
+    confirmed.
+    """
+    noise, chosen, seen = measured(results), list[tuple[TrialRecord, float]](), set[str]()
+    for trial, value in results.standings:
+        if is_baseline(results, trial) or _configuration(trial) in seen:
             continue
         if len(chosen) == of or (chosen and noise is not None and not noise.within(value, chosen[0][1])):
             break
@@ -137,12 +147,12 @@ def candidates(found: Results, of: int) -> list[TrialRecord]:
 
 
 def _configuration(trial: TrialRecord) -> str:
-    """Equal for trials that came to the same: knobs that changed nothing do not count."""
+    """Return a text that is equal for equal configurations; knobs without effect do not count."""
     return json.dumps(without_seed(trial.effective), sort_keys=True, default=str)
 
 
-def is_baseline(found: Results, trial: TrialRecord) -> bool:
-    """Whether its configuration comes to the same as the baseline's, whatever the seed."""
-    base = found.baseline
+def is_baseline(results: Results, trial: TrialRecord) -> bool:
+    """Return whether a trial's configuration amounts to the baseline's, on any seed."""
+    base = results.baseline
     same = base is not None and _configuration(trial) == _configuration(base)
-    return same or not without_seed(found.changed(trial))
+    return same or not without_seed(results.changed(trial))

@@ -1,4 +1,4 @@
-"""How many times sooner one training is as good as another at its end, read from two noisy curves."""
+"""Compute how many times sooner one training reaches another's final value, from two noisy curves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ Curve = Sequence[tuple[float, float]]
 
 
 def smooth(curve: Curve) -> list[tuple[float, float]]:
-    """The falling curve that is nearest by least squares: what rises is pooled with its neighbours to their mean.
+    """Return the falling curve that is nearest by least squares: rising values are pooled with their neighbours.
 
-    Not empty. M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent violators). A curve that is as good
-    once by luck does not count as having got there, and none ends worse than it was.
+    `curve` must not be empty. M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent
+    violators). So a value that a curve reaches once by luck does not count as reached, and no curve ends
+    worse than it was before.
     """
     from scipy import optimize  # half a second
 
@@ -21,7 +22,10 @@ def smooth(curve: Curve) -> list[tuple[float, float]]:
 
 
 def seconds_to(falling: Curve, loss: float) -> float | None:
-    """When a falling curve is as good as `loss`, straight between evaluations; None: never. Not before the first."""
+    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None: never.
+
+    At the earliest that is its first evaluation.
+    """
     before: tuple[float, float] | None = None
     for seconds, now in falling:
         if now <= loss:
@@ -33,12 +37,14 @@ def seconds_to(falling: Curve, loss: float) -> float | None:
 
 
 def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
-    """How many times sooner `other` is as good as the baseline at its end, by `smooth` curves; None: one is empty.
+    """Return how many times sooner `other` reaches the baseline's final value, by `smooth` curves; None:
+    one is empty.
 
-    Below 1 where it ends worse: then it is asked when the baseline was as good. To exchange the two gives the inverse,
-    so that equal configurations have a geometric mean of 1, whatever the noise, and no run is left out for never having
-    got there. The first crossings of two equal noisy curves, over the runs that have one, give 1.05 to 2.2 instead
-    (simulated in `tests/results/test_reach.py`). Strong noise within a run draws this ratio towards 1.
+    Below 1 if it ends worse: then the result is when the baseline reached the other's final value.
+    Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any noise,
+    and no run is left out for not having reached the value. The first crossings of two equal noisy curves,
+    over the runs that have one, give 1.05 to 2.2 instead (simulated in `tests/results/test_reach.py`).
+    Strong noise within a run draws this ratio towards 1.
     """
     if not baseline or not other:
         return None

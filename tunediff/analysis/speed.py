@@ -1,4 +1,6 @@
-"""How fast trials were: rates, the parts of a step, when torch.compile pays, and what speed costs in quality."""
+"""Measure how fast trials were: rates, parts of a step, when torch.compile pays, and trade-offs of speed
+and quality.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,25 @@ from tunediff.core.trial_record import TrialRecord
 
 
 def rate(trial: TrialRecord) -> float | None:
-    """Samples per second at the last evaluation."""
+    """Return the samples per second at the last evaluation."""
     return float(value) if (value := last(trial, RATE)) else None
 
 
 def batch_size(trial: TrialRecord) -> int | None:
-    """Samples per optimizer step."""
+    """Return the samples per optimizer step."""
     size = trial.config.get("loader.batch_size")
     return size if isinstance(size, int) and size > 0 else None
 
 
 def compile_s(trial: TrialRecord) -> float | None:
-    """Seconds of compiling and of the warm-up step; None where there was no compiling."""
+    """Return the seconds of compilation and of the warm-up step; None without compilation."""
     return float(spent) if (spent := seconds_of(trial).get("compile")) else None
 
 
 def per_thousand(trial: TrialRecord) -> dict[str, float]:
-    """Seconds of each part of the step per 1,000 samples, so that trials of other batch sizes can be compared.
+    """Return the seconds of each part of the step per 1,000 samples, comparable between batch sizes.
 
-    Over the last evaluation interval; {} where they were not recorded.
+    Over the last evaluation interval; {} if they were not recorded.
     """
     size = batch_size(trial)
     spent = trial.points[-1].phases_s if trial.points else {}
@@ -42,7 +44,7 @@ def per_thousand(trial: TrialRecord) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------------- compile
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A configuration under torch.compile, and beside it the same without, if that ran as well."""
+    """A configuration under torch.compile, and the same one without it if that ran as well."""
 
     trial: str
     mode: str
@@ -56,13 +58,15 @@ class Compiled:
     """Training seconds, compilation included, after which it has seen as many samples as without compilation."""
     graphs: int | None = None
     expected_graphs: int | None = None
-    """Different calls of what was compiled, each of which needs a graph."""
+    """Number of different calls of what was compiled; each needs a graph."""
 
 
-def compiled(found: Results) -> list[Compiled]:
-    """Every configuration under torch.compile, in order of its first trial; rates are means over its runs."""
+def compiled(results: Results) -> list[Compiled]:
+    """Return every configuration under torch.compile, in the order of its first trial; rates are means
+    over its runs.
+    """
     alike: dict[str, list[list[TrialRecord]]] = {}
-    for runs in found.groups:
+    for runs in results.groups:
         if "parallel.workers" in runs[0].config:
             same = {name: v for name, v in without_seed(runs[0].config).items() if not name.startswith("compile.")}
             alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(runs)
@@ -89,7 +93,10 @@ def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compi
 
 
 def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
-    """(samples, training seconds) from which on compiling has paid that makes it `ratio` times as fast; None: never."""
+    """Return (samples, training seconds) after which compilation has paid for itself; None: never.
+
+    `ratio`: how many times as fast the compiled configuration is.
+    """
     if cost_s is None or not rate or not ratio or ratio <= 1:
         return None
     # n samples take n/r without compilation and c + n/(f·r) with it: equal at n = c·f·r/(f−1).
@@ -98,16 +105,19 @@ def break_even(cost_s: float | None, rate: float | None, ratio: float | None) ->
 
 
 def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices: int) -> float:
-    """Seconds of a step on so many alike devices under `ddp`, from those of one and of two, all of the same batch.
+    """Predict the seconds of a `ddp` step on `devices` equal devices, from those of one and two, all of
+    the same batch.
 
-    step(n) = compute(n) + exposed(n) + rest; with `devices` = 2 that is what was measured. Of one and two devices known
-    are `step_s`, `step_forward_s` and `step_backward_s`.
-    compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)): the share φ, 0 to 1, is what a smaller batch does not
-    shorten. Forward passes tell it, as nothing is sent in them: forward(2) / forward(1) = φ + (1 − φ)/2.
-    exposed(n) = exposed(2)·2(n − 1)/n, what sending adds to the passes: a ring all-reduce sends 2(n − 1)/n of the
-    gradients' bytes from each device (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, 117), at the bandwidth
-    that two have reached, and as much of it hidden behind the backward pass as there: more devices hide less.
-    rest = that of two: the optimizer updates all weights on each device.
+    `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices. For
+    `devices` = 2 the result is the measured value. The model is step(n) = compute(n) + exposed(n) + rest:
+
+    - compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)). The share φ, 0 to 1, does not get shorter with a smaller
+      batch. It follows from the forward passes, in which nothing is sent: forward(2) / forward(1) = φ + (1 − φ)/2.
+    - exposed(n) = exposed(2)·2(n − 1)/n is what sending adds to the passes. A ring all-reduce sends 2(n − 1)/n of the
+      gradients' bytes from each device (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, 117), at the
+      bandwidth that two devices reached, and hides as much of it behind the backward pass as there; more devices
+      hide less.
+    - rest is that of two devices: the optimizer updates all weights on each device.
     """
     passes, of_two = (run["step_forward_s"] + run["step_backward_s"] for run in (one, two))
     ratio = min(1.0, max(0.5, two["step_forward_s"] / one["step_forward_s"]))
@@ -116,28 +126,31 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
     return compute_s + exposed_s * 2 * (devices - 1) / devices + rest_s
 
 
-def _mean(runs: list[TrialRecord], of: Callable[[TrialRecord], float | None]) -> float | None:
+def _mean(runs: list[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
-    return mean([value for trial in counted if trial.points and (value := of(trial)) is not None])
+    return mean([value for trial in counted if trial.points and (value := quantity(trial)) is not None])
 
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs
-def trade_offs(found: Results) -> pd.DataFrame:
-    """One row per trial that ended ok: objective, samples/s, memory, and on which fronts it lies.
+def trade_offs(results: Results) -> pd.DataFrame:
+    """Return one row per trial that ended ok: objective, samples/s, memory, and on which Pareto fronts it lies.
 
-    Of a search with another second objective, that as well.
+    A second objective of the search is included.
     """
-    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({found.space.cost: 1.0} if found.space.cost is not None else {})
-    signs.pop(found.metric, None)
+    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({results.space.cost: 1.0} if results.space.cost is not None else {})
+    signs.pop(results.metric, None)
     rows = [
-        [trial.name, trial.value(found.metric), *(rate(trial) if n == RATE else last(trial, n) for n in signs)]
-        for trial in found.ranked
+        [trial.name, trial.value(results.metric), *(rate(trial) if n == RATE else last(trial, n) for n in signs)]
+        for trial in results.ranked
     ]
-    frame = pd.DataFrame(rows, columns=["trial", found.metric, *signs])
+    frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
     for name, sign in signs.items():
-        known = frame[name].notna()
-        pairs = [(found.loss(a), sign * b) for a, b in zip(frame[found.metric][known], frame[name][known], strict=True)]
+        measured = frame[name].notna()
+        pairs = [
+            (results.loss(a), sign * b)
+            for a, b in zip(frame[results.metric][measured], frame[name][measured], strict=True)
+        ]
         frame[f"on_front_{name}"] = False
-        if pairs:  # journals of another version, or a stranger's, may lack one of them throughout
-            frame.loc[known, f"on_front_{name}"] = front(pairs)
+        if pairs:  # journals of another version or origin may lack one of them completely
+            frame.loc[measured, f"on_front_{name}"] = front(pairs)
     return frame

@@ -1,4 +1,4 @@
-"""What can be told from noise: means with intervals, paired comparisons over seeds, Holm's correction."""
+"""Separate differences from noise: means with intervals, paired comparisons over seeds, Holm's correction."""
 
 from __future__ import annotations
 
@@ -11,52 +11,54 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes seconds to import
 
 LEVEL = 0.05
-"""Probability, at most, that any verdict of one comparison is wrong where nothing differs."""
+"""Upper bound on the probability that any verdict of a comparison is wrong if nothing differs."""
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW = "baseline", "too few runs"
 ROUGH_FREEDOM = 8
-"""Degrees of freedom below which a standard deviation is rough: its 95 % interval, sd·√(freedom/χ²), reaches beyond
-twice its value."""
+"""Degrees of freedom below which a standard deviation is rough: its 95 % interval, sd·√(freedom/χ²), reaches
+beyond twice its value."""
 WIDEST = 10.0
-"""How far the ends of an interval of a ratio may be apart, as a factor: a wider one is no result."""
+"""Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
 
 
 def is_wide(low: float | None, high: float | None) -> bool:
-    """Whether an interval of ratios says nothing."""
+    """Return whether an interval of ratios is too wide to say anything."""
     return low is not None and high is not None and high > WIDEST * low
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None without values."""
+    """Return the mean; None without values."""
     return float(np.mean(values)) if values else None
 
 
 def sd(values: Sequence[float]) -> float | None:
-    """Standard deviation of a sample; None for fewer than two values."""
+    """Return the standard deviation of a sample; None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with what it may be off by; `low` and `high` are None for a single run."""
+    """A mean with its interval; `low` and `high` are None for a single run."""
 
     mean: float
     low: float | None
     high: float | None
     runs: int
     at_least: bool = False
-    """Whether only a lower bound is known: `bound`; `high` is None then."""
+    """Whether only a lower bound is known, `bound`; then `high` is None."""
 
     @property
     def bound(self) -> float | None:
-        """The lower bound where there is no upper one, else None: the low end, or the value of a single run."""
+        """Return the lower bound if there is no upper one: the low end, or the value of a single run; else None."""
         if not self.at_least:
             return None
         return self.mean if self.low is None else self.low
 
 
 def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:
-    """The mean, of `ratios` the geometric one, with its 95 % interval or ± one standard error; None without values."""
+    """Return the mean (geometric for `ratios`) with its 95 % interval, or ± one standard error for
+    `errors`; None without values.
+    """
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
@@ -70,10 +72,10 @@ def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One configuration against the baseline."""
+    """The difference of one configuration from the baseline."""
 
     estimate: float | None = None
-    """Ratio of the geometric means, or difference of the means where a value is not positive; None: no common seed."""
+    """Ratio of the geometric means, or difference of the means if a value is not positive; None: no common seed."""
     low: float | None = None
     """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds."""
     high: float | None = None
@@ -88,18 +90,20 @@ class Difference:
 def differences(
     values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
 ) -> tuple[list[Difference], float | None, bool]:
-    """What each row of `values` [configurations, seeds] tells against row 0, the baseline; NaN where a run is missing.
+    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run is missing.
 
-    Returns one `Difference` per row but the first; the smallest difference that Holm's first step would call one, as a
-    ratio − 1 or in the metric's units (None: not known); and whether estimates are ratios. They are where `ratios` are
-    allowed and all values are positive: the model is then one of logarithms, since noise and effects of distances and
-    rates are proportional.
+    Returns one `Difference` per row but the first; the smallest difference that would be significant in
+    Holm's first step, as a ratio − 1 or in the metric's units (None: not known); and whether estimates are
+    ratios. They are if `ratios` are allowed and all values are positive: the model is then one of
+    logarithms, since noise and effects of distances and rates are proportional.
 
-    Configurations that have every seed of the baseline are fitted together by value = configuration + seed + noise, a
-    randomised block design. The variance of the noise is that of the residuals, with (G−1)(S−1) degrees of freedom for
-    G configurations and S seeds, and a difference has twice its S-th part. A configuration that lacks a seed is
-    compared by a paired t-test on its own. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
+    Configurations that have every seed of the baseline are fitted together by value = configuration + seed
+    + noise, a randomised block design. The variance of the noise is that of the residuals, with (G−1)(S−1)
+    degrees of freedom for G configurations and S seeds; a difference has twice its S-th part. A
+    configuration that lacks a seed is compared by a paired t-test on its own. Holm's correction: S. Holm,
+    Scand. J. Statist. 6 (1979), 65–70.
     """
+    # Seeds of the baseline, and the pooled standard error of a difference
     ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
     y = np.log(values) if ratios else values
     y = y[:, np.isfinite(y[0])]
@@ -109,6 +113,7 @@ def differences(
     if freedom > 0:
         pooled = block_sd(y[complete]) / math.sqrt(seeds)
 
+    # One test per configuration
     tested: list[tuple[float, float, int] | None] = []  # difference, its standard error, degrees of freedom
     for row, whole in zip(y[1:], complete[1:], strict=True):
         pairs = (row - y[0])[np.isfinite(row)]
@@ -120,15 +125,17 @@ def differences(
             tested.append((float(pairs.mean()), float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1))
         else:
             tested.append((float(pairs[0]), math.nan, 0))
+    # Holm's correction and verdicts
     raw = [_p_value(*test) if test is not None and test[2] else None for test in tested]
-    found = [
+    results = [
         _judged(test, p, p_holm, ratios, lower_is_better)
         for test, p, p_holm in zip(tested, raw, holm(raw), strict=True)
     ]
+    # The smallest difference that would be significant
     if freedom <= 0:
-        return found, None, ratios
+        return results, None, ratios
     least = quantile(1 - LEVEL / 2 / sum(p is not None for p in raw), freedom) * pooled
-    return found, math.expm1(least) if ratios else least, ratios
+    return results, math.expm1(least) if ratios else least, ratios
 
 
 def block_sd(values: NDArray[np.float64]) -> float:
@@ -162,23 +169,27 @@ def _p_value(difference: float, error: float, freedom: int) -> float:
 
 
 def quantile(probability: float, freedom: int) -> float:
-    """Of Student's t distribution."""
+    """Return a quantile of Student's t distribution."""
     return float(special.stdtrit(freedom, probability))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for their number by Holm's method: the smallest times m, the next times m−1, …, rising."""
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    """Correct p-values for their number by Holm's method: the smallest times m, the next times m−1, …, not
+    falling.
+    """
+    ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0
-    for rank, (p, place) in enumerate(known):
-        least = max(least, min(1.0, p * (len(known) - rank)))
+    for rank, (p, place) in enumerate(ranked):
+        least = max(least, min(1.0, p * (len(ranked) - rank)))
         adjusted[place] = least
     return adjusted
 
 
 def anova(samples: Sequence[Sequence[float]]) -> float | None:
-    """p-value of the F test that all groups with at least two values have the same mean; None: it cannot be made."""
+    """Return the p-value of the F test that all groups with at least two values have the same mean; None:
+    not possible.
+    """
     groups = [np.asarray(sample) for sample in samples if len(sample) > 1]
     everything = np.concatenate(groups) if groups else np.empty(0)
     between, within = len(groups) - 1, len(everything) - len(groups)
