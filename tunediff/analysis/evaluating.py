@@ -174,7 +174,8 @@ def advice(cost: Cost, pass_s: Parts | None) -> list[str]:
             continue
         if name in ("evaluation.seed", "evaluation.batch_size"):
             continue
-        for part in (2, 4):  # even less would no longer measure the same
+        # Less than a quarter would no longer measure the same
+        for part in (2, 4):
             if value // part < 4 and name != "evaluation.points":
                 break
             change, new_s = {name: max(1, value // part)}, None

@@ -46,9 +46,8 @@ class Following:
         for name in sorted({*new, *self._running}, key=trial_record.by_number):
             if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue
-            self.known[name] = dataclasses.replace(
-                trial, name=name
-            )  # names become paths: a foreign journal must not choose one
+            # Names become paths: a foreign journal must not choose one.
+            self.known[name] = dataclasses.replace(trial, name=name)
             self._running.add(name)
             if trial.finished:
                 self._running.remove(name)

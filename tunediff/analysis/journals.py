@@ -41,9 +41,8 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
         try:
             if (trial := trial_record.read_trial(place)) is not None:
                 trials.append(_usable(trial, place.name))
-            elif any(
-                (place / trial_record.JOURNAL).read_bytes().splitlines()[1:]
-            ):  # a single incomplete line: it has just begun
+            # A single incomplete line: the trial has just begun, and is left out without a message.
+            elif any((place / trial_record.JOURNAL).read_bytes().splitlines()[1:]):
                 unreadable[place.name] = "no line of it says how the trial began"
         except FileNotFoundError:
             continue  # the folder is created before its journal

@@ -50,7 +50,8 @@ class Noise:
         return not (self.within(first, second) and self.within(second, first))
 
     def within(self, value: float, best: float) -> bool:
-        """Return whether `value` is behind `best` by no more than the noise.
+        """Return whether `value` is behind `best` by no more than the noise; without any noise, whether it
+        is not behind.
 
         If a value that is compared by ratios is not positive, return whether both are equal.
         """

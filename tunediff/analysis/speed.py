@@ -82,6 +82,9 @@ def _compiles(trial: TrialRecord) -> bool:
 
 
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
+    """Return the row of a compiled configuration; `plain`: the runs of the same one without compilation,
+    if there are any.
+    """
     name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
     graphs = {to: last(runs[0], of) for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))}
     if plain is None:  # nothing to compare with

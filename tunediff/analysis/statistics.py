@@ -152,6 +152,9 @@ def block_sd(values: NDArray[np.float64]) -> float:
 def _judged(
     test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, ratios: bool, lower_is_better: bool
 ) -> Difference:
+    """Return the difference of a test (difference, standard error, degrees of freedom) with interval and
+    verdict.
+    """
     if test is None:
         return Difference()
     back = math.exp if ratios else float
@@ -163,6 +166,7 @@ def _judged(
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:
+    """Return the two-sided p-value of a t-test."""
     if error == 0:  # values that repeat exactly
         return 1.0 if difference == 0 else 0.0
     return float(2 * special.stdtr(freedom, -abs(difference) / error))

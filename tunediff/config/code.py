@@ -194,6 +194,7 @@ def _put_first(code: Code) -> None:
 
 
 def _import(code: Code) -> ModuleType:
+    """Import the module. Raises `ConfigError` for any error, and for an exit, of the user's code."""
     try:
         return importlib.import_module(code.module)
     except ConfigError:

@@ -37,7 +37,7 @@ class Loader:
     non_blocking: Bool = True
     """Go on while a batch is copied from page-locked memory to the GPU; no effect on a CPU."""
     transfer: Literal["uint8", "float32"] = "uint8"
-    """What is copied to the device: bytes that are converted there, or numbers four times as large."""
+    """What is copied to the device: bytes, which are converted there, or float32, four times as large."""
 
     def check(self, config: Systems) -> None:
         mode = config.compile.mode
@@ -71,8 +71,8 @@ class Precision:
     matmul: Literal["highest", "high", "medium"] = "highest"
     """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision)."""
     conv_tf32: Bool = True
-    """float32 convolutions of cuDNN in TF32, as PyTorch has it unless told otherwise, whatever `precision.matmul` says
-    of products; no effect on a CPU."""
+    """float32 convolutions of cuDNN in TF32, which is PyTorch's default; independent of `precision.matmul`,
+    which is for products; no effect on a CPU."""
     cudnn_benchmark: Bool = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
 
@@ -151,7 +151,7 @@ class Parallel:
     block while that runs; with `pipeline` each has the whole batch and learns a part of the model, by
     `trial.forward_backward`; `single` is one process. `dp` is one process for several GPUs (torch.nn.DataParallel): the
     slow one, as it copies the model to each of them in every step; to compare with, as `ddp` learns the same. One
-    worker trains alone, whatever is said here."""
+    worker trains alone, with any strategy."""
     gradients: Literal["float32", "bf16"] = "float32"
     """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds it."""
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0

@@ -166,6 +166,7 @@ def _cpuinfo() -> str:
 
 
 def _gpus() -> list[str]:
+    """Return name, power limit and memory of each GPU, as nvidia-smi prints them; [] without a working driver."""
     if (command := machine.nvidia_smi()) is None:
         return []
     query = [command, "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
@@ -177,6 +178,7 @@ def _gpus() -> list[str]:
 
 
 def _code(package: Path) -> str:
+    """Return a digest of the sources and weights of a package, without what no measurement depends on."""
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.safetensors")]):
         if (relative := path.relative_to(package)).parts[0] not in _AFTERWARDS:

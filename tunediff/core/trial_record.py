@@ -224,6 +224,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
                 own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
                 record = TrialRecord(**own, unit=unit, started=when, heard=when)
+                # The folder of the search, with its copy of the workload, may have moved
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1

@@ -78,7 +78,7 @@ def of_search(folder: Path) -> Path:
         searches = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
         raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {searches}")
     base = folder / "baseline.yaml"
-    why = "does not say of which workload its knobs are; use that version, or search anew"
+    why = "does not say of which workload its knobs are; use that version, or search again"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
     refuse(earlier, f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml {why}")
     return folder / "search.yaml"

@@ -63,7 +63,7 @@ Times = Annotated[str, BeforeValidator(_times)]
 
 @section
 class Confirm:
-    """How the finalists of a search are run again: `confirm:` of a search file."""
+    """`confirm:`: how the finalists of a search run again."""
 
     of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
@@ -73,7 +73,7 @@ class Confirm:
 
 @section
 class RunOptions:
-    """How trials are run: keys of a search file that mean just what they say."""
+    """Keys of a search file that set directly how trials run."""
 
     early_stopping: Literal["none", "asha", "median"] = "none"
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
@@ -87,7 +87,7 @@ class RunOptions:
 
 @section
 class File(RunOptions):
-    """A search file; None: a key that is not there."""
+    """A search file; None: the key is absent."""
 
     workload: Str | None = None
     base: Str | None = None
@@ -116,7 +116,7 @@ class Budget:
     """training seconds of one trial, e.g. 10m"""
     unit: Literal["wall", "device"] = "wall"
     price_per_device_hour: Annotated[Float, Gt(0.0)] | None = None
-    """a number above 0, in whatever currency"""
+    """a number above 0, in any currency"""
     trials: Annotated[Int, Ge(1)] | None = None
     total: Duration | None = None
     compile: Literal["charged", "free"] | None = None
@@ -134,7 +134,7 @@ class Objective:
 
 @section
 class Spec:
-    """What a searched knob may be: one of several values, or a number in between."""
+    """The space of a searched knob: a choice of values, or a range of numbers."""
 
     choice: list[Any] | None = None
     """choices"""
