@@ -243,7 +243,7 @@ def test_a_part_of_a_machine(monkeypatch):
 def test_every_process_started_from_here_knows_the_part():
     with mock.patch.dict(os.environ):
         machine.take(1, 0)
-        code = "import torch; from tunediff import machine; print(machine.cores(), machine.gpus(), torch.get_num_threads())"
+        code = "import torch; from tunediff.core import machine; print(machine.cores(), machine.gpus(), torch.get_num_threads())"
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout == "1 [] 1\n"
 
