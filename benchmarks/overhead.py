@@ -24,7 +24,7 @@ from tunediff import search_space
 from tunediff.core import environment, record, text
 from tunediff.core.point import Point
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, resources, searcher, trial
+from tunediff.tuning import experiment, resources, searcher, sessions, trial
 from tunediff.tuning.messages import Plan
 
 CONTENT = {
@@ -102,7 +102,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
             share = functools.partial(resources.share, wanted)
             warm, quiet = experiment.warm(wanted), lambda _: None
             workers = experiment.workers(folder, share, None, warm, quiet)
-            with experiment.alone(folder), experiment.noted(folder), workers as slots:
+            with experiment.alone(folder), sessions.noted(folder), workers as slots:
                 experiment.search(folder, wanted, slots, console.listen)
         finally:
             sys.stdout = terminal

@@ -28,7 +28,7 @@ from tunediff.core import environment, record
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import experiment, resources, sessions
 
 TINY = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -475,7 +475,7 @@ def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
     trial = tmp_path / "trials" / "t0000"
     trial.mkdir(parents=True)
     (trial / "journal.jsonl").write_text('{"event": "point", "time": 1030, "index": 1}\n')
-    assert experiment.spent_s(tmp_path) == 90
+    assert sessions.spent_s(tmp_path) == 90
 
 
 def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):

@@ -22,7 +22,7 @@ from tunediff.analysis import pairs
 from tunediff.core import record
 from tunediff.core.record import End
 from tunediff.report import pairs as report
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.pool import Pool
 
 
@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def workers(*_):
-        raise experiment.StoppedError("nothing runs in this test")
+        raise sessions.StoppedError("nothing runs in this test")
         yield
 
     monkeypatch.setattr(experiment, "workers", workers)

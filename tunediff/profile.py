@@ -92,7 +92,7 @@ def _tidy(folder: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- measurement
 def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
-    from tunediff.profiling import run, tables
+    from tunediff.profiling import files, run, tables
     from tunediff.training import memory
 
     began, events = time.monotonic(), dataclasses.replace(EventLines.of(args), on_stderr=True)
@@ -110,7 +110,7 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
             print(f"error: out of memory with a batch of {config.loader.batch_size}: {error}", file=sys.stderr)
             return cli.FAILED
         raise
-    written = tables.write_all(found, args.out)
+    written = files.write_all(found, args.out)
     if args.json:
         print(written["numbers"].read_text(encoding="utf-8"), end="")
         return cli.OK

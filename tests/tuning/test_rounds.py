@@ -10,7 +10,7 @@ from tunediff import config as cfg
 from tunediff.core import record
 from tunediff.core.record import End
 from tunediff.tuning import rounds
-from tunediff.tuning.experiment import StoppedError
+from tunediff.tuning.sessions import StoppedError
 
 PLAN = types.SimpleNamespace(slots="slot-")
 

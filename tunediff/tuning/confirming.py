@@ -15,7 +15,7 @@ from tunediff.core import record, text
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS
-from tunediff.tuning import experiment
+from tunediff.tuning import experiment, sessions
 from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def has_time(found: Results, folder: Path, space: SearchSpace) -> bool:
     ended = [trial for trial in analysis.read(folder).trials if trial.finished] or found.trials
     run_s = max([space.longest_s, *(sum(analysis.seconds_of(trial).values()) for trial in ended)])
     round_s = run_s * len(space.candidates) / space.seeds
-    return experiment.all_spent_s(found.folder) + round_s <= total_s
+    return sessions.all_spent_s(found.folder) + round_s <= total_s
 
 
 def over(found: Results, folder: Path) -> bool:
@@ -121,8 +121,8 @@ def run(
             log_exceptions("how far the confirming runs are", tell, told)
         return told.over or not has_time(found, folder, space)
 
-    with experiment.noted(folder):
-        listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
+    with sessions.noted(folder):
+        listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
         rounds.run(folder, rivals, space.seeds, plan, slots.pool, listeners, decided)
 
 

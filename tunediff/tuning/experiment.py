@@ -15,20 +15,15 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import json
 import logging
-import math
 import os
-import shlex
 import shutil
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import yaml
 
@@ -37,23 +32,16 @@ from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.core import environment, record, text
-from tunediff.core.files import has_locks, write_text
+from tunediff.core.files import write_text
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
+from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
     from tunediff.tuning.slot import Slots
-
-
-class StoppedError(RuntimeError):
-    """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
-
-
-class NotStartedError(StoppedError):
-    """Ray did not start on this machine."""
 
 
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
@@ -117,14 +105,6 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
     return space
 
 
-def study_url(path: Path) -> str:
-    """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
-    if has_locks(path.parent):
-        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
-    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
-    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
-
-
 def foreign(folder: Path) -> str:
     """A warning that trials of the search, or its confirming runs, were measured elsewhere; '' if all were here."""
     trials = [trial for one in (folder, *folder.glob("confirm*")) for trial in record.read_trials(one) if trial.points]
@@ -136,57 +116,7 @@ def foreign(folder: Path) -> str:
     return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
 
 
-# --------------------------------------------------------------------------------------------------------- its sessions
-def spent_s(folder: Path) -> float:
-    """Wall-clock of the sessions so far; a session that was killed lasted until its last line.
-
-    Its lines tell it on the monotonic clock, which nobody sets; the journals where it has no line but its first.
-    """
-    try:
-        text = (folder / "sessions.jsonl").read_text()
-    except FileNotFoundError:
-        return 0.0
-    sessions: list[list[dict[str, Any]]] = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
-            if (told := json.loads(line))["event"] == "begin" or not sessions:
-                sessions.append([])
-            sessions[-1].append(told)
-    stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
-    total = 0.0
-    for own, following in zip(sessions, [*sessions[1:], None], strict=True):
-        first, last = own[0], own[-1]
-        by = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"  # of earlier versions
-        total += max(0.0, last[by] - first[by])
-        if last is first:
-            until = following[0]["time"] if following is not None else math.inf
-            total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
-    return total
-
-
-def confirming_folders(folder: Path) -> list[Path]:
-    """Return the folders of all confirming runs of a search, those with longer budgets included."""
-    files = (path for pattern in ("confirm*", "confirm*/*x") for path in folder.glob(f"{pattern}/search.yaml"))
-    return sorted(path.parent for path in files)
-
-
-def all_spent_s(folder: Path) -> float:
-    """Return the wall-clock of a search's sessions so far, confirming runs included."""
-    return sum(map(spent_s, [folder, *confirming_folders(folder)]))
-
-
-def alive(folder: Path) -> None:
-    """Note that the session goes on: how long it lasted is known to here, whatever becomes of it."""
-    with contextlib.suppress(OSError):  # a full disk is told otherwise
-        _note(folder, "alive")
-
-
-def _note(folder: Path, event: str, **content: Any) -> None:
-    now = {"time": time.time(), "monotonic_s": time.monotonic()}
-    with open(folder / "sessions.jsonl", "a") as file:
-        file.write(json.dumps({"event": event, **now, **content}) + "\n")
-
-
+# ------------------------------------------------------------------------------------------------------------- running
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
     """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
@@ -293,17 +223,6 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
 
     if (why := tuner.search(folder, space, slots, all_spent_s(folder), listener)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")
-
-
-@contextlib.contextmanager
-def noted(folder: Path) -> Iterator[None]:
-    """Write down that a session begins, on what, and that it ends."""
-    _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a full disk is told otherwise
-            _note(folder, "end")
 
 
 @contextlib.contextmanager

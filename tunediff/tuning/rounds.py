@@ -19,9 +19,9 @@ from tunediff.core.environment import unwritable
 from tunediff.core.record import TrialRecord
 from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
-from tunediff.tuning.experiment import StoppedError
 from tunediff.tuning.messages import Plan
 from tunediff.tuning.pool import Allocation, Pool
+from tunediff.tuning.sessions import StoppedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunediff.core.files import has_locks
-from tunediff.tuning import experiment
+from tunediff.tuning import sessions
+from tunediff.tuning.study_url import study_url
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
         log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
     how = {"connect_args": {"timeout": LOCKED_S}}
-    storage = optuna.storages.RDBStorage(experiment.study_url(path), engine_kwargs=how)
+    storage = optuna.storages.RDBStorage(study_url(path), engine_kwargs=how)
 
     def relax(connection: sqlite3.Connection, _: Any) -> None:
         connection.execute("PRAGMA synchronous = OFF")
@@ -61,6 +62,6 @@ def _damage(path: Path) -> str | None:
             found = str(connection.execute("PRAGMA quick_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if not any(word in str(error) for word in DAMAGES):
-            raise experiment.StoppedError(f"{path} cannot be read: {error}") from None
+            raise sessions.StoppedError(f"{path} cannot be read: {error}") from None
         return str(error)
     return None if found == "ok" else found.splitlines()[0]

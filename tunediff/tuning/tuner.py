@@ -17,7 +17,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 from tunediff.core.environment import unwritable
 from tunediff.core.record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import experiment
+from tunediff.tuning import sessions
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
@@ -35,7 +35,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
     searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
-    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
+    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: sessions.alive(folder))
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
