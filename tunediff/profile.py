@@ -93,7 +93,7 @@ def _tidy(folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- measurement
 def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
     from tunediff.profiling import files, run, tables
-    from tunediff.training import memory
+    from tunediff.training.run_trial import end_of
 
     began, events = time.monotonic(), dataclasses.replace(EventLines.of(args), on_stderr=True)
 
@@ -106,7 +106,7 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
             sweep_batches=args.sweep, compile_too=args.compile, attempt=args.attempt,
         )  # fmt: skip
     except Exception as error:
-        if memory.is_oom(error):
+        if end_of(error).status == "oom":
             print(f"error: out of memory with a batch of {config.loader.batch_size}: {error}", file=sys.stderr)
             return cli.FAILED
         raise

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli
 from tunediff import config as cfg
@@ -25,9 +25,13 @@ from tunediff.core import record, text
 from tunediff.core.clock import Budget, own_s
 from tunediff.core.files import write_text
 from tunediff.core.progress import shown
-from tunediff.core.record import End, Journal
+from tunediff.core.record import Journal
 from tunediff.event_lines import EventLines
 from tunediff.search_space import duration_s
+
+if TYPE_CHECKING:
+    from tunediff.distributed import World
+    from tunediff.training.run_trial import TrialResult
 
 CHECKPOINT_EVERY_S = 60.0
 
@@ -104,7 +108,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
     known = record.read_trial(folder)
-    if known is not None and not known.points and not (folder / "checkpoint.pt").exists() and not known.finished:
+    nothing_kept = known is not None and not known.points and not (folder / "checkpoint.pt").exists()
+    if nothing_kept and known is not None and (not known.finished or known.status == "oom"):
         (folder / record.JOURNAL).unlink()  # it ended before there was anything to go on from
     elif known is not None:
         if known.fingerprint != cfg.fingerprint(config):
@@ -138,12 +143,12 @@ def _identity(budget: Budget) -> dict[str, Any]:
 
 
 def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
-    from tunediff.core.record import NotFiniteError
     from tunediff.distributed import from_environment
     from tunediff.training import weights
     from tunediff.training.console import Console
     from tunediff.training.engine import Engine
     from tunediff.training.observer import Observer
+    from tunediff.training.run_trial import run_trial
     from tunediff.training.trial import run
 
     with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
@@ -175,22 +180,12 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
         engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
                         initial=start)  # fmt: skip
         try:
-            outcome = run(engine)
-        except NotFiniteError as error:
-            if world.main:
-                journal.end(End("nan", str(error)))
-                print(f"error: {error}", file=sys.stderr)
-            return cli.FAILED
-        except Exception as error:
-            if cfg.of(config).file is None or isinstance(error, ConfigError | WorkloadError):
-                raise
-            print(code.trace(error), end="", file=sys.stderr)  # the user's own lines
-            if world.size > 1:
-                os._exit(cli.FAILED)  # the others may wait for this rank in a collective
-            return cli.FAILED
+            result = run_trial(lambda: run(engine), world)
         finally:
             if isinstance(observer, Console):
                 observer.close()
+        if (outcome := result.outcome) is None:
+            return _fail(result, config, journal, world)
 
         # ---- conclude, on rank 0
         if world.main:
@@ -199,12 +194,39 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
             for knob in outcome.unread:
                 print(f"WARNING: train(trial) never reads the knob {knob}: not effective", file=sys.stderr)
             if outcome.finished:
-                journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
+                assert result.end is not None
+                journal.end(result.end)
                 _conclude(folder, args.json)
             else:
                 again = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
                 print(f"\n{again}\nweights: {folder / weights.NAME}", file=sys.stderr)
         return cli.OK if outcome.finished else cli.INTERRUPTED
+
+
+def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> int:
+    """Say why a training failed, and write that to its journal where the configuration is the reason; the exit code.
+
+    Raises what the command itself has words for, and what breaks a training of this package.
+    """
+    end, error = result.end, result.error
+    if end is not None and end.status == "nan":  # on all ranks alike
+        if world.main:
+            journal.end(end)
+            print(f"error: {end.reason}", file=sys.stderr)
+        return cli.FAILED
+    assert error is not None
+    if isinstance(error, ConfigError | WorkloadError):
+        raise error
+    if end is not None and end.status == "oom":
+        journal.end(end)
+        print(f"error: out of memory: {' '.join(end.reason.split())}", file=sys.stderr)
+    elif cfg.of(config).file is None:
+        raise error
+    else:
+        print(code.trace(error), end="", file=sys.stderr)  # the user's own lines
+    if world.size > 1:
+        os._exit(cli.FAILED)  # the others may wait for this rank in a collective
+    return cli.FAILED
 
 
 def _weights(path: Path, config: Systems) -> Any:

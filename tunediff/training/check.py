@@ -28,12 +28,12 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.core import machine
 from tunediff.core.clock import Budget
-from tunediff.core.record import NotFiniteError
 from tunediff.distributed import World, from_environment
 from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import Record
+from tunediff.training.run_trial import end_of
 from tunediff.training.session import Session
 from tunediff.training.trial import Outcome, run
 
@@ -235,28 +235,36 @@ def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, sa
 
 
 def main(path: Path, answer: Path) -> None:
-    """One rank: write what was found."""
-    found: Report = {}
+    """Check on one rank and write the report, or why the workload cannot be searched, into the file `answer`."""
+    report: Report = {}
     try:
         config = cfg.load(path)
         with from_environment() as world:
-            found = check(config, world, answer.parent)
+            report = check(config, world, answer.parent)
             if not world.main:
                 return
-    except ConfigError as error:
-        found = {"error": str(error)}
-    except WorkloadError as error:
-        found = {"error": str(error)}
-    except NotFiniteError as error:
-        found = {"error": f"{Path(config.schema.workload).name}: {error}"}
+    except (ConfigError, WorkloadError) as error:
+        report = {"error": str(error)}
     except BaseException as error:
-        oom = f" (with loader.batch_size = {config.loader.batch_size})" if memory.is_oom(error) else ""
-        found = {"error": f"{Path(config.schema.workload).name}: {code.described(error)}{oom}\n{code.trace(error)}"}
+        report = {"error": _failure(error, config)}
     with contextlib.suppress(FileExistsError), open(answer.with_suffix(".new"), "x") as file:  # who fails first says it
-        json.dump(found, file)
+        json.dump(report, file)
         file.flush()
         os.replace(answer.with_suffix(".new"), answer)
     os._exit(0)  # other ranks may wait for this one in a collective
+
+
+def _failure(error: BaseException, config: Systems) -> str:
+    """Return what went wrong in the training of a user's workload, with the traceback unless the loss was not finite.
+
+    The user is there to read it, so that a disk fault or a lost rank is reported like any other error.
+    """
+    end = end_of(error)
+    message = f"{Path(config.schema.workload).name}: {end.reason}"
+    if end.status == "nan":
+        return message
+    hint = f" (with loader.batch_size = {config.loader.batch_size})" if end.status == "oom" else ""
+    return f"{message}{hint}\n{code.trace(error)}"
 
 
 if __name__ == "__main__":

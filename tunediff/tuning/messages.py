@@ -139,14 +139,6 @@ def end(folder: Path, how: End) -> None:
         left.unlink(missing_ok=True)
 
 
-def out_of_memory(how: End) -> End:
-    """Return the end of a trial, with its reason naming the other processes if these held the memory it lacked."""
-    if not how.crowded_out:
-        return how
-    others, total = (f"{how.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
-    return dataclasses.replace(how, reason=f"{how.reason}; other processes held {others} of {total} MiB")
-
-
 @dataclasses.dataclass(frozen=True)
 class Lost:
     """The group died or leaves a node that drains, or the slot was restarted and knows nothing of the job."""

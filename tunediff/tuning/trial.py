@@ -25,6 +25,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.record import End
 from tunediff.search_space import SearchSpace
+from tunediff.training.crowding import name_other_processes
 from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Job, Lost, Plan, WorkerGroupSpec, drawn, get
 from tunediff.tuning.pool import PATIENCE_S, Allocation
@@ -195,7 +196,7 @@ def _after_loss(lost: Lost, attempt: int, config: Systems) -> End | None:
     """What it means that the workers died; None: try again."""
     reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
-        return messages.out_of_memory(End("oom", reason, memory=_ray_memory_mib(lost.reason, config.parallel.workers)))
+        return name_other_processes(End("oom", reason, memory=_ray_memory_mib(lost.reason, config.parallel.workers)))
     return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
 
 

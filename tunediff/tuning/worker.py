@@ -16,6 +16,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.exceptions import RayError
 
 from tunediff import config as cfg
 from tunediff.config import code
@@ -24,25 +25,17 @@ from tunediff.core import environment, record
 from tunediff.core.clock import Clock
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
-from tunediff.core.record import End, NotFiniteError
+from tunediff.core.record import End
 from tunediff.distributed import World
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
+from tunediff.training.run_trial import run_trial
 from tunediff.training.trial import Outcome, run
 from tunediff.tuning import cluster, messages, process_settings
 from tunediff.tuning.messages import Job, Lost, get
-
-GONE = (
-    # gloo
-    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
-    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's watchdog
-    "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
-    "nccl communicator was aborted", "collective operation timeout",
-)  # fmt: skip
-"""What a collective says of a peer that is gone, in lower case."""
 
 
 class Setup(TypedDict):
@@ -115,66 +108,64 @@ class ReportingObserver(Recorder):
 
 
 def work(job: Job, serial: str, slot: Any, world: World) -> bool:
-    """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it.
+    """Train one job and write its `end` event; then raise a fault that may have harmed the process.
 
-    Returns whether the training has changed settings of the process, on any rank. They are put back, but what was made
-    under them may live on: the next job needs other processes.
+    Returns whether the training has changed settings of the process, on any rank. They are put back, but objects that
+    were made under them may live on: the next job needs other processes. Raises what says nothing about the
+    configuration (a lost rank, a full disk, a slot that is gone) without an `end`.
     """
     print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
-    known = record.read_trial(job.folder)
-    if world.agree(float(known is not None and known.finished)):
+    trial = record.read_trial(job.folder)
+    if world.agree(float(trial is not None and trial.finished)):
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
-        if world.main and known is not None:
-            ray.get(slot.post.remote(serial, known.end))
+        if world.main and trial is not None:
+            ray.get(slot.post.remote(serial, trial.end))
         return False
     settings: dict[str, Any] = {}
     changed: list[str] = []
-    try:
-        # A file is imported once, for all trials of its workload: what it sets meanwhile is theirs too.
+    draining: list[str] = []
+
+    def train() -> Outcome:
+        # A file is imported once, for all trials of its workload: what it sets meanwhile stays set for all of them.
         _ = cfg.of(cfg.from_dict(job.config, where=job.name)).code
-        settings = process_settings.read()
+        settings.update(process_settings.read())
         nodes = job.kind.place.nodes if world.main else ()
-        with subscribe(doing := ProgressFile(job.folder if world.main else None)), cluster.watched(nodes) as draining:
-            outcome = _train(job, serial, slot, world, doing.part, draining)
-        if world.main and draining and not outcome.finished:  # its checkpoint is written, and its driver goes elsewhere
+        progress = ProgressFile(job.folder if world.main else None)
+        with subscribe(progress), cluster.watched(nodes) as draining_nodes:
+            outcome = _train(job, serial, slot, world, progress.part, draining_nodes)
+        draining.extend(draining_nodes)
+        return outcome
+
+    try:
+        # The slot's or the cluster's fault says nothing about this trial.
+        not_of_trial = (SlotLostError, RayError)
+        result = run_trial(train, world, job.folder, not_of_trial)
+        if result.error is not None:
+            if result.end is not None:
+                _write_traceback(result.error, job.folder, world.rank)
+                _end(job, serial, slot, result.end)
+            raise result.error
+        assert result.end is not None
+        if world.main and draining and result.end.status == "pruned":
+            # Its checkpoint is written, and its driver continues it on other nodes.
             ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
         elif world.main:
-            status = "ok" if outcome.finished else "pruned"
-            _end(job, serial, slot, End(status, "", outcome.seconds, outcome.steps, outcome.peak))
-    except NotFiniteError as error:  # raised on all ranks alike: the group is as good as before
-        if world.main:
-            _end(job, serial, slot, End("nan", str(error), peak=memory.peak_mib(world.device)))
-    except (SlotLostError, ray.exceptions.RayError):
-        raise  # the cluster goes down or the slot is gone: that says nothing about this trial
-    except Exception as error:
-        _blame(error, job, serial, slot, world)
-        raise
+            _end(job, serial, slot, result.end)
     finally:
         changed = process_settings.restore(settings)
         _reset(world.device)
     if changed:
-        what = f"train(trial) has changed the process: {', '.join(changed)}"
-        print(f"{job.name}: {what}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
+        message = f"train(trial) has changed the process: {', '.join(changed)}"
+        print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
     return world.any(bool(changed))
 
 
-def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> None:
-    """End the trial for what its training raised, unless it was no fault of the configuration's."""
-    if _lost_a_process(error, world.size):
-        return  # a rank or a loader process was killed: the group dies, and the driver decides what that means
-    if isinstance(error, OSError) and error.errno in environment.DISK_FAULTS:
-        return  # the disk's fault: the trial is neither good nor bad, and no end could be written
-    if (why := environment.unwritable(job.folder)) is not None:  # not all that writes says so by its error
-        raise OSError(why) from error
-    status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
+def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
+    """Write what broke the training on this rank beside the trial's journal."""
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
-        (job.folder / f"traceback-rank{world.rank}.txt").write_text(
+        (folder / f"traceback-rank{rank}.txt").write_text(
             code.trace(error), encoding="utf-8", errors="backslashreplace"
         )
-    held = memory.shares_mib(error, world.device, world.size) if status == "oom" else {}
-    _end(
-        job, serial, slot, messages.out_of_memory(End(status, reason, peak=memory.peak_mib(world.device), memory=held))
-    )
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
@@ -183,15 +174,6 @@ def _end(job: Job, serial: str, slot: Any, end: End) -> None:
         messages.end(job.folder, end)
         (job.folder / DOING).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
-
-
-def _lost_a_process(error: Exception, ranks: int) -> bool:
-    """Whether a collective failed because another rank is gone, or loading because its process was killed."""
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        return "killed by signal" in str(error) or "exited unexpectedly" in str(error)  # whoever notices first says it
-    if memory.is_oom(error):  # NCCL says it of its own buffers too
-        return False
-    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in GONE)
 
 
 def _reset(device: torch.device) -> None:
