@@ -101,7 +101,7 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
         events.print(events.line(line, time.monotonic() - began))
 
     try:
-        found = run.profile(
+        profile = run.profile(
             config, args.out, say, name=args.config.stem, command=args.command, workers=workers, steps=args.steps,
             sweep_batches=args.sweep, compile_too=args.compile, attempt=args.attempt,
         )  # fmt: skip
@@ -110,16 +110,16 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
             print(f"error: out of memory with a batch of {config.loader.batch_size}: {error}", file=sys.stderr)
             return cli.FAILED
         raise
-    written = files.write_all(found, args.out)
+    written = files.write_all(profile, args.out)
     if args.json:
         print(written["numbers"].read_text(encoding="utf-8"), end="")
         return cli.OK
-    for section in tables.sections(found):
+    for section in tables.sections(profile):
         print(section.text(), end="\n\n")
     print(text.block(written))
-    print(f"trace: {args.out / found['trace']} (open it at ui.perfetto.dev)")
-    if found["snapshot"] is not None:
-        print(f"memory_snapshot: {args.out / found['snapshot']} (open it at pytorch.org/memory_viz)")
+    print(f"trace: {args.out / profile['trace']} (open it at ui.perfetto.dev)")
+    if profile["snapshot"] is not None:
+        print(f"memory_snapshot: {args.out / profile['snapshot']} (open it at pytorch.org/memory_viz)")
     return cli.OK
 
 

@@ -107,22 +107,22 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
-    known = record.read_trial(folder)
-    nothing_kept = known is not None and not known.points and not (folder / "checkpoint.pt").exists()
-    if nothing_kept and known is not None and (not known.finished or known.status == "oom"):
+    trial = record.read_trial(folder)
+    nothing_kept = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
+    if nothing_kept and trial is not None and (not trial.finished or trial.status == "oom"):
         (folder / record.JOURNAL).unlink()  # it ended before there was anything to go on from
-    elif known is not None:
-        if known.fingerprint != cfg.fingerprint(config):
-            differs = cfg.differences(config, known.configuration)
+    elif trial is not None:
+        if trial.fingerprint != cfg.fingerprint(config):
+            differs = cfg.differences(config, trial.configuration)
             changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
             if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
                 raise ConfigError(
                     f"--out: {folder} holds a training of another configuration ({changed}); choose another"
                 )
-        if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
-            theirs = f"with {_options(known.budget_s, known.drawn.get('samples'))}"
-            if known.drawn.get("open_ended"):
-                every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
+        if (trial.budget_s, trial.drawn) != (budget.seconds, _identity(budget)):
+            theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
+            if trial.drawn.get("open_ended"):
+                every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
                 theirs = f"without --budget and with --every {text.format_exact(every)}"
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
@@ -133,8 +133,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 def _options(budget_s: float | None, samples: int | None) -> str:
     """The options that give this budget: `--budget 6s and --samples 100`."""
-    given = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
-    return " and ".join(f"{option} {value}" for option, value in given.items() if value) or "another budget"
+    options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
+    return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
 
 
 def _identity(budget: Budget) -> dict[str, Any]:
@@ -151,24 +151,24 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
     from tunediff.training.run_trial import run_trial
     from tunediff.training.trial import run
 
-    with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
+    with from_environment() as world, _asked_to_stop() as signals, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
             hint = f"start it as {args.command}, or set {other}"
             raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
-        known = record.read_trial(folder)
-        if known is not None and known.status == "ok":
+        trial = record.read_trial(folder)
+        if trial is not None and trial.status == "ok":
             if world.main:
                 _conclude(folder, args.json)
             return cli.OK
 
         # ---- journal and curves, on rank 0
-        start = _weights(args.initial, config) if args.initial is not None else None
-        observer, journal = Observer(asked), Journal(folder)
+        initial = _weights(args.initial, config) if args.initial is not None else None
+        observer, journal = Observer(signals), Journal(folder)
         if world.main:
-            done = known.points[-1].samples if known is not None and known.points else None
-            observer = Console(folder, cfg.of(config), done, asked, lines=EventLines.of(args))
+            done = trial.points[-1].samples if trial is not None and trial.points else None
+            observer = Console(folder, cfg.of(config), done, signals, lines=EventLines.of(args))
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -178,7 +178,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
         # ---- train
         engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
-                        initial=start)  # fmt: skip
+                        initial=initial)  # fmt: skip
         try:
             result = run_trial(lambda: run(engine), world)
         finally:
@@ -236,10 +236,10 @@ def _weights(path: Path, config: Systems) -> Any:
     workload = cfg.of(config)
     if (read := workload.get_hook("initial_weights")) is not None:
         return read(path, config.knobs)
-    found = weights.read(path)
+    tensors = weights.read(path)
     if (network := workload.get_hook("network")) is not None:
-        weights.check_fit(found, network(config.knobs), str(path))
-    return found
+        weights.check_fit(tensors, network(config.knobs), str(path))
+    return tensors
 
 
 @contextlib.contextmanager
@@ -266,18 +266,18 @@ def _asked_to_stop() -> Iterator[list[int]]:
 
 def _conclude(folder: Path, as_json: bool) -> None:
     """Print the result of a finished training."""
-    known = record.read_trial(folder)
-    assert known is not None
-    assert known.end is not None
-    last = known.points[-1]
-    workload = cfg.of(known.configuration)
+    trial = record.read_trial(folder)
+    assert trial is not None
+    assert trial.end is not None
+    last = trial.points[-1]
+    workload = cfg.of(trial.configuration)
     metric = workload.objective
     lines = {
         str(last.get("label", metric.label)): last[metric.name],
         "train_s": last.train_s,
         workload.unit: last.samples,
         "steps": last.steps,
-        **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
+        **{f"{part}_s": spent for part, spent in trial.end.seconds.items() if part != "train"},
         "weights": folder / "weights.safetensors",
         **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
@@ -286,7 +286,7 @@ def _conclude(folder: Path, as_json: bool) -> None:
     typed = {
         "metric": str(last.get("label", metric.label)), "objective": metric.name, "value": last[metric.name],
         "train_s": last.train_s, "samples": last.samples, "unit": workload.unit, "steps": last.steps,
-        **{f"{part}_s": known.end.seconds.get(part) for part in parts},
+        **{f"{part}_s": trial.end.seconds.get(part) for part in parts},
         "weights": lines["weights"], "pictures": sorted(map(str, folder.glob("*.png"))), "journal": lines["journal"],
     }  # fmt: skip
     cli.result(lines, as_json, typed)

@@ -22,36 +22,36 @@ if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
 
 
-def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
-    """The folder and the space of the runs that confirm `found`; None when the search has no finalist.
+def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
+    """The folder and the space of the runs that confirm `results`; None when the search has no finalist.
 
     `confirm` inside the folder of the search; when a raised limit has brought other finalists, `confirm-2`, and so on:
     what the first ones showed stays.
     """
-    wanted = found.space.confirm
-    assert wanted is not None
-    content = confirmation.content(found, wanted.of, wanted.seeds, wanted.final)
+    settings = results.space.confirm
+    assert settings is not None
+    content = confirmation.content(results, settings.of, settings.seeds, settings.final)
     if not content["trials"]:
         return None
     number = 1
-    while (folder := found.folder / confirmation.folder_name(number)).exists():
+    while (folder := results.folder / confirmation.folder_name(number)).exists():
         space = spaces.load(spaces.of_search(folder))
         if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
             return folder, space
         number += 1
-    content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
-    space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
+    content |= {"base": "baseline.yaml", "fixed": {"seed": results.space.baseline.seed + confirmation.SEED_OFFSET}}
+    space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 
 
-def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
+def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
     """The folders, within that of the confirming runs, and the spaces of the same with longer budgets."""
-    assert found.space.confirm is not None
+    assert results.space.confirm is not None
     prepared = []
-    for times in found.space.confirm.budgets[1:]:
+    for times in results.space.confirm.budgets[1:]:
         if not (of := folder / times).exists():
             content = cfg.read_yaml(folder / "search.yaml")
-            budget_s, limits = found.space.budget.per_trial_s * int(times[:-1]), content["budget"]
+            budget_s, limits = results.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
             deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
             limits |= {"per_trial": text.format_exact(budget_s), "deadline": text.format_exact(deadline_s)}
@@ -59,7 +59,7 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
             }
-            space = spaces.parse(content, f"{found.folder.name}: {folder.name}: {times}", folder)
+            space = spaces.parse(content, f"{results.folder.name}: {folder.name}: {times}", folder)
             experiment.create(of, space, content)
         prepared.append((of, spaces.load(spaces.of_search(of))))
     return prepared
@@ -67,33 +67,34 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
 
 def pending(folder: Path, space: SearchSpace) -> bool:
     """Whether the finalists of the search in `folder` are still to be told from its baseline, or to run for longer."""
-    found = analysis.read(folder)
-    prepared = prepare(found) if space.confirm is not None else None
+    results = analysis.read(folder)
+    prepared = prepare(results) if space.confirm is not None else None
     if prepared is None:
         return False
     return any(
-        not over(found, of) and has_time(found, of, again) for of, again in [prepared, *longer(found, prepared[0])]
+        not over(results, of) and has_time(results, of, again)
+        for of, again in [prepared, *longer(results, prepared[0])]
     )
 
 
-def has_time(found: Results, folder: Path, space: SearchSpace) -> bool:
+def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
     """Whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
-    if (total_s := found.space.budget.total_s) is None:
+    if (total_s := results.space.budget.total_s) is None:
         return True
-    ended = [trial for trial in analysis.read(folder).trials if trial.finished] or found.trials
+    ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials
     run_s = max([space.longest_s, *(sum(analysis.seconds_of(trial).values()) for trial in ended)])
     round_s = run_s * len(space.candidates) / space.seeds
-    return sessions.all_spent_s(found.folder) + round_s <= total_s
+    return sessions.all_spent_s(results.folder) + round_s <= total_s
 
 
-def over(found: Results, folder: Path) -> bool:
-    """Whether the runs in `folder` have told what they can about the search `found`."""
+def over(results: Results, folder: Path) -> bool:
+    """Whether the runs in `folder` have told what they can about the search `results`."""
     runs = analysis.read(folder)
-    return bool(runs.trials) and confirmation.confirm(found, runs).over
+    return bool(runs.trials) and confirmation.confirm(results, runs).over
 
 
 def run(
-    found: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
+    results: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
     tell: Callable[[Confirmation], None],
 ) -> None:  # fmt: skip
     """Run seed after seed until it is decided; `tell` hears after each what is known.
@@ -105,7 +106,7 @@ def run(
     from tunediff.tuning.messages import Plan
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
-    rivals = [rounds.Candidate(space.config(point), point) for point in points]
+    candidates = [rounds.Candidate(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.prefix), RayDashboardReporter(folder, space, slots.actors)
 
     heard = 0
@@ -114,16 +115,16 @@ def run(
         nonlocal heard
         runs = analysis.read(folder)
         if not runs.trials:
-            return not has_time(found, folder, space)
-        told = confirmation.confirm(found, runs)
-        if told.look.rounds > heard:
-            heard = told.look.rounds
-            log_exceptions("how far the confirming runs are", tell, told)
-        return told.over or not has_time(found, folder, space)
+            return not has_time(results, folder, space)
+        result = confirmation.confirm(results, runs)
+        if result.look.rounds > heard:
+            heard = result.look.rounds
+            log_exceptions("how far the confirming runs are", tell, result)
+        return result.over or not has_time(results, folder, space)
 
     with sessions.noted(folder):
         listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
-        rounds.run(folder, rivals, space.seeds, plan, slots.pool, listeners, decided)
+        rounds.run(folder, candidates, space.seeds, plan, slots.pool, listeners, decided)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

@@ -53,9 +53,9 @@ def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, wh
     if isinstance(why, NotStartedError) and not folder.exists():  # it was new, and nothing had begun
         print(f"error: {why}", file=sys.stderr)
         return cli.FAILED
-    said = "\ninterrupted" if by_hand else f"error: {why}"
+    message = "\ninterrupted" if by_hand else f"error: {why}"
     resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
-    print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+    print(f"{message}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
     return cli.INTERRUPTED if by_hand else cli.FAILED
 
 
@@ -69,11 +69,13 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
-        kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
-        kept |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
+        settings = {
+            key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")
+        }
+        settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
         baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
         write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
-        write_text(new / "search.yaml", yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+        write_text(new / "search.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
@@ -108,11 +110,11 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
 def foreign(folder: Path) -> str:
     """A warning that trials of the search, or its confirming runs, were measured elsewhere; '' if all were here."""
     trials = [trial for one in (folder, *folder.glob("confirm*")) for trial in record.read_trials(one) if trial.points]
-    device, found = resources.local().device, [trial.environment for trial in trials]
-    told = [why for there in found if (why := environment.differences(there, device))]
-    if not told:
+    device, environments = resources.local().device, [trial.environment for trial in trials]
+    differences = [why for there in environments if (why := environment.differences(there, device))]
+    if not differences:
         return ""
-    where = f"{len(told)} of its {len(trials)} trials were measured elsewhere ({'; '.join(told[0])})"
+    where = f"{len(differences)} of its {len(trials)} trials were measured elsewhere ({'; '.join(differences[0])})"
     return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
 
 
@@ -172,9 +174,9 @@ def _of_cluster(
             there.check_files(cfg.to_dict(config), evaluates, machines)
 
     machines = there.nodes()
-    found = share(*machines, may_come=there.may_come())
-    check(found.machines)
-    return found, there.Nodes(machines, check)
+    partition = share(*machines, may_come=there.may_come())
+    check(partition.machines)
+    return partition, there.Nodes(machines, check)
 
 
 @contextlib.contextmanager
@@ -193,13 +195,13 @@ def workers(
 
         log_exceptions("the start", greet, context)
         with contextlib.ExitStack() as stack:
-            given, nodes = here, None
-            if given is None:
+            partition, nodes = here, None
+            if partition is None:
                 from tunediff.tuning import cluster as there
 
                 stack.enter_context(there.head_watched(functools.partial(_headless, folder, str(address))))
-                given, nodes = _of_cluster(folder, share, configs, evaluates)
-            yield stack.enter_context(slot.opened(folder, given, warm, nodes))
+                partition, nodes = _of_cluster(folder, share, configs, evaluates)
+            yield stack.enter_context(slot.opened(folder, partition, warm, nodes))
 
 
 def _headless(folder: Path, address: str) -> None:

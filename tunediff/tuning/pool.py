@@ -66,16 +66,16 @@ class Pool:
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
             self._looked, self._machines = now, self._share.usable(self._look())
-        if (found := self._find(size)) is None or (together and len(found) > 1):
+        if (workers := self._find(size)) is None or (together and len(workers) > 1):
             if waits:
                 self._wait(size, now, together)
             return None
         self._waits = None
         self.withdraw()
-        place = self._share.place(list(found), size, together)
+        place = self._share.place(list(workers), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
-        self._taken[slot], self._last[slot] = found, (place, size)
+        self._taken[slot], self._last[slot] = workers, (place, size)
         self._heard(slot)
         return Allocation(slot, place)
 
@@ -103,12 +103,12 @@ class Pool:
                 return None
             best = fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
             return {best: units(best) if self._share.whole else size}
-        found: dict[Machine, int] = {}
+        workers: dict[Machine, int] = {}
         for machine in sorted(free, key=lambda machine: -free[machine]):
-            if free[machine] and sum(found.values()) < size:
-                left = size - sum(found.values())
-                found[machine] = free[machine] if self._share.whole else min(left, free[machine])
-        return found if sum(found.values()) >= size else None
+            if free[machine] and sum(workers.values()) < size:
+                left = size - sum(workers.values())
+                workers[machine] = free[machine] if self._share.whole else min(left, free[machine])
+        return workers if sum(workers.values()) >= size else None
 
     def _wait(self, size: int, now: float, together: bool) -> None:
         """Ask for nodes where there are too few at all, and say for what it waits."""
@@ -119,7 +119,10 @@ class Pool:
             self._request(size, together)  # that of another search on this cluster may have replaced it
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
-            free = "; ".join(f"{one.name or 'this machine'}: {self._free(one)}" for one in self._machines) or "no nodes"
+            free = (
+                "; ".join(f"{machine.name or 'this machine'}: {self._free(machine)}" for machine in self._machines)
+                or "no nodes"
+            )
             waited = text.seconds(now - self._waits)
             self.say(f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free: {free}")
 

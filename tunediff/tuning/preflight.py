@@ -27,29 +27,29 @@ def create(
     assert copy is not None
     assert original is not None
     try:
-        found = check.before_search(_tried(created), say)
+        report = check.before_search(_tried(created), say)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
         if isinstance(error, ConfigError):  # the user knows the original
             raise ConfigError(str(error).replace(str(copy.root), str(original.root))) from None
         raise
     title, searched = created.workload.title, {dimension.name for dimension in created.dimensions}
-    for text in found["warnings"]:
+    for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}
-    useless = searched & set(found["unread"]) if own else set()
-    for knob in found["unread"]:
+    useless = searched & set(report["unread"]) if own else set()
+    for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
-            what = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
-            say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {what}")
+            effect = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
+            say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {effect}")
     if not useless or useless == searched:
-        return created, found
+        return created, report
     shutil.rmtree(folder)
     dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in useless)
     candidates = tuple({name: point[name] for name in point if name not in useless} for point in space.candidates)
     content = {**content, "search": {name: of for name, of in content["search"].items() if name not in useless}}
     fewer = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
-    return experiment.create(folder, fewer, content), found
+    return experiment.create(folder, fewer, content), report
 
 
 def _tried(space: SearchSpace) -> Systems:

@@ -68,31 +68,31 @@ def _run(
     folder: Path, rival: Candidate, place: int, number: int, rivals: int, plan: Plan, pool: Pool,
     listeners: Sequence[Listener],
 ) -> TrialRecord:  # fmt: skip
-    """One run, unless its journal has its end already."""
+    """Run one trial unless its journal has its end already; return its record."""
     name, seed = name_of(place, number, rivals), rival.config.seed + number
-    if (known := record.read_trial(folder / "trials" / name)) is not None and known.finished:
-        return known
+    if (trial_record := record.read_trial(folder / "trials" / name)) is not None and trial_record.finished:
+        return trial_record
     config, values = cfg.override(rival.config, {"seed": seed}), {**rival.drawn, "seed": seed}
 
     tell_all(listeners, "start", name, values)
     try:
         while True:
-            seat = _seat(pool, config.parallel.workers, config.parallel.together)
-            for point in trial.follow(name, config, values, seat, plan):
-                tell_all(listeners, "point", name, {**point, "slot": seat.slot})
-            pool.give(seat.slot)
+            allocation = _allocate(pool, config.parallel.workers, config.parallel.together)
+            for point in trial.run_trial_on_slot(name, config, values, allocation, plan):
+                tell_all(listeners, "point", name, {**point, "slot": allocation.slot})
+            pool.give(allocation.slot)
             if not record.was_lost(folder / "trials" / name):
                 break
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
     tell_all(listeners, "end", name, values)
-    known = record.read_trial(folder / "trials" / name)
-    assert known is not None
-    return known
+    trial_record = record.read_trial(folder / "trials" / name)
+    assert trial_record is not None
+    return trial_record
 
 
-def _seat(pool: Pool, size: int, together: bool) -> Allocation:
-    """One for so many workers, as soon as nodes that are there have room."""
-    while (seat := pool.take(size, together=together)) is None:
+def _allocate(pool: Pool, size: int, together: bool) -> Allocation:
+    """Return the devices for so many workers; wait until the nodes have room for them."""
+    while (allocation := pool.take(size, together=together)) is None:
         time.sleep(1.0)
-    return seat
+    return allocation

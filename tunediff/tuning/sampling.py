@@ -63,5 +63,5 @@ def _part(trials: list[FrozenTrial], directions: list[StudyDirection]) -> list[F
     good = dict[int, FrozenTrial]()
     for place, direction in enumerate(directions):
         pick = heapq.nsmallest if direction == StudyDirection.MINIMIZE else heapq.nlargest
-        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda one: one.values[place])}
+        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda trial: trial.values[place])}
     return [*(good[number] for number in sorted(good)), *newest]

@@ -35,9 +35,9 @@ def spent_s(folder: Path) -> float:
     sessions: list[list[dict[str, Any]]] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
-            if (told := json.loads(line))["event"] == "begin" or not sessions:
+            if (entry := json.loads(line))["event"] == "begin" or not sessions:
                 sessions.append([])
-            sessions[-1].append(told)
+            sessions[-1].append(entry)
     stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
     total = 0.0
     for own, following in zip(sessions, [*sessions[1:], None], strict=True):

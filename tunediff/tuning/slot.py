@@ -309,13 +309,13 @@ class Slots:
 
     def warm(self, config: Systems) -> None:
         """Start the workers of the first trials, which train this configuration, while Tune starts."""
-        seats = []
-        while (seat := self.pool.take(config.parallel.workers, waits=False)) is not None:
-            seats.append(seat)
-            self.actors[seat.slot].warm.remote(WorkerGroupSpec.of(config, seat.place))
-        for seat in seats:
-            self.pool.give(seat.slot, used=False)
-            self._free(seat.slot, WARM_S)
+        allocations = []
+        while (allocation := self.pool.take(config.parallel.workers, waits=False)) is not None:
+            allocations.append(allocation)
+            self.actors[allocation.slot].warm.remote(WorkerGroupSpec.of(config, allocation.place))
+        for allocation in allocations:
+            self.pool.give(allocation.slot, used=False)
+            self._free(allocation.slot, WARM_S)
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Say now what is to be known of the machines, and later what becomes of them."""

@@ -43,8 +43,8 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
         log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
-    how = {"connect_args": {"timeout": LOCKED_S}}
-    storage = optuna.storages.RDBStorage(study_url(path), engine_kwargs=how)
+    engine_settings = {"connect_args": {"timeout": LOCKED_S}}
+    storage = optuna.storages.RDBStorage(study_url(path), engine_kwargs=engine_settings)
 
     def relax(connection: sqlite3.Connection, _: Any) -> None:
         connection.execute("PRAGMA synchronous = OFF")
@@ -59,9 +59,9 @@ def _damage(path: Path) -> str | None:
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}{plain}", LOCKED_S, uri=True)) as connection:
-            found = str(connection.execute("PRAGMA quick_check").fetchone()[0])
+            answer = str(connection.execute("PRAGMA quick_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if not any(word in str(error) for word in DAMAGES):
             raise sessions.StoppedError(f"{path} cannot be read: {error}") from None
         return str(error)
-    return None if found == "ok" else found.splitlines()[0]
+    return None if answer == "ok" else answer.splitlines()[0]

@@ -43,31 +43,31 @@ def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[Prior
     metric, most = earlier.metric, earlier.mode == "max"
     done = [trial for trial in trials if trial.value(metric) is not None]
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
-    found = []
-    failures = [one for one in trials if one.status in ("nan", "timeout") or knowledge.teaches_memory(one)]
+    priors = []
+    failures = [trial for trial in trials if trial.status in ("nan", "timeout") or knowledge.teaches_memory(trial)]
     for trial in [*ranked, *failures]:
         again = earlier.seeds == 1 and "seed" in trial.drawn  # it taught how much runs differ, nothing of its point
         if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
-        doubts = [f"{what} {a} there, {b} here" for what, a, b in _compared(earlier, space) if a != b]
+        doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
             doubts = ["knobs that are not searched have other values"]
         doubts += environment.differences(trial.environment, device)
-        found.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
-    return found
+        priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
+    return priors
 
 
 def said(space: SearchSpace, device: str) -> str:
     """How much of the earlier search is reused, and if nothing why, in a line; '' without one."""
     if space.warm_start is None:
         return ""
-    found, name = lessons(space, Path(space.warm_start), device), Path(space.warm_start).name
-    if not found:
+    priors, name = lessons(space, Path(space.warm_start), device), Path(space.warm_start).name
+    if not priors:
         return f"warm start: {name} has no trial that this search can express"
-    if believed := sum(lesson.counts for lesson in found):
-        return f"warm start: {believed} of {len(found)} results of {name} are reused"
-    why = "; ".join(found[0].doubts)
-    return f"warm start: none of the {len(found)} results of {name} is reused ({why}); its best are tried first"
+    if believed := sum(prior.counts for prior in priors):
+        return f"warm start: {believed} of {len(priors)} results of {name} are reused"
+    why = "; ".join(priors[0].doubts)
+    return f"warm start: none of the {len(priors)} results of {name} is reused ({why}); its best are tried first"
 
 
 def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
@@ -81,7 +81,7 @@ def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     a, b = two
     yield "objective", a.metric, b.metric
     yield "cost", a.cost, b.cost
-    there, here = (f"{one.budget.per_trial_s:g} {one.budget.clock.short}" for one in two)
+    there, here = (f"{space.budget.per_trial_s:g} {space.budget.clock.short}" for space in two)
     yield "budget", there, here
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
 

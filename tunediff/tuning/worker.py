@@ -1,4 +1,7 @@
-"""What runs in the worker processes: a group of Ray Train workers that take one job after the other."""
+"""The worker processes of a search: a group of Ray Train workers that take one job after the other from their slot.
+
+`serve` is the loop of one worker, `work` trains one job, and `ReportingObserver` reports its points to the driver.
+"""
 
 from __future__ import annotations
 
@@ -39,63 +42,66 @@ from tunediff.tuning.messages import Job, Lost, get
 
 
 class Setup(TypedDict):
-    """What the workers of a group are started with."""
+    """Settings that the workers of a group are started with."""
 
     slot: str
     generation: str
     threads: int
-    """torch threads of each."""
+    """torch threads of each worker."""
     here: str
-    """Folder to work in."""
+    """Folder to work in: that of the search's command."""
 
 
 class SlotLostError(RuntimeError):
-    """The slot does not know the job any more; its driver will hand it in again."""
+    """The slot was restarted and does not know the job; its driver will submit it again."""
 
 
 def serve(setup: Setup) -> None:
-    """One worker: take jobs from the slot until told to leave. An exception ends the group."""
+    """Run one worker: take jobs from the slot until it says to leave. An exception ends the group."""
+    # ---- set up this process, so that no trial pays for it
     context = ray.train.get_context()
     world = World(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(setup["here"])
-    torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
+    torch.set_num_threads(setup["threads"])  # Ray sets one thread by default
     memory.await_freed(world.device)
     _import_what_trials_need(world.device)
+
+    # ---- take one job after the other
     slot, done = get(setup["slot"]), ""
     while True:
-        order = ray.get(slot.take.remote(setup["generation"], done))
-        if order is None:
+        assignment = ray.get(slot.take.remote(setup["generation"], done))
+        if assignment is None:
             continue
-        if order.job is None:
+        if assignment.job is None:
             return
-        done = order.serial
-        if work(order.job, done, slot, world):
+        done = assignment.serial
+        if work(assignment.job, done, slot, world):
             if world.main:
                 ray.get(slot.renew.remote(setup["generation"]))
             return
 
 
 def _import_what_trials_need(device: torch.device) -> None:
-    """Import what torch imports on first use: the first trial, the baseline, must not pay for it."""
+    """Import the modules that torch imports on first use: the first trial, the baseline, must not pay for it."""
     parameter = torch.nn.Parameter(torch.zeros(1, device=device))
     torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
     import torchvision  # noqa: F401
 
 
 class ReportingObserver(Recorder):
-    """Records a job's points, tells them to its driver, and waits for what that decides."""
+    """Write a job's points to its journal, report them to its driver, and wait for the driver's decision."""
 
-    def __init__(self, job: Job, serial: str, slot: Any, points: int, asked: Sequence[object]) -> None:
-        """`asked`: stops the training, with a checkpoint, once there is something in it."""
-        super().__init__(job.folder, asked)
+    def __init__(self, job: Job, serial: str, slot: Any, points: int, stop_requests: Sequence[object]) -> None:
+        """`stop_requests`: a non-empty list stops the training, with a checkpoint."""
+        super().__init__(job.folder, stop_requests)
         self._job, self._serial, self._slot, self._points = job, serial, slot, points
 
     def point(self, point: Point) -> bool:
         super().point(point)
         ray.get(self._slot.post.remote(self._serial, point))
         if point.index == self._points:
-            return True  # the curve is complete; nobody needs to be asked
+            return True  # the curve is complete: there is nothing to decide
         while (answer := ray.get(self._slot.decision.remote(self._serial, point.index))) is None:
             pass
         if answer == "unknown":
@@ -169,15 +175,15 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
-    """Write the end of the trial to its journal, then tell its driver."""
-    with contextlib.suppress(OSError):  # the driver still hears of it
+    """Write the end of the trial to its journal, then report it to its driver."""
+    with contextlib.suppress(OSError):  # the driver still gets it
         messages.end(job.folder, end)
         (job.folder / DOING).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
 
 
 def _reset(device: torch.device) -> None:
-    """Undo what tunediff sets for the whole process, and free what a trial left."""
+    """Undo what tunediff sets for the whole process, and free the memory that a trial left."""
     precision.set_backends(Precision(), device.type)
     torch.manual_seed(0)
     random.seed(0)
@@ -187,27 +193,35 @@ def _reset(device: torch.device) -> None:
 
 
 def _train(
-    job: Job, serial: str, slot: Any, world: World, told: Callable[[str], object], asked: Sequence[object]
+    job: Job, serial: str, slot: Any, world: World, on_part: Callable[[str], object], stop_requests: Sequence[object]
 ) -> Outcome:
-    """The training, its final evaluation and its profile; `told` hears which part of its time begins, `asked` stops it
-    with a checkpoint once there is something in it."""
+    """Train, and run the job's final evaluation and its profile.
+
+    `on_part` is called with the name of each part of the time that begins; a non-empty list `stop_requests` stops the
+    training with a checkpoint.
+    """
+    # ---- record who trains, on what
     config: Systems = cfg.from_dict(job.config, where=job.name)
-    clock = Clock(job.budget, world.synchronize, told=told)
-    teller = ReportingObserver(job, serial, slot, config.evaluation.points, asked)
+    clock = Clock(job.budget, world.synchronize, told=on_part)
+    observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-        teller.journal.write(
+        observer.journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
+
+    # ---- train
     with cold_cache(config.compile):
-        kept = job.folder if job.keeps else None
-        outcome = run(Engine(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
+        folder = job.folder if job.keeps else None
+        outcome = run(Engine(config, job.budget, world, observer, folder=folder, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
         record.Journal(job.folder).write("unread", knobs=outcome.unread)
     if not outcome.finished:
         return outcome
+
+    # ---- keep the weights, judge them once more, and profile a few steps
     if world.main and job.keeps:
         about = weights.about(config, job.folder, outcome.steps)
         weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
@@ -226,10 +240,13 @@ def _train(
 def evaluate_finally(
     config: Systems, protocol: Mapping[str, Any], outcome: Outcome, world: World, folder: Path
 ) -> None:
-    """Judge the finished model once more with other `evaluation.` knobs; writes the journal's `final` event."""
-    done = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
-    if world.agree(float(outcome.steps in done)):
-        return  # an attempt that was killed had come this far
-    found = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
+    """Judge the finished model once more with other `evaluation.` knobs and write the journal's `final` event.
+
+    Does nothing where an earlier attempt, which was killed later, has done so already.
+    """
+    judged_steps = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
+    if world.agree(float(outcome.steps in judged_steps)):
+        return
+    findings = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
     if world.main:
-        record.Journal(folder).write("final", steps=outcome.steps, **found)
+        record.Journal(folder).write("final", steps=outcome.steps, **findings)
