@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folder(args: argparse.Namespace) -> Path:
-    """Of the run. Raises `ConfigError`."""
+    """Return the folder of the run. Raises `ConfigError`."""
     if args.name is None:
         return Path(args.out or Path(args.storage, f"train-{args.config.stem}"))
     if args.out is not None:
@@ -81,6 +81,7 @@ def _folder(args: argparse.Namespace) -> Path:
 
 
 def _budget(args: argparse.Namespace, config: Systems) -> Budget:
+    """Return the budget that the options give. Raises `ConfigError`."""
     seconds, samples, every = args.budget, args.samples, args.every
     if args.unit is not None and seconds is None:
         raise ConfigError(f"--unit: {args.unit} goes with --budget")
@@ -100,17 +101,20 @@ def _budget(args: argparse.Namespace, config: Systems) -> Budget:
 
 
 def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
-    """Refuse what would fail later, and a folder that holds another training."""
+    """Refuse what would fail later, and a folder that holds another training. Raises `ConfigError`."""
+    # ---- files
     cli.check_here(config, evaluates=True)
     cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
+
+    # ---- a folder that is there: without a point or a checkpoint it starts over, else it must be of this training
     trial = record.read_trial(folder)
-    nothing_kept = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
-    if nothing_kept and trial is not None and (not trial.finished or trial.status == "oom"):
-        (folder / record.JOURNAL).unlink()  # it ended before there was anything to go on from
+    empty = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
+    if empty and trial is not None and (not trial.finished or trial.status == "oom"):
+        (folder / record.JOURNAL).unlink()  # killed or out of memory, as with a larger batch, before anything was kept
     elif trial is not None:
         if trial.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, trial.configuration)
@@ -132,17 +136,18 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 
 def _options(budget_s: float | None, samples: int | None) -> str:
-    """The options that give this budget: `--budget 6s and --samples 100`."""
+    """Return the options that give this budget: `--budget 6s and --samples 100`."""
     options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
     return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
 
 
 def _identity(budget: Budget) -> dict[str, Any]:
-    """What of a budget, besides its seconds, must be the same for a training to go on."""
+    """Return what of a budget, besides its seconds, must be the same for a training to go on."""
     return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
 
 
 def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
+    """Train in this process, one rank of the training, and print the result; return the exit code."""
     from tunediff.distributed import from_environment
     from tunediff.training import weights
     from tunediff.training.console import Console
@@ -151,7 +156,7 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
     from tunediff.training.run_trial import run_trial
     from tunediff.training.trial import run
 
-    with from_environment() as world, _asked_to_stop() as signals, shown() if world.main else contextlib.nullcontext():
+    with from_environment() as world, _stop_signals() as signals, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
@@ -204,9 +209,9 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
 
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> int:
-    """Say why a training failed, and write that to its journal where the configuration is the reason; the exit code.
+    """Print why a training failed and return the exit code; write an `end` for status `nan` and `oom`.
 
-    Raises what the command itself has words for, and what breaks a training of this package.
+    Raises `ConfigError` and `WorkloadError`, which the command prints, and any other error of a shipped workload.
     """
     end, error = result.end, result.error
     if end is not None and end.status == "nan":  # on all ranks alike
@@ -230,7 +235,7 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
 
 
 def _weights(path: Path, config: Systems) -> Any:
-    """The weights to start from. Raises `ConfigError`."""
+    """Return the weights to start from. Raises `ConfigError`."""
     from tunediff.training import weights
 
     workload = cfg.of(config)
@@ -243,8 +248,11 @@ def _weights(path: Path, config: Systems) -> Any:
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """Signals received: the first SIGINT or SIGTERM lets the loop write a checkpoint, a second SIGINT ends at once."""
+def _stop_signals() -> Iterator[list[int]]:
+    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a checkpoint and stop.
+
+    A second SIGINT ends the process at once.
+    """
     received: list[int] = []
 
     def note(number: int, frame: Any) -> None:

@@ -97,7 +97,7 @@ class Console:
         if url := getattr(context, "dashboard_url", None):
             self.say(local_ray.dashboard(url))
         self.say(f"results {self.folder}")
-        if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
+        if not self.found.trials and (warm := warm_start.describe(self.space, local().device)):
             self.say(warm)
         told = plan.start_lines(self.told) if self.told is not None else []
         for line in [*plan.skipped(self.space), *told]:

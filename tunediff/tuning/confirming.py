@@ -1,4 +1,4 @@
-"""Running the finalists of a search again: the folder of their runs, made once and found again on resume."""
+"""Run the finalists of a search again: make the folder of their runs, or find it on a resume, and run them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
-    """The folder and the space of the runs that confirm `results`; None when the search has no finalist.
+    """Return folder and space of the runs that confirm `results`, made if new; None if the search has no finalist.
 
-    `confirm` inside the folder of the search; when a raised limit has brought other finalists, `confirm-2`, and so on:
-    what the first ones showed stays.
+    The folder is `confirm` inside that of the search; when a raised limit has brought other finalists, `confirm-2`, and
+    so on, so that the results of the first ones stay.
     """
     settings = results.space.confirm
     assert settings is not None
@@ -45,11 +45,11 @@ def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
 
 
 def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
-    """The folders, within that of the confirming runs, and the spaces of the same with longer budgets."""
+    """Return folders and spaces of the same runs with longer budgets, inside the `folder` of the confirming runs."""
     assert results.space.confirm is not None
     prepared = []
     for times in results.space.confirm.budgets[1:]:
-        if not (of := folder / times).exists():
+        if not (runs_folder := folder / times).exists():
             content = cfg.read_yaml(folder / "search.yaml")
             budget_s, limits = results.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
@@ -60,25 +60,23 @@ def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
             }
             space = spaces.parse(content, f"{results.folder.name}: {folder.name}: {times}", folder)
-            experiment.create(of, space, content)
-        prepared.append((of, spaces.load(spaces.of_search(of))))
+            experiment.create(runs_folder, space, content)
+        prepared.append((runs_folder, spaces.load(spaces.of_search(runs_folder))))
     return prepared
 
 
 def pending(folder: Path, space: SearchSpace) -> bool:
-    """Whether the finalists of the search in `folder` are still to be told from its baseline, or to run for longer."""
+    """Return whether confirming runs of the search in `folder` are left to run, those with longer budgets included."""
     results = analysis.read(folder)
     prepared = prepare(results) if space.confirm is not None else None
     if prepared is None:
         return False
-    return any(
-        not over(results, of) and has_time(results, of, again)
-        for of, again in [prepared, *longer(results, prepared[0])]
-    )
+    runs = [prepared, *longer(results, prepared[0])]
+    return any(not over(results, runs_folder) and has_time(results, runs_folder, again) for runs_folder, again in runs)
 
 
 def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
+    """Return whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
     if (total_s := results.space.budget.total_s) is None:
         return True
     ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials
@@ -88,7 +86,7 @@ def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
 
 
 def over(results: Results, folder: Path) -> bool:
-    """Whether the runs in `folder` have told what they can about the search `results`."""
+    """Return whether the comparison that the runs in `folder` make has ended."""
     runs = analysis.read(folder)
     return bool(runs.trials) and confirmation.confirm(results, runs).over
 
@@ -97,7 +95,7 @@ def run(
     results: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
     tell: Callable[[Confirmation], None],
 ) -> None:  # fmt: skip
-    """Run seed after seed until it is decided; `tell` hears after each what is known.
+    """Run seed after seed until the comparison is decided or time is up; call `tell` with its state after each look.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -109,16 +107,16 @@ def run(
     candidates = [rounds.Candidate(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.prefix), RayDashboardReporter(folder, space, slots.actors)
 
-    heard = 0
+    rounds_told = 0
 
     def decided() -> bool:
-        nonlocal heard
+        nonlocal rounds_told
         runs = analysis.read(folder)
         if not runs.trials:
             return not has_time(results, folder, space)
         result = confirmation.confirm(results, runs)
-        if result.look.rounds > heard:
-            heard = result.look.rounds
+        if result.look.rounds > rounds_told:
+            rounds_told = result.look.rounds
             log_exceptions("how far the confirming runs are", tell, result)
         return result.over or not has_time(results, folder, space)
 
@@ -128,6 +126,6 @@ def run(
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:
-    """Whether every trial that was planned in `folder` has ended."""
+    """Return whether every trial that was planned in `folder` has ended."""
     trials = record.read_trials(folder)
     return len(trials) >= space.budget.trials and all(trial.finished for trial in trials)

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
-    """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code.
+    """Print that the search in `folder` was interrupted or had to stop, and how to resume it; return the exit code.
 
-    `where`: the options that say on what machine or cluster.
+    `where`: the command's options that choose the machine or cluster.
     """
     by_hand = isinstance(why, KeyboardInterrupt)
-    if isinstance(why, NotStartedError) and not folder.exists():  # it was new, and nothing had begun
+    if isinstance(why, NotStartedError) and not folder.exists():  # a new search without any trial
         print(f"error: {why}", file=sys.stderr)
         return cli.FAILED
     message = "\ninterrupted" if by_hand else f"error: {why}"
@@ -61,22 +61,21 @@ def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, wh
 
 # ---------------------------------------------------------------------------------------------------------- the folder
 def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
-    """Make the folder of a new search; returns its space, with the copy of a user's workload that lies there.
+    """Make the folder of a new search; return its space, with the copy of a user's workload that lies there.
 
-    Raises `ConfigError` if the name is taken or the place cannot be written.
+    Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
     cli.check_free(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
-        settings = {
-            key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")
-        }
+        in_baseline = ("workload", "base", "fixed", "baseline")
+        settings = {key: value for key, value in content.items() if key not in in_baseline}
         settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
-        baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
+        baseline = cfg.take_along(space.baseline, new)  # edits of the original do not reach the trials
         write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
         write_text(new / "search.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-        new.rename(folder)  # a folder of that name is complete, whenever this process is killed
+        new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
@@ -95,7 +94,10 @@ def start_of(folder: Path, new: bool) -> Iterator[None]:
 
 
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
-    """The space of an existing search; `limits` (`trials`, `total`) replace its own, and are kept from now on."""
+    """Return the space of an existing search.
+
+    `limits` (`trials`, `total`) replace its own; `keep` writes them to its search.yaml. Raises `ConfigError`.
+    """
     space = spaces.load(spaces.of_search(folder), budget=dict(limits or {}))
     if limits and keep:
         content = cfg.read_yaml(folder / "search.yaml")
@@ -108,8 +110,9 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
 
 
 def foreign(folder: Path) -> str:
-    """A warning that trials of the search, or its confirming runs, were measured elsewhere; '' if all were here."""
-    trials = [trial for one in (folder, *folder.glob("confirm*")) for trial in record.read_trials(one) if trial.points]
+    """Return a warning that trials of the search, or confirming runs, were measured on another machine; '' if not."""
+    folders = (folder, *folder.glob("confirm*"))
+    trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
     device, environments = resources.local().device, [trial.environment for trial in trials]
     differences = [why for there in environments if (why := environment.differences(there, device))]
     if not differences:
@@ -121,11 +124,15 @@ def foreign(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------- running
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
-    """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
+    """Connect to the Ray cluster at `address`, or start one on this machine; yield Ray's context.
+
+    Raises `ConfigError` if no cluster answers, `NotStartedError` if Ray does not start here.
+    """
     import ray
 
     from tunediff.tuning import local_ray
 
+    # ---- options: a local cluster gets our count of cores and GPUs, a remote one our code
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
     local: dict[str, object] = {}
     if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
@@ -137,13 +144,15 @@ def cluster(address: str | None) -> Iterator[Any]:
         from tunediff.tuning import cluster as there
 
         local = {"runtime_env": there.runtime_env()}
+
+    # ---- connect
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         try:
             context = ray.init(address=address or "local", **quiet, **local)
         except ConnectionError as error:
-            # Ray sends its token to a cluster that is named only where it is told to.
+            # Ray sends its token to a cluster at an address only in this mode.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
             raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
         except Exception as error:  # its processes came too late, or not at all: Ray has no class of error for that
@@ -162,9 +171,9 @@ def cluster(address: str | None) -> Iterator[Any]:
 def _of_cluster(
     folder: Path, share: Callable[..., resources.ResourcePartition], configs: Sequence[Systems], evaluates: bool
 ) -> tuple[resources.ResourcePartition, Nodes]:
-    """What the cluster gives that Ray is connected to, and its nodes as of whenever one looks.
+    """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
 
-    Raises `ConfigError` where it has no room, or a node does not see the folder, or lacks data or weights.
+    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks data or weights.
     """
     from tunediff.tuning import cluster as there
 
@@ -184,10 +193,11 @@ def workers(
     folder: Path, share: Callable[..., resources.ResourcePartition], address: str | None, warm: Systems | None,
     greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
-    """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
+    """Yield the slots of a cluster for what runs in `folder`; `greet` is called with Ray's context once it is up.
 
-    `share` takes machines; every node of a cluster gets to check the files of `configs`. Raises `KeyboardInterrupt` on
-    Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
+    `share` divides machines; `warm`: what the first trials train, if their workers may start now; every node of a
+    cluster checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and `ConfigError` before
+    anything starts.
     """
     here = share(resources.local()) if address is None else None
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
@@ -205,7 +215,7 @@ def workers(
 
 
 def _headless(folder: Path, address: str) -> None:
-    """End this process: its other threads wait for Ray, which waits for its head."""
+    """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
     why = StoppedError("the head of the cluster does not answer any more")
     code = stopped(why, module, folder, ["--address", address])
@@ -214,7 +224,7 @@ def _headless(folder: Path, address: str) -> None:
 
 
 def warm(space: SearchSpace) -> Systems | None:
-    """The configuration that the workers of the first trials are for; None: these get processes of their own."""
+    """Return the configuration to start workers for in advance; None: the first trials need processes of their own."""
     own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
     return None if own else space.baseline
 
@@ -229,9 +239,9 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two processes must not run one search; the lock ends with the process, however it ends.
+    """Hold the lock of a search, which two processes must not run; it ends with the process.
 
-    Where the file system has no locks, a warning says so. Raises `ConfigError` if another process has the lock.
+    Where the file system has no locks, a warning is printed. Raises `ConfigError` if another process has the lock.
     """
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")
@@ -249,7 +259,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM, as batch schedulers send it, ends the search like Ctrl-C does."""
+    """Let SIGTERM, as batch schedulers send it, end the search like Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

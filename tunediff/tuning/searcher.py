@@ -147,7 +147,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         """
         first, best = self._identity(self.space.baseline), 0
         learned = {frozen.user_attrs.get("from") for frozen in self.study.get_trials(deepcopy=False)}
-        for prior in warm_start.lessons(self.space, folder, self._device):
+        for prior in warm_start.prior_trials(self.space, folder, self._device):
             if prior.origin in learned:
                 best += not prior.counts
                 continue

@@ -16,7 +16,7 @@ from tunediff.core import environment, record
 
 
 class StoppedError(RuntimeError):
-    """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
+    """The search had to stop for a reason outside of it, such as a full disk; it can be resumed once that is gone."""
 
 
 class NotStartedError(StoppedError):
@@ -24,10 +24,12 @@ class NotStartedError(StoppedError):
 
 
 def spent_s(folder: Path) -> float:
-    """Wall-clock of the sessions so far; a session that was killed lasted until its last line.
+    """Return the wall-clock of the sessions so far, in seconds; a session that was killed lasted until its last line.
 
-    Its lines tell it on the monotonic clock, which nobody sets; the journals where it has no line but its first.
+    Lines are compared on the monotonic clock, which nobody sets. Where a session has no line but its first, the last
+    line of the trials' journals counts.
     """
+    # ---- the lines of every session
     try:
         text = (folder / "sessions.jsonl").read_text()
     except FileNotFoundError:
@@ -38,12 +40,15 @@ def spent_s(folder: Path) -> float:
             if (entry := json.loads(line))["event"] == "begin" or not sessions:
                 sessions.append([])
             sessions[-1].append(entry)
+
+    # ---- the duration of every session
     stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
     total = 0.0
     for own, following in zip(sessions, [*sessions[1:], None], strict=True):
         first, last = own[0], own[-1]
-        by = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"  # of earlier versions
-        total += max(0.0, last[by] - first[by])
+        # Earlier versions wrote no monotonic clock.
+        clock = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"
+        total += max(0.0, last[clock] - first[clock])
         if last is first:
             until = following[0]["time"] if following is not None else math.inf
             total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
@@ -62,12 +67,13 @@ def all_spent_s(folder: Path) -> float:
 
 
 def alive(folder: Path) -> None:
-    """Note that the session goes on: how long it lasted is known to here, whatever becomes of it."""
-    with contextlib.suppress(OSError):  # a full disk is told otherwise
+    """Note that the session goes on, so that its duration is known to here if it is killed."""
+    with contextlib.suppress(OSError):  # the trials report a full disk
         _note(folder, "alive")
 
 
 def _note(folder: Path, event: str, **content: Any) -> None:
+    """Append a line to `sessions.jsonl`. Raises `OSError`."""
     now = {"time": time.time(), "monotonic_s": time.monotonic()}
     with open(folder / "sessions.jsonl", "a") as file:
         file.write(json.dumps({"event": event, **now, **content}) + "\n")
@@ -75,10 +81,10 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 @contextlib.contextmanager
 def noted(folder: Path) -> Iterator[None]:
-    """Write down that a session begins, on what, and that it ends."""
+    """Note that a session begins, with its command and hardware, and that it ends."""
     _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a full disk is told otherwise
+        with contextlib.suppress(OSError):  # the trials report a full disk
             _note(folder, "end")

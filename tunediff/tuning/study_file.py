@@ -21,22 +21,20 @@ log = logging.getLogger(__name__)
 
 STUDY = "tunediff"
 FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
-"""What a full, read-only or vanished disk looks like here."""
-
-
+"""What Optuna raises when the disk is full, read-only or gone."""
 LOCKED_S = 60.0
-"""How long another program, such as optuna-dashboard, may hold the study before the search stops."""
+"""Seconds for which another program, such as optuna-dashboard, may lock the study before the search stops."""
 DAMAGES = ("malformed", "not a database")
-"""What SQLite says of a damaged file; all else, such as a lock or a disk that does not answer, will pass."""
+"""SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not answer, will pass."""
 
 
 def open_file(path: Path) -> optuna.storages.RDBStorage:
-    """The study file, for optuna-dashboard to read too. A damaged one is put aside: the journals hold all it held.
+    """Open the study file, which optuna-dashboard can read too. A damaged one is renamed: the journals hold all of it.
 
     Raises `StoppedError` if it cannot be read for another reason: its locks or its disk.
 
-    SQLite does not wait for the disk: a kill loses nothing all the same, a power cut at worst this file, and a draw
-    takes 18 ms in place of 140.
+    SQLite does not wait for the disk: a kill loses nothing even so, a power cut at worst this file, and a draw takes
+    18 ms instead of 140.
     """
     if path.exists() and (damage := _damage(path)):
         number = len(list(path.parent.glob(f"{path.name}.damaged*")))
@@ -55,7 +53,7 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with an SQLite file; None: nothing. Raises `StoppedError` if it cannot be read now."""
+    """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be read now."""
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}{plain}", LOCKED_S, uri=True)) as connection:

@@ -9,7 +9,7 @@ from tunediff.core.files import has_locks
 
 
 def study_url(path: Path) -> str:
-    """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
+    """Return the URL of the study in a file, for Optuna and optuna-dashboard; `%` and `?` in its path are quoted."""
     if has_locks(path.parent):
         return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
     # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.

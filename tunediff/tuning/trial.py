@@ -78,8 +78,9 @@ def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
 def run_trial_on_slot(
     name: str, config: Systems, values: Values, allocation: Allocation, plan: Plan
 ) -> Iterator[Reported]:
-    """Run one trial on its slot and yield every point that it reports; `values`: the drawn knobs, for its journal.
+    """Run one trial on its slot and yield every point that it reports.
 
+    `values`: the drawn knobs, for its journal.
     The trial's journal stays without an `end` event if one of its nodes is lost; the caller then allocates other nodes
     and calls this again (see `record.was_lost`). Raises `OSError` when the disk is full.
     """
