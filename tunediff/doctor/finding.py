@@ -89,7 +89,7 @@ def lines(finding: Finding) -> list[str]:
     indent = " " * 30
     words, below = _wrapped(finding.found, WIDTH - 30) or [""], _wrapped(finding.means, WIDTH - 32)
     first = f"{head}{words[0]}" if len(head) <= 30 else f"{head}\n{indent}{words[0]}"
-    return [first.rstrip(), *(indent + one for one in words[1:]), *(f"{indent}  {one}" for one in below)]
+    return [first.rstrip(), *(indent + word for word in words[1:]), *(f"{indent}  {word}" for word in below)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -99,7 +99,10 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def verdict(findings: Sequence[Finding]) -> str:
     """Whether a search can run here, in a sentence."""
-    if stops := [one.name for one in findings if one.stops]:
+    if stops := [finding.name for finding in findings if finding.stops]:
         return f"a search should not be started here: {', '.join(stops)}"
-    limits = {state: ", ".join(one.name for one in findings if one.state == state) for state in ("weak", "missing")}
+    limits = {
+        state: ", ".join(finding.name for finding in findings if finding.state == state)
+        for state in ("weak", "missing")
+    }
     return "; ".join(["a search can run here", *(f"{state}: {names}" for state, names in limits.items() if names)])

@@ -60,7 +60,7 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
 
     `eager` was measured before and after: how far the two are apart is part of the spread.
     """
-    rates = [one["samples_per_s"] for one in eager]
+    rates = [speed["samples_per_s"] for speed in eager]
     rate, faster = statistics.fmean(rates), compiled["samples_per_s"]
     noise = math.hypot(max(rates) - min(rates), spread(*eager, compiled))
     # compile_s is compilation and the first step, which an eager training has as well.
@@ -71,7 +71,7 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
         "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
         "expected_graphs": compiled.get("expected_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
-        "disturbed": any(one["disturbed"] for one in (*eager, compiled)),
+        "disturbed": any(speed["disturbed"] for speed in (*eager, compiled)),
     }  # fmt: skip
 
 

@@ -73,8 +73,8 @@ class Measure(Program):
 
     def kept_mib(self, session: Session) -> dict[str, float]:
         """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever else is kept."""
-        others = {name: one for name, one in session.state.kept.items() if one is not self.model}
-        sizes = {name: _bytes(one.state_dict()) for name, one in {"parameters": self.model, **others}.items()}
+        others = {name: stateful for name, stateful in session.state.kept.items() if stateful is not self.model}
+        sizes = {name: _bytes(stateful.state_dict()) for name, stateful in {"parameters": self.model, **others}.items()}
         return {name: size / 2**20 for name, size in sizes.items()}
 
 
@@ -150,8 +150,9 @@ class Bench:
 
         The warm-up is as long as each of the `segments`. Raises what the training raises.
         """
-        each, parts = max(1, math.ceil(steps / segments)), segments + 1
-        return summary(self.train(config, each * parts, parts), config.loader.batch_size, each * segments)
+        segment_steps, parts = max(1, math.ceil(steps / segments)), segments + 1
+        points = self.train(config, segment_steps * parts, parts)
+        return summary(points, config.loader.batch_size, segment_steps * segments)
 
     def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float] | None:
         """Samples per second of the loader, its batches brought to the device and no model beside it.
@@ -278,6 +279,6 @@ def format_gains(world: World) -> dict[str, float]:
             formats |= {"bf16": (torch.bfloat16, "highest"), "tf32": (None, "high")}
     elif "bf16" not in machine.emulated():
         formats["bf16"] = (torch.bfloat16, "highest")
-    rates = {name: hardware.peak_flops_per_s(world.device, *one) for name, one in formats.items()}
+    rates = {name: hardware.peak_flops_per_s(world.device, *arguments) for name, arguments in formats.items()}
     plain = rates.pop("float32")
     return {name: rate / plain for name, rate in rates.items()}

@@ -56,7 +56,7 @@ def profile(
     if bench.cuda if compile_too is None else compile_too:
         say("torch.compile, in a process of its own and with an empty cache")
         cost = compiling.compile_cost(config, steps, folder)
-    found: Profile = {
+    result: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "unit": workload.unit, "names": named(workload),
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
@@ -67,15 +67,15 @@ def profile(
         **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "sweep": swept, "compile": cost, "advice": [],
     }  # fmt: skip
-    found["advice"] = advise(found, config)
-    for advice in found["advice"] if attempt else []:
+    result["advice"] = advise(result, config)
+    for advice in result["advice"] if attempt else []:
         say(f"trying {text.knobs(advice.change)}")
         advice.tried = bench.attempt(config, advice.change, steps)
-    found["wall_s"] = time.monotonic() - began
-    return found
+    result["wall_s"] = time.monotonic() - began
+    return result
 
 
 def named(workload: Workload) -> dict[str, str]:
     """What the workload calls the parts of its step."""
-    own = ((re.fullmatch(r"step_(\w+)_s", name), one) for name, one in workload.quantities.items())
-    return {match[1]: one.label for match, one in own if match is not None}
+    own = ((re.fullmatch(r"step_(\w+)_s", name), quantity) for name, quantity in workload.quantities.items())
+    return {match[1]: quantity.label for match, quantity in own if match is not None}

@@ -36,7 +36,7 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
         progress(batch)
         try:
             steps = measure.steps_in(SECONDS, per_sample_s * batch)
-            found = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
+            speed = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
         except Exception as error:
             if memory.is_oom(error):
                 stopped = f"out of memory at {batch}"
@@ -48,8 +48,8 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
         finally:
             with contextlib.suppress(RuntimeError):  # a device that failed does nothing more for this process
                 memory.reset(device)
-        rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
-        per_sample_s = found["step_s"] / batch
+        rows.append(cast("Rates", {name: value for name, value in speed.items() if name in Rates.__annotations__}))
+        per_sample_s = speed["step_s"] / batch
     stopped = stopped or f"a larger batch would be larger than the set of {unit}"
     return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 

@@ -41,9 +41,9 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else number(float(value))
 
 
-def part(found: Profile, name: str) -> str:
+def part(profile: Profile, name: str) -> str:
     """What a part of the step is called."""
-    return PARTS.get(name, found["names"].get(name, name)).format(unit=found["unit"])
+    return PARTS.get(name, profile["names"].get(name, name)).format(unit=profile["unit"])
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -73,17 +73,18 @@ class Section:
         return "\n".join(lines)
 
 
-def sections(found: Profile) -> list[Section]:
+def sections(profile: Profile) -> list[Section]:
     """All parts of the report, in reading order."""
-    sweep = [] if found["sweep"] is None else [_sweep(found["sweep"], found["unit"])]
+    sweep = [] if profile["sweep"] is None else [_sweep(profile["sweep"], profile["unit"])]
     return [
-        _summary(found), _step(found), _operations(found), Section("the loader and the model", [feeding(found)]),
-        _memory(found), *sweep, Section("torch.compile", [compiling(found["compile"], found["unit"])]), _advice(found),
+        _summary(profile), _step(profile), _operations(profile),
+        Section("the loader and the model", [feeding(profile)]), _memory(profile), *sweep,
+        Section("torch.compile", [compiling(profile["compile"], profile["unit"])]), _advice(profile),
     ]  # fmt: skip
 
 
-def _summary(found: Profile) -> Section:
-    step, device, first, unit = found["step"], found["device"], found["first"], found["unit"]
+def _summary(profile: Profile) -> Section:
+    step, device, first, unit = profile["step"], profile["device"], profile["first"], profile["unit"]
     sd = "" if step["samples_per_s_sd"] is None else f" ± {rate(step['samples_per_s_sd'])}"
     threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
     lines = [
@@ -98,11 +99,11 @@ def _summary(found: Profile) -> Section:
         )
     if first["compile_s"]:
         lines.append(f"compiling took {seconds(first['compile_s'])}, less where a cache had it already")
-    if "device_busy_share" in found:
-        lines.append(f"the GPU computes {percent(found['device_busy_share'])} of the time")
-    if found["workers"] > 1:
+    if "device_busy_share" in profile:
+        lines.append(f"the GPU computes {percent(profile['device_busy_share'])} of the time")
+    if profile["workers"] > 1:
         lines.append(
-            f"this is one of {found['workers']} training workers with its part of the batch; averaging gradients "
+            f"this is one of {profile['workers']} training workers with its part of the batch; averaging gradients "
             "between them is not in it"
         )
     if step["disturbed"]:
@@ -110,45 +111,45 @@ def _summary(found: Profile) -> Section:
     return Section("profile", lines)
 
 
-def _step(found: Profile) -> Section:
-    parts = sorted(found["step"]["parts_s"].items(), key=lambda part: -part[1])
-    whole = found["step"]["step_s"]
-    rows = [(part(found, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
+def _step(profile: Profile) -> Section:
+    parts = sorted(profile["step"]["parts_s"].items(), key=lambda part: -part[1])
+    whole = profile["step"]["step_s"]
+    rows = [(part(profile, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
     return Section("where the step goes", [], [("part", "time", "share"), *rows], "step.png")
 
 
-def _operations(found: Profile) -> Section:
-    device = "GPU" if found["device"]["type"] == "cuda" else "CPU"
+def _operations(profile: Profile) -> Section:
+    device = "GPU" if profile["device"]["type"] == "cuda" else "CPU"
     rows = [("operation", "calls per step", "per step", "share")]
-    for row in found["operations"]["longest"]:
+    for row in profile["operations"]["longest"]:
         name = name if len(name := row["operation"]) <= 60 else f"{name[:59]}…"
         rows.append((name, number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"])))
-    said = f"{device} time of their own, under the profiler, which slows small ones down"
-    return Section(f"the ten longest {found['operations']['kind']}", [said], rows)
+    sentence = f"{device} time of their own, under the profiler, which slows small ones down"
+    return Section(f"the ten longest {profile['operations']['kind']}", [sentence], rows)
 
 
-def feeding(found: Profile) -> str:
+def feeding(profile: Profile) -> str:
     """Loader against model, in words."""
-    loader, model, ratio, unit = found["loader_alone"], found["model_alone"], found["feed_ratio"], found["unit"]
+    loader, model, ratio, unit = profile["loader_alone"], profile["model_alone"], profile["feed_ratio"], profile["unit"]
     if loader is None:
         return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
-    said = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
+    sentence = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
     if model is None or ratio is None:
-        return f"{said}; the device cannot hold all {unit}"
-    said += (
+        return f"{sentence}; the device cannot hold all {unit}"
+    sentence += (
         f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "
         f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
     )
-    if found["config"]["loader.workers"] == 0:
-        said += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
-    return said
+    if profile["config"]["loader.workers"] == 0:
+        sentence += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
+    return sentence
 
 
-def _memory(found: Profile) -> Section:
-    step, static, peak = found["step"], found["memory"]["static"], found["memory"]["peak"]
-    cuda, unit = found["device"]["type"] == "cuda", found["unit"]
-    what = "allocated on the GPU" if cuda else f"resident set of the process, libraries and {unit} included"
-    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
+def _memory(profile: Profile) -> Section:
+    step, static, peak = profile["step"], profile["memory"]["static"], profile["memory"]["peak"]
+    cuda, unit = profile["device"]["type"] == "cuda", profile["unit"]
+    scope = "allocated on the GPU" if cuda else f"resident set of the process, libraries and {unit} included"
+    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({scope})"]
     if cuda:
         lines.append(f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}")
     rows = [("tensors", "size")]
@@ -156,11 +157,11 @@ def _memory(found: Profile) -> Section:
         (STATIC.get(name, name).format(unit=unit), mebibytes(size)) for name, size in static.items() if size >= 0.05
     ]
     if peak is not None:
-        lines.append(f"tensors at their peak, during {part(found, peak['phase'])}: {mebibytes(peak['total_mib'])}")
+        lines.append(f"tensors at their peak, during {part(profile, peak['phase'])}: {mebibytes(peak['total_mib'])}")
         if (more := peak["static_mib"] - sum(static.values())) > 0.5:
             rows.append(("other, from before the step", mebibytes(more)))
         rows += [(words, mebibytes(peak[name])) for name, words in OWNERS.items() if name != "static_mib"]
-    if found["snapshot"] is None:
+    if profile["snapshot"] is None:
         lines.append("no snapshot of the allocator: that is for CUDA")
     return Section("memory", lines, rows, "memory.png")
 
@@ -196,11 +197,11 @@ def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
     )
 
 
-def _advice(found: Profile) -> Section:
-    lines = ["(measured while others used the machine: rather guesses than findings)"] * found["step"]["disturbed"]
-    for place, one in enumerate(found["advice"], 1):
-        lines.append(f"{place}. {knobs(one.change)}: {one.reason}{_bound(one)}")
-    return Section("what to try next", lines if found["advice"] else [*lines, "nothing stands out"])
+def _advice(profile: Profile) -> Section:
+    lines = ["(measured while others used the machine: rather guesses than findings)"] * profile["step"]["disturbed"]
+    for place, advice in enumerate(profile["advice"], 1):
+        lines.append(f"{place}. {knobs(advice.change)}: {advice.reason}{_bound(advice)}")
+    return Section("what to try next", lines if profile["advice"] else [*lines, "nothing stands out"])
 
 
 def _bound(advice: Advice) -> str:

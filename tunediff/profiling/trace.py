@@ -49,16 +49,16 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
     with gzip.open(path) as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
     static = static_mib(config, bench)
-    found: Traced = {
+    result: Traced = {
         "operations": operations(rows, TRACED),
         "memory": {"static": static, **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda)},
         "traced_steps": TRACED,
     }
     if bench.cuda:
         busy = sum(event["dur"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
-        found["device_busy_s"] = busy / 1e6 / TRACED
-        found["device_busy_share"] = min(1.0, found["device_busy_s"] / step_s)
-    return found
+        result["device_busy_s"] = busy / 1e6 / TRACED
+        result["device_busy_share"] = min(1.0, result["device_busy_s"] / step_s)
+    return result
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
@@ -158,10 +158,10 @@ def timeline(
     top = int(total.argmax())
     peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
     span = max(moments["second"].iloc[-1], 1e-9) / most
-    kept = total.groupby((moments["second"] / span).astype(int)).idxmax()
+    rows = total.groupby((moments["second"] / span).astype(int)).idxmax()
     return {
         "peak": cast("Peak", peak),
-        "timeline": {"seconds": moments["second"][kept].tolist(), **{name: held[name][kept].tolist() for name in held}},
+        "timeline": {"seconds": moments["second"][rows].tolist(), **{name: held[name][rows].tolist() for name in held}},
         "phases": [((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases],
     }
 

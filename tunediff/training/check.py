@@ -129,7 +129,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     last = outcome.points[-1]
     report: Report = {
         "unread": list(outcome.unread), "warnings": _warnings(engine, program),
-        "parameters": sum(one.numel() for one in program.plain.parameters()),
+        "parameters": sum(parameter.numel() for parameter in program.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
@@ -157,8 +157,8 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
-    result = {id(one) for one in (session.result, program.outer) if one is not None}
-    result |= {id(one) for one in session.result.modules()} if session.result is not None else set()
+    result = {id(module) for module in (session.result, program.outer) if module is not None}
+    result |= {id(module) for module in session.result.modules()} if session.result is not None else set()
     if program.judging and not program.judging & result:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
@@ -171,14 +171,14 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
 
 
 def _warnings(session: Session, program: Check) -> list[str]:
-    found = []
+    warnings = []
     if not session.seeded:
-        found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
+        warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
     firsts = session.world.gather(program.record.batches[0])
     if session.strategy.replicas.size > 1 and len(set(firsts)) == 1:
-        found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
-    return found
+        warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
+    return warnings
 
 
 # --------------------------------------------------------------------------------------------------- in its processes
@@ -189,10 +189,10 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
-        found = _wait(_start(path, answer, ranks), answer, title, say)
-    if (error := found.get("error")) is not None:
+        report = _wait(_start(path, answer, ranks), answer, title, say)
+    if (error := report.get("error")) is not None:
         raise ConfigError(error)
-    return found
+    return report
 
 
 def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
@@ -200,36 +200,36 @@ def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tunediff.training.check", str(path), str(answer)]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank_variables = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     if ranks == 1:  # no sign of torchrun, by which a file's own branch for several processes would go
-        world, each = {}, [{}]
-    with open(answer.parent / "stderr.txt", "wb") as heard:
-        how: dict[str, Any] = {"stdout": heard, "stderr": heard}
-        return [subprocess.Popen(command, env={**os.environ, **world, **own}, **how) for own in each]
+        variables, rank_variables = {}, [{}]
+    with open(answer.parent / "stderr.txt", "wb") as log:
+        outputs: dict[str, Any] = {"stdout": log, "stderr": log}
+        return [subprocess.Popen(command, env={**os.environ, **variables, **own}, **outputs) for own in rank_variables]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, say: Callable[[str], None]) -> Report:
-    began, told = time.monotonic(), 30.0
+    began, next_message_s = time.monotonic(), 30.0
     try:
         while any(process.poll() is None for process in processes):
             time.sleep(0.1)
             spent = time.monotonic() - began
             if answer.exists():
                 break  # a rank that failed leaves the others waiting for it
-            if spent > told:
+            if spent > next_message_s:
                 say(f"still checking {title}: {spent:.0f} s")
-                told *= 2
+                next_message_s *= 2
             if spent > LONGEST_S:
                 raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
                                   "--no-check starts the search all the same")  # fmt: skip
-        found: Report = json.loads(answer.read_text()) if answer.exists() else {}
+        report: Report = json.loads(answer.read_text()) if answer.exists() else {}
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    if found:
-        return found
+    if report:
+        return report
     lines = [line for line in (answer.parent / "stderr.txt").read_text(errors="replace").splitlines() if line.strip()]
     return {"error": f"{title}: its process died: {lines[-1] if lines else f'status {processes[0].returncode}'}"}
 

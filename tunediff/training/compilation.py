@@ -34,15 +34,15 @@ class Compilation:
             compiled = torch.compile(model, mode=mode, dynamic=dynamic or None)
             self._parts = [(compiled, "forward")]  # type: ignore[list-item]
             return compiled  # type: ignore[return-value]
-        found = [module for module in network.modules() if isinstance(module, blocks)]
+        modules = [module for module in network.modules() if isinstance(module, blocks)]
         # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then runs it as it is: here
         # there may be as many as blocks, trained and judged, with and without gradients.
-        torch._dynamo.config.recompile_limit = max(8, 4 * len(found))
-        torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(found))
-        for block in found:
+        torch._dynamo.config.recompile_limit = max(8, 4 * len(modules))
+        torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(modules))
+        for block in modules:
             # By itself torch would take the second block's other shape for a sign that shapes vary.
             block.compile(mode=mode, dynamic=dynamic)  # in place: names and state stay
-        self._parts = [(block, "_compiled_call_impl") for block in found]
+        self._parts = [(block, "_compiled_call_impl") for block in modules]
         return model
 
     def warm_ups(self, device: str) -> int:
@@ -63,10 +63,10 @@ class Compilation:
 
     def _noted(self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any) -> Any:
         static = self._options.scope == "blocks" and not self._options.dynamic
-        arguments = tuple(_kind(one, static) for one in tree_leaves((inputs, named)))
-        weights = tuple(_kind(one, True) for one in module.parameters())
-        modes = tuple(one.training for one in module.modules()), torch.is_grad_enabled()
-        formats = tuple(torch.is_autocast_enabled(one) for one in ("cpu", "cuda"))
+        arguments = tuple(_kind(leaf, static) for leaf in tree_leaves((inputs, named)))
+        weights = tuple(_kind(parameter, True) for parameter in module.parameters())
+        modes = tuple(part.training for part in module.modules()), torch.is_grad_enabled()
+        formats = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
         self._seen.add((structure, weights, arguments, modes, formats))
         return call(*inputs, **named)
 

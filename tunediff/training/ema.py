@@ -54,4 +54,4 @@ class Ema:
 
 def _here(model: nn.Module) -> list[Tensor]:
     """What this rank has of each parameter."""
-    return [one.to_local() if hasattr(one, "to_local") else one for one in model.parameters()]
+    return [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]

@@ -46,7 +46,7 @@ class RepeatingLoader:
     def samples(self) -> int:
         """Rows of the first tensor of the first batch."""
         self._ahead = [self.fetch()]
-        return next((len(one) for one in _tensors(self._ahead[0]) if one.dim()), 1)
+        return next((len(tensor) for tensor in _tensors(self._ahead[0]) if tensor.dim()), 1)
 
     def fetch(self) -> Any:
         if self._ahead:

@@ -36,9 +36,9 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     best, before = 0.0, torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(matmul)
     try:
-        for one in {None, dtype}:
-            key = (device, one, matmul)
-            _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, one or torch.float32))
+        for number_format in {None, dtype}:
+            key = (device, number_format, matmul)
+            _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, number_format or torch.float32))
             best = max(best, _peaks[key])
     finally:
         torch.set_float32_matmul_precision(before)
@@ -79,7 +79,7 @@ def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtyp
     tens of milliseconds. A GPU has more maps, and several passes between two looks at the clock, since one pass of few
     takes as long as starting it."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    alike = Counter((one.weight.shape, one.stride, one.groups) for one in convolutions)
+    alike = Counter((convolution.weight.shape, convolution.stride, convolution.groups) for convolution in convolutions)
     if not alike:
         return 0.0
     (shape, stride, groups), _ = alike.most_common(1)[0]
@@ -87,7 +87,7 @@ def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtyp
     taken: dict[torch.memory_format, list[float]] = {torch.contiguous_format: [], torch.channels_last: []}
     for _, (order, seconds) in itertools.product(range(8), taken.items()):
         x, weight = torch.ones(maps, shape[1] * groups, 16, 16, device=device), torch.ones(shape, device=device)
-        x, weight = (one.to(memory_format=order).requires_grad_() for one in (x, weight))
+        x, weight = (tensor.to(memory_format=order).requires_grad_() for tensor in (x, weight))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begin = time.perf_counter()
@@ -121,7 +121,7 @@ class EnergyMeter:
         self.own = device.type == "cuda"
         """Whether no other rank of this machine reads the same counter."""
         several = [torch.device("cuda", (device.index or 0) + number) for number in range(count)] if self.own else []
-        self._read = _together([_nvml(one) for one in several]) if self.own else _rapl(POWERCAP)
+        self._read = _together([_nvml(gpu) for gpu in several]) if self.own else _rapl(POWERCAP)
 
     def joules(self) -> float | None:
         """The counter's value; only differences mean something. To be asked every few minutes at least."""
@@ -134,8 +134,8 @@ class EnergyMeter:
 
 
 def _together(counters: list[Callable[[], float] | None]) -> Callable[[], float] | None:
-    known = [one for one in counters if one is not None]
-    return (lambda: sum(one() for one in known)) if len(known) == len(counters) else None
+    readable = [counter for counter in counters if counter is not None]
+    return (lambda: sum(counter() for counter in readable)) if len(readable) == len(counters) else None
 
 
 def _nvml(device: torch.device) -> Callable[[], float] | None:
@@ -174,7 +174,7 @@ def _rapl(folder: Path) -> Callable[[], float] | None:
 
     def counters() -> list[list[int]]:
         names = "energy_uj", "max_energy_range_uj"
-        return [[int((one / name).read_text()) for name in names] for one in packages]
+        return [[int((package / name).read_text()) for name in names] for package in packages]
 
     try:
         before = counters()
@@ -225,9 +225,9 @@ class Usage:
 def _own_cpu_s() -> float:
     process = psutil.Process()
     total = 0.0
-    for one in [process, *process.children(recursive=True)]:
+    for member in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
+            times = member.cpu_times()
             total += times.user + times.system
     return total
 

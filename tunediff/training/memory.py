@@ -43,12 +43,12 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     global _kept
     if device.type == "cuda" or keep == _kept:
         return
-    wanted = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
+    options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
     if not keep:
-        wanted = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
+        options = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
     with contextlib.suppress(OSError, AttributeError):  # no glibc: `config.not_effective` says so
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in wanted.items():
+        for name, value in options.items():
             mallopt(name, value)
         if not keep:
             ctypes.CDLL(None).malloc_trim(0)
@@ -61,10 +61,10 @@ def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -
     They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being updated a second time.
     Raises `ConfigError` where nobody says which parts repeat, or there are none of them.
     """
-    found = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
+    modules = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
     why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
-    refuse(not found, f"memory.checkpoint: {share} is not allowed: {why}")
-    for block in found[: round(share * len(found))]:
+    refuse(not modules, f"memory.checkpoint: {share} is not allowed: {why}")
+    for block in modules[: round(share * len(modules))]:
         run = functools.partial(
             torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,
             context_fn=functools.partial(_recomputing, block),
@@ -84,7 +84,7 @@ def _recomputing(block: nn.Module) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Running statistics stay as they are; they must still be computed with, or fewer tensors would be saved."""
-    norms = [one for one in block.modules() if isinstance(one, _BatchNorm)]
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
@@ -161,8 +161,8 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
     the memory of a CPU.
     """
     with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
-        asked = _ASKED.search(str(error))
-        asked_mib = float(asked[1]) * _UNITS_MIB[asked[2]] if asked else 0.0
+        match = _ASKED.search(str(error))
+        asked_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             own = held = torch.cuda.memory_reserved(device)
@@ -170,7 +170,8 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
         else:
             memory = psutil.virtual_memory()
             free, total = memory.available, memory.total
-            own = sum(_resident(one) for one in (psutil.Process(), *psutil.Process().children(recursive=True))) * ranks
+            processes = (psutil.Process(), *psutil.Process().children(recursive=True))
+            own = sum(map(_resident, processes)) * ranks
             held = max(own, int(_host_peak_mib() * 2**20) * ranks)
         others_mib = max(0, total - free - own) / 2**20
         return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + asked_mib, "others_mib": others_mib}

@@ -131,14 +131,14 @@ class Meter:
         used = hardware.Usage.now().since(self._usage)
         ranks = self._world.gather((platform.node(), used.own_s))
         here = sum(own_s for node, own_s in ranks if node == platform.node())
-        found = hardware.disturbance(used, here, psutil.cpu_count() or 1)
+        load = hardware.disturbance(used, here, psutil.cpu_count() or 1)
         joules, self._counts = self._used_j(), False
         self._trained_j = self._trained_j + joules if self._trained_j is not None and joules is not None else None
         if joules is not None:
-            found |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
+            load |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
         if self._trained_j is not None:
-            found["energy_wh"] = self._trained_j / 3600
-        return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
+            load["energy_wh"] = self._trained_j / 3600
+        return load | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
 
     def _used_j(self) -> float | None:
         """Joules since `restart`, of all ranks: each has its own GPU, and those of a machine share its CPUs."""

@@ -23,9 +23,9 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 class Observer:
     """Hears nothing and lets every training run to its end; a base for those who want more. Rank 0's is told."""
 
-    def __init__(self, asked: Sequence[object] = ()) -> None:
-        """`asked`: stops the training once there is something in it, such as the number of a signal."""
-        self._asked = asked
+    def __init__(self, stop_requests: Sequence[object] = ()) -> None:
+        """`stop_requests`: stops the training once there is something in it, such as the number of a signal."""
+        self._asked = stop_requests
 
     def restarted(self, reason: str) -> None:
         """The training begins at its first step; points that were told before are void.
@@ -57,8 +57,8 @@ class Observer:
 class Recorder(Observer):
     """Writes points into a journal and what is shown into files beside it."""
 
-    def __init__(self, folder: Path, asked: Sequence[object] = ()) -> None:
-        super().__init__(asked)
+    def __init__(self, folder: Path, stop_requests: Sequence[object] = ()) -> None:
+        super().__init__(stop_requests)
         self.folder, self.journal = folder, Journal(folder)
 
     def restarted(self, reason: str) -> None:

@@ -30,8 +30,8 @@ def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
     kind = type(
         type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": lambda _: knobs.__reduce__()}
     )
-    found: Any = object.__new__(kind)
+    copy: Any = object.__new__(kind)
     values = {**vars(knobs), **{name: _watched(value, f"{prefix}{name}.", read) for name, value in inner.items()}}
     for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(copy, name, value)
+    return copy

@@ -245,19 +245,19 @@ def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, s
     engine = Engine(other, budget, world, Observer(), program, evaluates=False)
     with program.generators:
         _run_again(engine, "it has another seed")
-    found, alike = [], "so runs on new seeds are more alike than they should be"
+    warnings, alike = [], "so runs on new seeds are more alike than they should be"
     if engine.seeded and first.initial == program.record.initial:
-        found.append(f"the initial weights are the same for two values of the knob seed, {alike} unless they are read "
-                     "from a file")  # fmt: skip
+        same = "the initial weights are the same for two values of the knob seed"
+        warnings.append(f"{same}, {alike} unless they are read from a file")
     if len(set(first.batches)) > 1 and first.batches == program.record.batches:
-        found.append(
+        warnings.append(
             f"the first batches are the same for two values of the knob seed, {alike}: does the loader shuffle?"
         )
     if fixed := sorted(seeds & program.generators.seeds):
         which = ", ".join(map(str, fixed[:3]))
-        found.append(f"train(trial) draws from a generator with the seed {which} whatever the knob seed is, {alike}: "
-                     "draw from trial.rng, or seed it with trial.config.seed")  # fmt: skip
-    return found
+        draws = f"train(trial) draws from a generator with the seed {which} whatever the knob seed is"
+        warnings.append(f"{draws}, {alike}: draw from trial.rng, or seed it with trial.config.seed")
+    return warnings
 
 
 def digest(content: Any) -> str:

@@ -101,9 +101,9 @@ class Session:
         randomness.seed_libraries(config.seed)
         self.state.rng.manual_seed(config.seed)
 
-    def mistake(self, what: str) -> WorkloadError:
+    def mistake(self, message: str) -> WorkloadError:
         """Return the error that names the workload and what is wrong in it."""
-        return WorkloadError(f"{self.config.schema.title}: {what}")
+        return WorkloadError(f"{self.config.schema.title}: {message}")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward passes, in the number format of `precision.amp`.

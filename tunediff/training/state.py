@@ -38,14 +38,14 @@ class State:
         self.rng = torch.Generator(world.device)
         """Of equal state on all ranks."""
 
-    def keep(self, kept: Mapping[str, Stateful]) -> None:
+    def keep(self, objects: Mapping[str, Stateful]) -> None:
         """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name given twice."""
-        for name, one in kept.items():
-            if not isinstance(one, Stateful):
-                raise TypeError(f"keep({name}=…): {type(one).__name__} has no state_dict and load_state_dict")
+        for name, stateful in objects.items():
+            if not isinstance(stateful, Stateful):
+                raise TypeError(f"keep({name}=…): {type(stateful).__name__} has no state_dict and load_state_dict")
             if name in self.kept:
                 raise ValueError(f"keep({name}=…): the name is taken")
-            self.kept[name] = plain(one) if isinstance(one, nn.Module) else one
+            self.kept[name] = plain(stateful) if isinstance(stateful, nn.Module) else stateful
 
     @property
     def names(self) -> list[str]:
@@ -54,9 +54,9 @@ class State:
 
     def take(self) -> dict[str, Any]:
         """All of it, as of now. Its tensors are not copied."""
-        kept = {name: one.state_dict() for name, one in self.kept.items()}
+        states = {name: stateful.state_dict() for name, stateful in self.kept.items()}
         return {
-            "kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
+            "kept": states, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
             "library_rng": self._world.gather(randomness.library_state()),
         }  # fmt: skip
 
@@ -65,9 +65,9 @@ class State:
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
-        for name, one in self.kept.items():
+        for name, stateful in self.kept.items():
             try:
-                one.load_state_dict(state["kept"][name])
+                stateful.load_state_dict(state["kept"][name])
             except Exception as error:
                 error.add_note(f"while {name}, which trial.keep was given, took up its state")
                 raise

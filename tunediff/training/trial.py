@@ -143,20 +143,20 @@ class Trial:
 
     def _channels_last(self, model: nn.Module) -> bool:
         """Whether it is trained in NHWC: on all ranks as rank 0 has measured."""
-        wanted = self.config.memory.channels_last
-        if wanted != "auto":
-            return wanted
+        setting = self.config.memory.channels_last
+        if setting != "auto":
+            return setting
         divided = self.config.parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order
-        faster = not divided and hardware.faster_in_nhwc(model, wanted, self.engine.amp.dtype)
+        faster = not divided and hardware.faster_in_nhwc(model, setting, self.engine.amp.dtype)
         faster = bool(self.world.agree(faster))
         self.about(channels_last=faster)
         return faster
 
-    def keep(self, **kept: state.Stateful) -> None:
+    def keep(self, **objects: state.Stateful) -> None:
         """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""
-        self.engine.state.keep(kept)
-        for one in kept.values():
-            self.engine.strategy.keeps(one)
+        self.engine.state.keep(objects)
+        for stateful in objects.values():
+            self.engine.strategy.keeps(stateful)
 
     def export_model(self, model: nn.Module) -> None:
         """The model that is the result, where it is not the prepared one: averaged weights, for example."""
@@ -285,8 +285,8 @@ class Trial:
 
         def build(start: int) -> RepeatingLoader:
             feed = RepeatingLoader(batches, self.device)
-            each = int(self.world.agree(samples if samples is not None else feed.samples))
-            engine.samples_per_step = each * self.replicas.size * self.config.loader.accumulation
+            batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
+            engine.samples_per_step = batch_samples * self.replicas.size * self.config.loader.accumulation
             return feed
 
         engine.own_loader = True

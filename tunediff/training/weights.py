@@ -33,13 +33,13 @@ def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
     """What a file of weights says of its training, by name: `config`, `environment` and `result`, its last evaluation,
     as JSON. `folder`: that of its journal; `steps`: those of the weights, without whose evaluation there is no result.
     """
-    known = record.read_trial(folder)
-    found: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
-    if known is not None:
-        found["environment"] = known.environment
-        if known.points and known.points[-1].steps == steps:
-            found["result"] = known.points[-1].flat
-    texts = {name: json.dumps(value) for name, value in found.items()}
+    trial = record.read_trial(folder)
+    metadata: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
+    if trial is not None:
+        metadata["environment"] = trial.environment
+        if trial.points and trial.points[-1].steps == steps:
+            metadata["result"] = trial.points[-1].flat
+    texts = {name: json.dumps(value) for name, value in metadata.items()}
     return {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload, **texts}
 
 
@@ -68,8 +68,8 @@ def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
     for name, shape in expected.items():
         if name not in weights:
             raise ConfigError(f"{where}: {name} is missing; the model of this configuration has it")
-        if (found := shape_of(weights[name])) != shape:
-            has = f"has shape {words(found)}; the model of this configuration has {words(shape)}"
+        if (actual := shape_of(weights[name])) != shape:
+            has = f"has shape {words(actual)}; the model of this configuration has {words(shape)}"
             raise ConfigError(f"{where}: {name} {has}")
     if extra := next((name for name in weights if name not in expected), None):
         raise ConfigError(f"{where}: {extra} has no place in the model of this configuration")
