@@ -44,14 +44,14 @@ LONGEST_S = 900.0
 
 
 class Report(TypedDict, total=False):
-    """What a check found."""
+    """The result of a check."""
 
     error: str
-    """Why the workload cannot be searched; nothing else is known then."""
+    """Why the workload cannot be searched; the only key then."""
     unread: list[str]
     """Knobs that its training never looked at."""
     warnings: list[str]
-    """What a search can do with, and its user may not mean."""
+    """What does not prevent a search, and may be a mistake of the user."""
     parameters: int
     step_s: float
     evaluation_s: float
@@ -81,7 +81,7 @@ class Check(Record):
     """Of strategies that own them."""
 
     def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
-        """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
+        """Return another module than the one that went in, whatever the strategy, to tell which of them is trained."""
         self.plain = model
         self.outer = prepared if prepared is not model else copy.copy(model)
         self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
@@ -92,7 +92,7 @@ class Check(Record):
 
     @property
     def called(self) -> int:
-        """How often the prepared model was called to train it."""
+        """Return how often the prepared model was called to train it."""
         return self.calls.count + self.passes
 
     def on_passes(self, session: Session) -> None:
@@ -106,7 +106,7 @@ class Check(Record):
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
-    """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word.
+    """Train and judge a workload; raise what it raises, and `WorkloadError` for what would go wrong silently later.
 
     `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this returns.
     """
@@ -142,7 +142,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
 
 
 def _plain(config: Systems) -> dict[str, Any]:
-    """Knobs that need torch.compile are as without it."""
+    """Return the knobs that need torch.compile at their defaults."""
     return {f"compile.{name}": value for name, value in vars(Compile()).items() if name != "mode"}
 
 

@@ -26,7 +26,7 @@ class Compilation:
         self._seen: set[Hashable] = set()
 
     def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
-        """`model` as configured; `network` is the plain one inside it, `blocks` the class of what repeats there."""
+        """Compile `model` as configured; `network`: the plain one inside it; `blocks`: class of its repeated modules."""
         if not self._options.active:
             return model
         mode, dynamic = self._options.mode, self._options.dynamic
@@ -46,12 +46,12 @@ class Compilation:
         return model
 
     def warm_ups(self, device: str) -> int:
-        """Steps until all is made: the second run of a CUDA graph records it, the third is the first to replay it."""
+        """Return the steps until all is compiled: the second run of a CUDA graph records it, the third replays it."""
         return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes inside which different calls there are of what is compiled: each needs a graph of its own."""
+        """Record the different calls of compiled modules inside: each needs a graph of its own."""
         plain = [(module, name, getattr(module, name)) for module, name in self._parts]
         for module, name, call in plain:
             setattr(module, name, functools.partial(self._noted, module, repr(module), call))
@@ -71,14 +71,14 @@ class Compilation:
         return call(*inputs, **named)
 
     def facts(self) -> dict[str, Any]:
-        """`compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} where nothing is compiled."""
+        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if nothing is compiled."""
         if not self._options.active:
             return {}
         return {"compiled_graphs": graphs() - self._before, "expected_graphs": len(self._seen)}
 
 
 def _kind(value: Any, static: bool) -> Hashable:
-    """What of an argument asks for a graph of its own; where shapes are not `static`, the number of axes does."""
+    """Return what of an argument needs a graph of its own; where shapes are not `static`, the number of axes does."""
     if not isinstance(value, torch.Tensor):
         return str(type(value))
     shape = (value.shape, value.stride()) if static else value.dim()
@@ -93,7 +93,7 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def cold_cache(options: Compile) -> Iterator[None]:
-    """torch.compile finds nothing on disk that an earlier training left: its seconds are those of a first time."""
+    """Hide the compiled code of earlier trainings on disk, so that compiling takes as long as the first time."""
     if not options.active:
         yield
         return

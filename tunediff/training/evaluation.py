@@ -65,7 +65,7 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_conditions(session: Session) -> Iterator[None]:
-    """The same number format and random numbers for all trials, without trace in the training."""
+    """Use the same number format and random numbers for all trials inside, and restore the training's afterwards."""
     session.evaluating = True
     try:
         devices = [session.device] if session.device.type == "cuda" else []

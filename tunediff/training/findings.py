@@ -55,6 +55,6 @@ def _value(value: Any, where: str) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The number inside a tensor or an array that holds one; anything else as it is."""
+    """Return the number inside a tensor or an array that holds one; anything else as it is."""
     numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
     return value.item() if hasattr(value, "item") and numel() == 1 else value

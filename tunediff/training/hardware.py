@@ -26,7 +26,7 @@ _peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
 
 
 def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
-    """FLOP/s of the fastest square matrix product found here: the roof that a training on this device can reach.
+    """Return FLOP/s of the fastest square matrix product measured here: the most that a training can reach.
 
     `dtype`: that of autocast, None for float32, which `matmul` (`torch.set_float32_matmul_precision`) may hand to
     faster units. Half a second or less; the best of this process counts, since others may disturb a single look. A
@@ -46,7 +46,7 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
 
 
 def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a @ b at the present matmul precision, over some sizes; of random numbers, since constant ones need
+    """Return the highest FLOP/s of a @ b at the present matmul precision over some sizes; constant numbers would need
     less power, and a GPU is faster."""
     generator = torch.Generator(device).manual_seed(0)  # its own: what a training draws stays as it is
     best, taken = 0.0, [0.0]
@@ -67,14 +67,14 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def faster_in_nhwc(model: nn.Module, wanted: bool | str, dtype: torch.dtype | None = None) -> bool:
-    """What `memory.channels_last` says of a model on its device; `auto` is measured here and now."""
+    """Return whether to train a model in NHWC, by `memory.channels_last`; `auto` is measured here and now."""
     if wanted != "auto":
         return bool(wanted)
     return channels_last_gain(model, next(model.parameters()).device, dtype) > 1
 
 
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
-    """How many times as fast the model's most frequent convolution is in NHWC as in NCHW, forward and backward, on
+    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW, both passes, on
     feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each counts:
     tens of milliseconds. A GPU has more maps, and several passes between two looks at the clock, since one pass of few
     takes as long as starting it."""
@@ -124,7 +124,7 @@ class EnergyMeter:
         self._read = _together([_nvml(gpu) for gpu in several]) if self.own else _rapl(POWERCAP)
 
     def joules(self) -> float | None:
-        """The counter's value; only differences mean something. To be asked every few minutes at least."""
+        """Return the counter's value; only differences mean something. Call it every few minutes at least."""
         if self._read is None:
             return None
         try:
@@ -155,7 +155,7 @@ def _nvml(device: torch.device) -> Callable[[], float] | None:
 
 
 def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Joules since now from readings of a power: trapezoids between one reading and the next."""
+    """Return a function of the joules since now, from readings of a power: trapezoids between two readings."""
     joules, at, power = 0.0, now(), watts()
 
     def read() -> float:
@@ -169,7 +169,7 @@ def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monot
 
 
 def _rapl(folder: Path) -> Callable[[], float] | None:
-    """Joules of all CPU packages; their counters (µJ) start again at zero behind `max_energy_range_uj`."""
+    """Return a function of the joules of all CPU packages; their counters (µJ) wrap at `max_energy_range_uj`."""
     packages = sorted(path.parent for path in folder.glob("*-rapl:*/energy_uj") if path.parent.name.count(":") == 1)
 
     def counters() -> list[list[int]]:
@@ -206,14 +206,14 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """As of now; a few milliseconds."""
+        """Return the usage as of now; takes a few milliseconds."""
         times = psutil.cpu_times()
         # What a guest uses is part of user; idle and iowait are the rest.
         machine = times.user + times.system + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq"))
         return cls(time.monotonic(), machine, _own_cpu_s(), _waited_s())
 
     def since(self, before: Usage) -> Usage:
-        """What came on top."""
+        """Return the usage since an earlier one."""
         return Usage(
             **{
                 field.name: max(0.0, getattr(self, field.name) - getattr(before, field.name))
@@ -243,7 +243,7 @@ def _waited_s() -> float:
 
 
 def disturbance(used: Usage, own_s: float, cores: int) -> dict[str, Any]:
-    """`other_load_share`: the share of the cores that others used; `core_wait_share`: how much of its own running time
+    """Return `other_load_share`: the share of the cores that others used; `core_wait_share`: how much of its own time
     this process waited for a core; `disturbed`: both are large, so the seconds measured are not this training's alone.
 
     `own_s` sums over the ranks on this machine. Others that use cores which a training leaves idle do not disturb it;

@@ -59,7 +59,7 @@ class Judge(Program):
 def judged(
     config: Systems, weights: Mapping[str, Tensor], world: World, observer: Observer | None = None
 ) -> Mapping[str, Any]:
-    """What the workload finds of a model with these weights, as its training exports it; all ranks call it.
+    """Return the workload's evaluation of a model with these weights, as its training exports it; all ranks call it.
 
     Raises what the workload's evaluation raises.
     """
@@ -84,7 +84,7 @@ PassS = Mapping[str, float]
 
 
 def pass_s(config: Systems, world: World) -> PassS | None:
-    """Seconds that one sample takes through each part of an evaluation, here and now.
+    """Measure the seconds that one sample takes through each part of an evaluation, here and now.
 
     In batches of up to `evaluation.batch_size`, for seconds in all. None where the workload has no `evaluation_pass`.
     """
@@ -96,7 +96,7 @@ def pass_s(config: Systems, world: World) -> PassS | None:
 
 
 def pass_s_and_load(config: Systems, world: World) -> tuple[PassS | None, float]:
-    """`pass_s`, and the share of the cores that other processes used meanwhile.
+    """Return `pass_s`, and the share of the cores that other processes used meanwhile.
 
     Passes beside other processes take many times as long. So the least of several rounds counts, spread in time, until
     one of them has the cores for itself.
@@ -173,7 +173,7 @@ class Build(Program):
 
 
 def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Measured:
-    """`measured` in a process of its own, so that nothing of it is left where the search runs; tells of it on stderr.
+    """Call `measured` in a process of its own, which leaves nothing where the search runs; report it on stderr.
 
     {} where that fails, after a line that says why; without passes where timing them takes over `PROBE_S`. Raises
     `ConfigError` for data that cannot be used, as every trial would.
@@ -229,14 +229,14 @@ def _main(path: str, answer: str, evaluates: str, prepare: str = "1") -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A search that was killed leaves nobody who measures for it."""
+    """End this process when the search that started it is killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(cli.FAILED)
 
 
 def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float | None = None) -> float:
-    """Seconds of a sample in `run(count)`, in batches of up to `most`, or as soon as one takes `enough_s` and is no
+    """Measure the seconds of a sample in `run(count)`, in batches of up to `most`, or until one takes `enough_s` and is no
     cheaper for each of its samples than a smaller one."""
     count, before, enough_s = 1, math.inf, LONG_ENOUGH_S if enough_s is None else enough_s
     while True:
@@ -256,7 +256,7 @@ def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: floa
 
 
 def _timed_enough(taken: list[float], enough_s: float) -> bool:
-    """Whether these calls tell how long one takes."""
+    """Return whether these calls suffice to know how long one takes."""
     if not taken or min(taken) >= ONCE_S:
         return bool(taken)
     return sum(taken) >= enough_s and len(taken) >= (3 if min(taken) < enough_s else 2)

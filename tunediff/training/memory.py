@@ -1,4 +1,4 @@
-"""Peak memory of one training, also in a process that has trained others before."""
+"""Memory of a training: its peak, also in a process that has trained before, and what running out of it looks like."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: 
 
 
 def _recomputing(block: nn.Module) -> tuple[Any, Any]:
-    """Contexts of the forward pass and of its repetition."""
+    """Return the contexts of the forward pass and of its repetition."""
     return contextlib.nullcontext(), _statistics_kept(block)
 
 
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Running statistics stay as they are; they must still be computed with, or fewer tensors would be saved."""
+    """Keep running statistics as they are inside; they are still computed with, or fewer tensors would be saved."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -117,7 +117,7 @@ def restart_peak(device: torch.device) -> None:
 
 
 def peak_mib(device: torch.device) -> dict[str, float]:
-    """Peak MiB since `reset`: `peak_memory_mib` on the device (on a CPU the process's resident set), and the host's."""
+    """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set), and the host's."""
     host = _host_peak_mib()
     if device.type == "cuda":
         return {
@@ -145,7 +145,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an exception means that device or host memory ran out."""
+    """Return whether an exception means that device or host memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
 
@@ -179,14 +179,14 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
 
 
 def _resident(process: psutil.Process) -> int:
-    """Bytes of memory that a process holds; 0 of one that is gone."""
+    """Return the bytes of memory that a process holds; 0 of one that is gone."""
     with contextlib.suppress(psutil.Error):
         return int(process.memory_info().rss)
     return 0
 
 
 def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:
-    """Wait while others give memory of a GPU back: processes that leave do so for seconds after they were told to.
+    """Wait while other processes free memory of a GPU: those that leave take seconds for it.
 
     Until all but a twentieth is free, or none came back for `steady_s`; `patience_s` at most.
     """

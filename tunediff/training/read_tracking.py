@@ -7,13 +7,13 @@ from typing import Any
 
 
 def watched(knobs: Any) -> tuple[Any, set[str]]:
-    """The same knobs, and the dotted names of those that have been read since: a growing set."""
+    """Return a copy of the knobs, and the growing set of the dotted names of those that have been read since."""
     read: set[str] = set()
     return _watched(knobs, "", read), read
 
 
 def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
-    """An instance of a subclass, so that what works with the user's class works with it: types, fields, `asdict`."""
+    """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's class."""
     if not hasattr(knobs, "__dict__"):  # slots
         return knobs
     inner = {name: value for name, value in vars(knobs).items() if dataclasses.is_dataclass(value)}

@@ -75,7 +75,7 @@ class Record(Program):
         self.generators.watching = False
 
     def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Remembers the weights at the moment when they are called: an evaluation may swap others in before."""
+        """Judge, and remember the weights at the moment when they are called: an evaluation may swap in others before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
         models = [model for model in (session.model, session.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
@@ -205,7 +205,7 @@ def _run_again(engine: Engine, when: str) -> None:
 def _compare(
     session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str
 ) -> None:
-    """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
+    """Raise `WorkloadError` with what differs between two evaluations of one model."""
     if first.called != second.called:
         raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")
     if keys := sorted(differing(first.findings, second.findings, session.world) - random_keys):

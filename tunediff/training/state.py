@@ -53,7 +53,7 @@ class State:
         return list(self.kept)
 
     def take(self) -> dict[str, Any]:
-        """All of it, as of now. Its tensors are not copied."""
+        """Return all that is kept, as of now. Its tensors are not copied."""
         states = {name: stateful.state_dict() for name, stateful in self.kept.items()}
         return {
             "kept": states, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
@@ -61,7 +61,7 @@ class State:
         }  # fmt: skip
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else.
+        """Put everything back as it was when `state` was taken. Raises what the parts raise for a state of something else.
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
@@ -83,19 +83,19 @@ class State:
             torch.cuda.set_rng_state(own[1].cpu(), self._world.device)
 
     def _own_rng(self) -> list[Tensor]:
-        """The global generators' states, as dropout uses them."""
+        """Return the states of the global generators, which dropout uses."""
         device = self._world.device
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """The module inside what torch.compile, DistributedDataParallel and DataParallel put around it."""
+    """Return the module inside the wrappers of torch.compile, DistributedDataParallel and DataParallel."""
     module = getattr(module, "_orig_mod", module)
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) else module
 
 
 def copied(state: Any) -> Any:
-    """A copy in host memory of nested dictionaries and lists of tensors."""
+    """Return a copy in host memory of nested dictionaries and lists of tensors."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, Mapping):
@@ -168,7 +168,7 @@ def unreadable_part(state: Any) -> str:
 
 
 def _parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """The values of a dictionary, list or tuple with their keys as one writes them."""
+    """Yield the values of a dictionary, list or tuple with their keys as one writes them."""
     if type(state) in (dict, collections.OrderedDict):
         yield from ((f'"{key}"' if isinstance(key, str) else repr(key), value) for key, value in state.items())
     elif type(state) in (list, tuple):

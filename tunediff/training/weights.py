@@ -30,7 +30,7 @@ def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) ->
 
 
 def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
-    """What a file of weights says of its training, by name: `config`, `environment` and `result`, its last evaluation,
+    """Return a file's metadata on its training, by name: `config`, `environment` and `result`, its last evaluation,
     as JSON. `folder`: that of its journal; `steps`: those of the weights, without whose evaluation there is no result.
     """
     trial = record.read_trial(folder)
@@ -44,7 +44,7 @@ def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a file of weights holds, on the CPU: safetensors, or torch's format with nothing in it but plain data.
+    """Read a file of weights, on the CPU: safetensors, or torch's format with nothing in it but plain data.
 
     Raises `ConfigError` if it cannot be read.
     """
@@ -63,7 +63,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
-    """Raises `ConfigError` naming the first weight that is missing, too many or of another shape than the model's."""
+    """Raise `ConfigError` with the first weight that is missing, too many or of another shape than the model's."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:
@@ -76,10 +76,10 @@ def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """() for anything that is no tensor: a .bin may hold other plain data."""
+    """Return the shape of a tensor; () for other plain data, which a .bin may hold."""
     return tuple(getattr(tensor, "shape", ()))
 
 
 def words(shape: tuple[int, ...]) -> str:
-    """`3×8×8`."""
+    """Return a shape in words: `3×8×8`."""
     return "×".join(map(str, shape)) or "()"
