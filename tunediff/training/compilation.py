@@ -26,7 +26,7 @@ class Compilation:
         self._seen: set[Hashable] = set()
 
     def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
-        """Compile `model` as configured; `network`: the plain one inside it; `blocks`: class of its repeated modules."""
+        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its repeated modules."""
         if not self._options.active:
             return model
         mode, dynamic = self._options.mode, self._options.dynamic

@@ -236,7 +236,7 @@ def _end_with(parent: int) -> None:
 
 
 def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float | None = None) -> float:
-    """Measure the seconds of a sample in `run(count)`, in batches of up to `most`, or until one takes `enough_s` and is no
+    """Measure the seconds of a sample in `run(count)`: batches of up to `most`, or until one takes `enough_s` and is no
     cheaper for each of its samples than a smaller one."""
     count, before, enough_s = 1, math.inf, LONG_ENOUGH_S if enough_s is None else enough_s
     while True:

@@ -141,7 +141,7 @@ class Meter:
         return load | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
 
     def _used_j(self) -> float | None:
-        """Return the joules since `restart` of all ranks: each has its own GPU, and those of a machine share its CPUs."""
+        """Return the joules since `restart` of all ranks: each has its own GPU, those of a machine share its CPUs."""
         now = self._energy.joules()
         mine = now - self._joules if now is not None and self._joules is not None else None
         ranks = dict(self._world.gather(((platform.node(), self._world.rank * self._energy.own), mine)))

@@ -75,7 +75,7 @@ class Record(Program):
         self.generators.watching = False
 
     def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Judge, and remember the weights at the moment when they are called: an evaluation may swap in others before."""
+        """Judge, and remember the weights when they are called: an evaluation may swap in others before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
         models = [model for model in (session.model, session.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}

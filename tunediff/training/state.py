@@ -61,7 +61,7 @@ class State:
         }  # fmt: skip
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Put everything back as it was when `state` was taken. Raises what the parts raise for a state of something else.
+        """Put everything back as it was when `state` was taken. Raises what the parts raise for a foreign state.
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
