@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 def _one_worker(config: Systems) -> tuple[Systems, int]:
-    """What one of the training workers does, and how many there are."""
+    """Return the configuration of one of the training workers, and how many there are."""
     workers = config.parallel.workers
     sharers = 1 if config.parallel.strategy == "pipeline" else workers  # its stages see the whole batch
     share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // sharers}
@@ -72,7 +72,7 @@ def _check(config: Systems, args: argparse.Namespace) -> None:
 
 
 def _folder(out: Path | None, storage: Path, stem: str) -> Path:
-    """A folder that holds nothing yet. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
+    """Return a new or empty folder. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
     names = [out] if out is not None else numbered(storage, f"profile-{stem}")
     for folder in names:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):

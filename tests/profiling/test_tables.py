@@ -150,7 +150,7 @@ def test_the_report_on_a_gpu():
 def test_feeding():
     assert tables.feeding(profile()) == (
         "alone, the loader gives 3,968 images/s and the model takes 1,280 images/s: "
-        "the loader can feed 3.1× what the model eats"
+        "the loader can feed 3.1× what the model takes"
     )
     in_turn = profile(feed_ratio=3.0)
     in_turn["config"]["loader.workers"] = 0

@@ -53,7 +53,7 @@ def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], until: float) -> int | None:
-    """The first exit code that is not 0, else 0; None if one of them runs on."""
+    """Return the first exit code that is not 0, else 0; None if one of the processes still runs."""
     while time.monotonic() < until:
         codes = [process.poll() for process in processes]
         if failed := [code for code in codes if code]:
@@ -65,7 +65,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], until: float) -> int | N
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started."""
+    """End a process and all that it started."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, sent)
@@ -77,5 +77,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def answer(**values: Any) -> None:
-    """What a process that was asked has found."""
+    """Print the result of a process that `ask` started."""
     print(ANSWER + json.dumps(values), flush=True)

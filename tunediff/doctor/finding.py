@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether a search should not be started as things are."""
+        """Return whether this finding stops a search from being started."""
         return self.needed and self.state in ("missing", "wrong")
 
 
@@ -78,13 +78,13 @@ class Check:
 
 
 def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Check]:
-    """Makes a `Check` of the function below it."""
+    """Return a decorator that makes a `Check` of a function."""
     return lambda look: Check(name, look, needed)
 
 
 # -------------------------------------------------------------------------------------------------------------- shown
 def lines(finding: Finding) -> list[str]:
-    """For the console: state and name, what was found, and below it what that means."""
+    """Return lines for the console: state and name, what was found, and below it what that means."""
     head = f"{finding.state:<8}{finding.name:<22}"
     indent = " " * 30
     words, below = _wrapped(finding.found, WIDTH - 30) or [""], _wrapped(finding.means, WIDTH - 32)
@@ -93,12 +93,12 @@ def lines(finding: Finding) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Addresses and paths stay whole: they can be pasted."""
+    """Return the lines of a wrapped text; addresses and paths stay whole, so that they can be pasted."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Whether a search can run here, in a sentence."""
+    """Return a sentence on whether a search can run here."""
     if stops := [finding.name for finding in findings if finding.stops]:
         return f"a search should not be started here: {', '.join(stops)}"
     limits = {

@@ -19,13 +19,13 @@ BUSY, CONVOLUTIONS, GAIN, EQUAL, USEFUL = 0.7, 0.3, 1.05, 0.97, 1.2
 
 
 def amdahl(share: float, factor: float = math.inf) -> float:
-    """The speed-up of the whole when a share of the step becomes so many times as fast, or takes no time at all."""
+    """Return the speed-up of a step when a share of it becomes so many times as fast, or takes no time at all."""
     share = min(share, 0.999)
     return 1 / (1 - share + share / factor)
 
 
 def advise(profile: Profile, config: Systems) -> list[Advice]:
-    """What to try next: first what was measured, then by the bound; empty when nothing stands out.
+    """Return what to try next: first what was measured, then by the bound; empty when nothing stands out.
 
     `profile`: a profile of `config`. Nothing is advised that is on already, that the configuration does not allow, or
     that changes nothing on the device.
@@ -46,18 +46,18 @@ def _possible(change: Values, profile: Profile, config: Systems) -> bool:
 
 # -------------------------------------------------------------------------------------------------------------- shares
 def share(profile: Profile, *parts: str) -> float:
-    """The share of the step that these parts take."""
+    """Return the share of the step that these parts take."""
     return sum(profile["step"]["parts_s"].get(part, 0.0) for part in parts) / profile["step"]["step_s"]
 
 
 def _said(profile: Profile, *parts: str) -> str:
-    """`22 % of the step (7.1 ms)`."""
+    """Return the share of these parts in words: `22 % of the step (7.1 ms)`."""
     taken = share(profile, *parts)
     return f"{percent(taken)} of the step ({milliseconds(taken * profile['step']['step_s'])})"
 
 
 def _set(config: Systems, knob: str) -> Any:
-    """The value of a knob that not every workload has; None without it."""
+    """Return the value of a knob that not every workload has; None without it."""
     return cfg.flat(config).get(knob)
 
 
@@ -67,7 +67,7 @@ def _cuda(profile: Profile) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- rules
 def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Batches come too late."""
+    """Advise on batches that come too late."""
     if config.loader.resident or (waited := share(profile, "data_wait")) <= WAIT:
         return
     reason, device = f"waiting for {profile['unit']} is {_said(profile, 'data_wait')}", profile["device"]
@@ -80,17 +80,17 @@ def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def little_reserve(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """The loader keeps up, just."""
+    """Advise on a loader that is only just fast enough."""
     ratio, workers = profile["feed_ratio"], config.loader.workers
     if ratio is None or ratio >= RESERVE or share(profile, "data_wait") > WAIT:
         return
     if workers < (more := min(2 * workers, profile["device"]["cores"])):
-        reason = f"the loader feeds only {ratio:.1f}× what the model eats"
+        reason = f"the loader feeds only {ratio:.1f}× what the model takes"
         yield Advice({"loader.workers": more}, f"{reason}: anything that makes the model faster waits for it")
 
 
 def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Batches reach the GPU slowly."""
+    """Advise on batches that reach the GPU slowly."""
     if config.loader.resident or not _cuda(profile) or (copied := share(profile, "host_to_device")) <= WAIT:
         return
     reason = f"bringing {profile['unit']} to the GPU is {_said(profile, 'host_to_device')}"
@@ -100,7 +100,7 @@ def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def batch_size(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """The batch-size sweep: a larger batch is faster, or a smaller one no slower."""
+    """Advise by the batch-size sweep: a larger batch is faster, or a smaller one no slower."""
     rows = {row["batch_size"]: row["samples_per_s"] for row in profile["sweep"]["rows"]} if profile["sweep"] else {}
     own, unit = config.loader.batch_size, profile["unit"]
     if own not in rows or len(rows) < 2:
@@ -119,7 +119,7 @@ def batch_size(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """The update is a large part of the step, or makes the host wait for the device."""
+    """Advise on an update that is a large part of the step, or makes the host wait for the device."""
     if _set(config, "optimizer.implementation") == "fused":
         return
     change, taken = {"optimizer.implementation": "fused"}, share(profile, "optimizer")
@@ -130,7 +130,7 @@ def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """A sampler that looks ahead costs passes of its own."""
+    """Advise on a timestep sampler that needs passes of its own."""
     interval = _set(config, "timesteps.interval")
     if interval is not None and (taken := share(profile, "sampler")) > SAMPLER:
         reason = f"the timestep sampler is {_said(profile, 'sampler')}; half as many updates of its policy"
@@ -138,7 +138,7 @@ def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Arithmetic in float32 on hardware that has faster units."""
+    """Advise on arithmetic in float32 on hardware that has faster units."""
     computing, gains = share(profile, "forward", "backward"), profile["format_gains"]
     if config.precision.amp != "none" or computing < 0.5:
         return
@@ -161,7 +161,7 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Most of the time is convolutions: memory format and choice of algorithm decide."""
+    """Advise on a step of mostly convolutions: memory format and choice of algorithm decide."""
     taken = profile["operations"]["convolution_share"] * share(profile, "forward", "backward")
     if taken < CONVOLUTIONS:
         return
@@ -174,7 +174,7 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """The GPU waits for the host to launch its kernels."""
+    """Advise on a GPU that waits for the host to launch its kernels."""
     busy = profile.get("device_busy_share", 1.0)
     if busy < BUSY and config.compile.mode not in ("reduce-overhead", "max-autotune"):
         reason = f"the GPU computes {percent(busy)} of the time; the rest it waits to be told"
@@ -183,7 +183,7 @@ def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def compiling(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """What the break-even of torch.compile says."""
+    """Advise by the break-even of torch.compile."""
     cost = profile["compile"]
     if "skipped" in cost or "failed" in cost:
         return
@@ -199,7 +199,7 @@ def compiling(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Too little memory, or memory saved that is not needed."""
+    """Advise on too little memory, or on memory that is saved without need."""
     used = held_mib(profile["step"]) / profile["device"]["memory_limit_mib"]
     levels = _set(config, "model.checkpoint_levels") or []
     sentence, passes = f"training takes {percent(used)} of the memory it may have", config.loader.accumulation
@@ -212,7 +212,7 @@ def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def more_gpus(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """There are GPUs that do nothing."""
+    """Advise on GPUs that do nothing."""
     gpus = profile["device"]["gpus"]
     if gpus > 1 and config.parallel.workers == 1 and config.loader.batch_size % gpus == 0:
         yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used", float(gpus))

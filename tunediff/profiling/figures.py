@@ -27,7 +27,7 @@ NAMELESS = colors.PLAIN
 
 
 def step(profile: Profile, path: Path) -> None:
-    """Milliseconds of each part of the step."""
+    """Draw the milliseconds of each part of the step."""
     whole, parts = profile["step"]["step_s"], dict(reversed(profile["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
     names, shades = [part(profile, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
@@ -46,7 +46,7 @@ def step(profile: Profile, path: Path) -> None:
 
 
 def memory(profile: Profile, path: Path) -> None:
-    """Tensors' memory over the traced steps, by the phase that allocated it."""
+    """Draw the tensors' memory over the traced steps, by the phase that allocated it."""
     lines, peak, phases = profile["memory"]["timeline"], profile["memory"]["peak"], profile["memory"]["phases"]
     assert lines is not None
     assert peak is not None
@@ -71,7 +71,7 @@ def memory(profile: Profile, path: Path) -> None:
 
 
 def sweep(profile: Profile, swept: Sweep, path: Path) -> None:
-    """Throughput and peak memory against the batch size."""
+    """Draw throughput and peak memory against the batch size."""
     sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
     figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
     left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o", color=colors.PLAIN)

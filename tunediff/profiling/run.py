@@ -32,9 +32,10 @@ def profile(
     compile_too: bool | None,
     attempt: bool,
 ) -> Profile:
-    """Measure everything; the trace goes to `folder`, `say` hears what comes next. Raises what a training raises.
+    """Measure everything and return the profile; raise what a training raises. The trace goes to `folder`.
 
-    `steps` to measure, None: about five seconds of them; `compile_too`, None: on a GPU; `attempt` the advice as well.
+    `say` is called with what is measured next; `steps` to measure, None: about five seconds of them; `compile_too`: the
+    break-even of torch.compile, None: on a GPU; `attempt`: measure each piece of advice as well.
     """
     began, bench, workload = time.monotonic(), measure.Bench.of(config), cfg.of(config)
     device, gains = measure.device(bench.world), measure.format_gains(bench.world)
@@ -76,6 +77,6 @@ def profile(
 
 
 def named(workload: Workload) -> dict[str, str]:
-    """What the workload calls the parts of its step."""
+    """Return the workload's labels of the parts of its step."""
     own = ((re.fullmatch(r"step_(\w+)_s", name), quantity) for name, quantity in workload.quantities.items())
     return {match[1]: quantity.label for match, quantity in own if match is not None}

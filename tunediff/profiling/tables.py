@@ -20,29 +20,29 @@ OWNERS: dict[Owner, str] = {
 
 # ------------------------------------------------------------------------------------------------------------- numbers
 def milliseconds(value: float) -> str:
-    """`12.3 ms`, `3.98 s`."""
+    """Return seconds in words: `12.3 ms`, `3.98 s`."""
     return f"{number(1000.0 * value)} ms" if value < 1 else f"{number(float(value))} s"
 
 
 def percent(value: float) -> str:
-    """`22 %`, `0.4 %`."""
+    """Return a share in words: `22 %`, `0.4 %`."""
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{100 * value:.0f} %" if value >= 0.095 else f"{100 * value:.1f} %"
 
 
 def mebibytes(value: float) -> str:
-    """`1,234 MiB`, `0.8 MiB`."""
+    """Return MiB in words: `1,234 MiB`, `0.8 MiB`."""
     return f"{value:,.0f} MiB" if value >= 10 else f"{value:.1f} MiB"
 
 
 def rate(value: float) -> str:
-    """`4,012`, `3.1`."""
+    """Return samples per second in words: `4,012`, `3.1`."""
     return f"{value:,.0f}" if value >= 100 else number(float(value))
 
 
 def part(profile: Profile, name: str) -> str:
-    """What a part of the step is called."""
+    """Return the label of a part of the step."""
     return PARTS.get(name, profile["names"].get(name, name)).format(unit=profile["unit"])
 
 
@@ -57,12 +57,12 @@ class Section:
     figure: str = ""
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the section for a terminal."""
         lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
         return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
     def markdown(self, files: Sequence[str]) -> str:
-        """For a file, with the figure where it is one of `files`."""
+        """Return the section as Markdown, with the figure where it is one of `files`."""
         lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
         if len(self.rows) > 1:
             rows = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
@@ -74,7 +74,7 @@ class Section:
 
 
 def sections(profile: Profile) -> list[Section]:
-    """All parts of the report, in reading order."""
+    """Return all sections of the report, in reading order."""
     sweep = [] if profile["sweep"] is None else [_sweep(profile["sweep"], profile["unit"])]
     return [
         _summary(profile), _step(profile), _operations(profile),
@@ -129,7 +129,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def feeding(profile: Profile) -> str:
-    """Loader against model, in words."""
+    """Return a sentence on the rates of loader and model alone."""
     loader, model, ratio, unit = profile["loader_alone"], profile["model_alone"], profile["feed_ratio"], profile["unit"]
     if loader is None:
         return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
@@ -138,7 +138,7 @@ def feeding(profile: Profile) -> str:
         return f"{sentence}; the device cannot hold all {unit}"
     sentence += (
         f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "
-        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
+        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model takes"
     )
     if profile["config"]["loader.workers"] == 0:
         sentence += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
@@ -181,7 +181,7 @@ def _sweep(sweep: Sweep, unit: str) -> Section:
 
 
 def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
-    """The break-even of compiling, in words."""
+    """Return a sentence on the break-even of compiling."""
     if "skipped" in cost:
         return f"not measured: {cost['skipped']}"
     if "failed" in cost:

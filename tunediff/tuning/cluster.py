@@ -32,7 +32,7 @@ MOST_NODES = 1000
 
 
 def runtime_env() -> dict[str, Any]:
-    """What travels to nodes without our checkout: this package, and the settings of Ray that it relies on.
+    """Return what Ray ships to nodes without our checkout: this package, and the settings of Ray that it relies on.
 
     A user's workload lies in the folder of its search, on the shared storage.
     """
@@ -45,7 +45,7 @@ def runtime_env() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
-    """`lost` is called, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+    """Call `lost`, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
     over = threading.Event()
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
 
@@ -68,7 +68,7 @@ def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[Non
 
 # ------------------------------------------------------------------------------------------------------- what there is
 def nodes() -> list[Machine]:
-    """The nodes that are alive and stay, with what Ray has to give on each."""
+    """Return the nodes that are alive and stay, with the resources that Ray has on each."""
     alive = [_machine(node) for node in ray.nodes() if node["Alive"]]
     leaving = draining(machine.id for machine in alive)
     return [machine for machine in alive if machine.id not in leaving]
@@ -83,7 +83,7 @@ def _machine(node: dict[str, Any]) -> Machine:
 
 
 def may_come() -> list[Machine]:
-    """Nodes that the cluster's autoscaler would start, as it has told Ray; none where nothing scales."""
+    """Return the nodes that the cluster's autoscaler would start, as Ray knows them; none where nothing scales."""
     config = ray._private.state.state.get_cluster_config()
     return [
         Machine(int(group.resources.get("CPU", 0)), int(group.resources.get("GPU", 0)), group.name, group.name)
@@ -103,13 +103,13 @@ def ask(place: Placement, size: int) -> None:
 
 
 def gone(ids: Iterable[str]) -> list[str]:
-    """Those of these nodes that are not alive any more."""
+    """Return those of these nodes that are not alive any more."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
     return [node for node in ids if node not in alive]
 
 
 def draining(ids: Iterable[str]) -> list[str]:
-    """Those of these nodes that will be taken away soon, as an autoscaler or `ray drain-node` has told Ray."""
+    """Return those of these nodes that will be removed soon, by an autoscaler or `ray drain-node`."""
     draining_nodes = (
         ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
     )  # as Ray Train's own watcher
@@ -147,7 +147,7 @@ def lacks(place: Placement) -> str:
 
 
 def _free(ids: Sequence[str]) -> str:
-    """What Ray has to give on these nodes now, in words; without any, on all."""
+    """Return in words the resources that are free on these nodes now; without any, on all."""
     has = ray._private.state.available_resources_per_node()
     words = []
     for machine in nodes():

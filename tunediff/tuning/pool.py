@@ -48,12 +48,12 @@ class Pool:
 
     @property
     def unsteady(self) -> bool:
-        """Whether nodes may go and come."""
+        """Return whether nodes may come and go."""
         return self._look is not None
 
     @property
     def machines(self) -> Sequence[Machine]:
-        """The machines as of the last query."""
+        """Return the machines as of the last query."""
         return self._machines
 
     def room(self) -> bool:

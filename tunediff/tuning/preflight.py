@@ -17,7 +17,7 @@ from tunediff.tuning import experiment
 def create(
     folder: Path, space: SearchSpace, content: Lines, own: bool, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:  # fmt: skip
-    """`experiment.create`, and the check of the copy that lies there then, with what that found.
+    """Call `experiment.create` and check the copy of the workload there; return the space and the check's report.
 
     `own`: the space is not of a search file; it loses the knobs that turn out to change nothing.
     Raises `ConfigError` with what is wrong with the workload; the folder is gone then.
@@ -53,7 +53,7 @@ def create(
 
 
 def _tried(space: SearchSpace) -> Systems:
-    """The baseline, with as few ranks and loader processes as show whether several work."""
+    """Return the baseline, with as few ranks and loader processes as show whether several work."""
     tried: Systems = space.baseline
     for dimension in space.dimensions:
         most = max(dimension.choices) if dimension.choices and dimension.name.endswith(".workers") else dimension.high

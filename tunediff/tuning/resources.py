@@ -29,7 +29,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """What trials train on."""
+        """Return what trials train on: "cuda" or "cpu"."""
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
@@ -47,18 +47,18 @@ class Placement:
     gpu: bool = False
     """Whether each has GPUs."""
     threads: int = 1
-    """torch threads of each."""
+    """torch threads of each worker."""
     each: int = 1
-    """GPUs of each: several of the one worker that `parallel.strategy: dp` has."""
+    """GPUs of each worker: several for the one worker of `parallel.strategy: dp`."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Placement:
-        """What `dataclasses.asdict` made of one, JSON or not."""
+        """Return the placement from what `dataclasses.asdict` made of it, also after JSON."""
         return cls(**{**plain, "nodes": tuple(plain["nodes"])})
 
     @property
     def resources(self) -> dict[str, float]:
-        """Of each worker, as Ray counts."""
+        """Return the resources of each worker, as Ray counts."""
         return {"CPU": self.cpus, **({"GPU": float(self.each)} if self.gpu else {})}
 
 
@@ -132,7 +132,7 @@ def local() -> Machine:
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
-    """1, 2, 4, … up to what the machine can place: what `parallel.workers: all` stands for."""
+    """Return 1, 2, 4, … up to what the machine can place, for `parallel.workers: all`."""
     limit = max(1, machine.gpus or machine.cores)
     return tuple(2**power for power in range(limit.bit_length()))
 

@@ -1,4 +1,4 @@
-"""Running a search through Ray Tune."""
+"""Run a search through Ray Tune."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def _tuner(
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
-    """Of a trial's driver: beside the search where that node has any, so that a lost node takes workers only."""
+    """Return the resources of a trial's driver: on the search's node if possible, which is never lost alone."""
     here = ray.get_runtime_context().get_node_id()
     own = any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes())
     return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))
 
 
 def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> BaselineExemptScheduler | None:
-    """Tune's scheduler that stops hopeless trials by fractions of their budgets, or None. Rungs lie at evaluations.
+    """Return Tune's scheduler that stops hopeless trials by fractions of their budgets, or None; rungs are evaluations.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
     before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
@@ -87,7 +87,7 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Baseli
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
-    """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
+    """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by keyword."""
 
     def __init__(self, *listeners: Listener) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
 
 
 def _readable(trial: Any) -> str:
-    """t0007_batch_size=256,amp=bf16: what Ray's pages and folders show."""
+    """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
     knobs = [
         f"{name.rpartition('.')[2]}={value:.3g}" if isinstance(value, float) else f"{name.rpartition('.')[2]}={value}"
         for name, value in drawn(trial.config).items()
