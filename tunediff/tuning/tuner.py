@@ -66,7 +66,10 @@ def _tuner(
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
-    """Return the resources of a trial's driver: on the search's node if possible, which is never lost alone."""
+    """Return the resources of a trial's driver: on the search's node if it has CPUs.
+
+    A lost node then has no driver, only workers.
+    """
     here = ray.get_runtime_context().get_node_id()
     own = any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes())
     return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))

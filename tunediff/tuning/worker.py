@@ -121,12 +121,16 @@ def work(job: Job, serial: str, slot: Any, world: World) -> bool:
     configuration (a lost rank, a full disk, a slot that is gone) without an `end`.
     """
     print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
+
+    # ---- a trial that has ended meanwhile is only reported
     trial = record.read_trial(job.folder)
     if world.agree(float(trial is not None and trial.finished)):
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
         if world.main and trial is not None:
             ray.get(slot.post.remote(serial, trial.end))
         return False
+
+    # ---- train
     settings: dict[str, Any] = {}
     changed: list[str] = []
     draining: list[str] = []
@@ -146,6 +150,8 @@ def work(job: Job, serial: str, slot: Any, world: World) -> bool:
         # The slot's or the cluster's fault says nothing about this trial.
         not_of_trial = (SlotLostError, RayError)
         result = run_trial(train, world, job.folder, not_of_trial)
+
+        # ---- end the trial, unless it goes on elsewhere or its failure says nothing about it
         if result.error is not None:
             if result.end is not None:
                 _write_traceback(result.error, job.folder, world.rank)
@@ -160,6 +166,8 @@ def work(job: Job, serial: str, slot: Any, world: World) -> bool:
     finally:
         changed = process_settings.restore(settings)
         _reset(world.device)
+
+    # ---- does the next trial need other processes?
     if changed:
         message = f"train(trial) has changed the process: {', '.join(changed)}"
         print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
