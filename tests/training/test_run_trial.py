@@ -46,12 +46,14 @@ def test_a_training_that_returns_is_ok_or_pruned(finished, status):
         (ZeroDivisionError("why"), "error", "ZeroDivisionError: why"),
     ],
 )
-def test_an_exception_becomes_a_status(tmp_path, error, status, reason):
+def test_an_exception_becomes_a_status(tmp_path, monkeypatch, error, status, reason):
+    shares = {"total_mib": 2000.0, "demand_mib": 1900.0, "others_mib": 50.0}
+    monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
     result = run_trial(raising(error), alone(), tmp_path)
     assert (result.end.status, result.end.reason, result.outcome) == (status, reason, None)
     assert result.error is (None if status == "nan" else error), "what is not finite harms no process"
     assert result.end.peak["peak_memory_mib"] > 0
-    assert bool(result.end.memory) == (status == "oom")
+    assert result.end.memory == (shares if status == "oom" else {})
     assert (end_of(error).status, end_of(error).peak) == (status, {})
 
 
