@@ -26,7 +26,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, resources, searcher, trial
+from tunediff.tuning import experiment, resources, searcher, sessions, trial
 from tunediff.tuning.messages import Plan
 
 CONTENT = {
@@ -104,7 +104,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
             share = functools.partial(resources.share, wanted)
             warm, quiet = experiment.warm(wanted), lambda _: None
             workers = experiment.workers(folder, share, None, warm, quiet)
-            with experiment.alone(folder), experiment.noted(folder), workers as slots:
+            with experiment.alone(folder), sessions.noted(folder), workers as slots:
                 experiment.search(folder, wanted, slots, console.listen)
         finally:
             sys.stdout = terminal

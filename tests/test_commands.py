@@ -20,7 +20,8 @@ import torch
 import yaml
 
 from tests import searches
-from tests.helpers import measure_here, point
+from tests.helpers import measure_here, point, shipped_toy
+from tests.toy import train as toy_train
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.analysis import evidence
@@ -30,7 +31,7 @@ from tunediff.core.journal import Journal
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import experiment, resources, sessions
 
 TINY = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -477,7 +478,7 @@ def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
     trial = tmp_path / "trials" / "t0000"
     trial.mkdir(parents=True)
     (trial / "journal.jsonl").write_text('{"event": "point", "time": 1030, "index": 1}\n')
-    assert experiment.spent_s(tmp_path) == 90
+    assert sessions.spent_s(tmp_path) == 90
 
 
 def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):
@@ -685,6 +686,60 @@ def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):
     words = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
     assert train.main(["--config", "digits", "--samples", "256", *words]) == 0
     assert (tmp_path / "ray_results" / "train-digits" / "config.yaml").exists()
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Trains the toy in a folder of its own; what it returns is the command with its words."""
+    monkeypatch.chdir(tmp_path)
+    with shipped_toy():
+        yield lambda *words: train.main(["--config", "toy", "--samples", "80", "--out", "out", *words])
+
+
+def out_of_memory(trial):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+
+
+def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(toy_train, "train", out_of_memory)
+    assert toy() == 1
+    error = capsys.readouterr().err
+    assert "error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB." in error
+    assert "Traceback" not in error
+    end = record.read_trial(tmp_path / "out").end
+    assert (end.status, end.memory["demand_mib"] > 9 * 1024) == ("oom", True)
+
+
+@pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])
+def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, monkeypatch, words):
+    """Nothing was kept, so that the same folder takes a smaller batch, too."""
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_train, "train", out_of_memory)
+        assert toy() == 1
+    assert toy(*words) == 0
+    trial = record.read_trial(tmp_path / "out")
+    assert (trial.status, trial.attempts, [point.samples for point in trial.points]) == ("ok", 1, [40, 80])
+
+
+def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_path, monkeypatch):
+    needs_too_much = [True]
+
+    def after_a_point(trial):
+        net, optimizer = toy_train.begin(trial)
+        trial.evaluate_with(lambda: toy_train.error(net))
+        for step, batch in enumerate(trial.batches((toy_train.INPUTS, toy_train.TARGETS))):
+            if step == 8 and needs_too_much:  # the first evaluation, after 5 steps, wrote a checkpoint
+                out_of_memory(trial)
+            trial.step(toy_train.loss_of(net, batch), optimizer)
+
+    monkeypatch.setattr(toy_train, "train", after_a_point)
+    assert toy() == 1
+    assert (record.read_trial(tmp_path / "out").status, (tmp_path / "out" / "checkpoint.pt").exists()) == ("oom", True)
+    assert toy("loader.batch_size=4") == 2, "the folder holds a training that can go on"
+    needs_too_much.clear()
+    assert toy() == 0
+    trial = record.read_trial(tmp_path / "out")
+    assert (trial.status, trial.attempts, [point.samples for point in trial.points]) == ("ok", 2, [40, 80])
 
 
 def test_train_refuses_a_missing_configuration(capsys):

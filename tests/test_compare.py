@@ -22,7 +22,7 @@ from tunediff.analysis import pairs
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.report import pairs as report
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.pool import Pool
 
 
@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def workers(*_):
-        raise experiment.StoppedError("nothing runs in this test")
+        raise sessions.StoppedError("nothing runs in this test")
         yield
 
     monkeypatch.setattr(experiment, "workers", workers)
@@ -307,7 +307,7 @@ def slot(monkeypatch):
         greet(None)
         yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
 
-    def follow(name, config, drawn, _, plan):
+    def run_trial_on_slot(name, config, drawn, _, plan):
         journal = Journal(plan.experiment / "trials" / name)
         journal.start(config, drawn, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
         value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
@@ -318,7 +318,7 @@ def slot(monkeypatch):
         journal.end(End(status, "" if status == "ok" else "needs 9 GiB"))
 
     monkeypatch.setattr(experiment, "workers", workers)
-    monkeypatch.setattr(rounds.trial, "follow", follow)
+    monkeypatch.setattr(rounds.trial, "run_trial_on_slot", run_trial_on_slot)
     return slot
 
 

@@ -18,7 +18,8 @@ from tunediff.analysis import evidence
 from tunediff.core import text
 from tunediff.report import summary
 from tunediff.training import judging
-from tunediff.tuning import experiment, study_file
+from tunediff.tuning import study_file
+from tunediff.tuning.study_url import study_url
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
 
@@ -92,7 +93,7 @@ def test_the_study_is_where_it_is_said_to_be(storage):
     path = storage / "study.db"
     optuna.create_study(study_name="tunediff", storage=study_file.open_file(path))
     assert path.is_file()
-    assert optuna.get_all_study_names(experiment.study_url(path)) == ["tunediff"]
+    assert optuna.get_all_study_names(study_url(path)) == ["tunediff"]
 
 
 def test_what_a_measurement_was_made_with(storage):

@@ -98,7 +98,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
         "batch sizes", "torch.compile", "what to try next",
     ):  # fmt: skip
         assert f"\n{title}:\n" in f"\n{out}"
-    assert "× what the model eats" in out
+    assert "× what the model takes" in out
     assert "report: here/profile.md\n" in out
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
     assert "batch 8" in err

@@ -40,7 +40,7 @@ from tunediff.report import pair_plan
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
-from tunediff.tuning import experiment, local_ray, resources
+from tunediff.tuning import experiment, local_ray, resources, sessions
 
 NOT_TOLD, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {"better": cli.OK, "no significant difference": NOT_TOLD, "worse": WORSE, "failed": FAILED_RUN}
@@ -99,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = contextlib.nullcontext() if args.quiet else heart
         with experiment.start_of(folder, new=args.resume is None), shown:
             _run(pairs.read(folder), args.address, say)
-    except (KeyboardInterrupt, experiment.StoppedError) as error:
+    except (KeyboardInterrupt, sessions.StoppedError) as error:
         return experiment.stopped(error, "compare", folder, cli.machine_words(args))
     from tunediff.report import pairs as report  # imports matplotlib
     from tunediff.report import result_json
 
     told = pairs.read(folder)
-    written, spent_s = str(report.write_all(told)), experiment.spent_s(folder)
+    written, spent_s = str(report.write_all(told)), sessions.spent_s(folder)
     with contextlib.suppress(OSError):  # its exit code says it too
         if args.json:
             failure = report.failure(told, told.failure) if told.failure is not None else None
@@ -364,7 +364,7 @@ def _run(told: Pairs, address: str | None, say: Say) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(experiment.alone(folder))
-        stack.enter_context(experiment.noted(folder))
+        stack.enter_context(sessions.noted(folder))
         slots = stack.enter_context(experiment.workers(folder, shared, address, None, greet, told.configs))
         slots.tell(say)
         plan = Plan(
@@ -372,7 +372,7 @@ def _run(told: Pairs, address: str | None, say: Say) -> None:
             metric=metric.name, mode=metric.mode, evaluates=True, fresh=False, profile_steps=0, final={},
             budget=told.limits, deadline_s=told.limits.trial_deadline_s,
         )  # fmt: skip
-        listeners = (_teller(folder, slots.actors, say), lambda *_: experiment.alive(folder))
+        listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
         rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)
 
 

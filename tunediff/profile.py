@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 def _one_worker(config: Systems) -> tuple[Systems, int]:
-    """What one of the training workers does, and how many there are."""
+    """Return the configuration of one of the training workers, and how many there are."""
     workers = config.parallel.workers
     sharers = 1 if config.parallel.strategy == "pipeline" else workers  # its stages see the whole batch
     share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // sharers}
@@ -72,7 +72,7 @@ def _check(config: Systems, args: argparse.Namespace) -> None:
 
 
 def _folder(out: Path | None, storage: Path, stem: str) -> Path:
-    """A folder that holds nothing yet. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
+    """Return a new or empty folder. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
     names = [out] if out is not None else numbered(storage, f"profile-{stem}")
     for folder in names:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -92,8 +92,8 @@ def _tidy(folder: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- measurement
 def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
-    from tunediff.profiling import run, tables
-    from tunediff.training import memory
+    from tunediff.profiling import files, run, tables
+    from tunediff.training.run_trial import end_of
 
     began, events = time.monotonic(), dataclasses.replace(EventLines.of(args), on_stderr=True)
 
@@ -101,25 +101,25 @@ def _profile(config: Systems, workers: int, args: argparse.Namespace) -> int:
         events.print(events.line(line, time.monotonic() - began))
 
     try:
-        found = run.profile(
+        profile = run.profile(
             config, args.out, say, name=args.config.stem, command=args.command, workers=workers, steps=args.steps,
             sweep_batches=args.sweep, compile_too=args.compile, attempt=args.attempt,
         )  # fmt: skip
     except Exception as error:
-        if memory.is_oom(error):
+        if end_of(error).status == "oom":
             print(f"error: out of memory with a batch of {config.loader.batch_size}: {error}", file=sys.stderr)
             return cli.FAILED
         raise
-    written = tables.write_all(found, args.out)
+    written = files.write_all(profile, args.out)
     if args.json:
         print(written["numbers"].read_text(encoding="utf-8"), end="")
         return cli.OK
-    for section in tables.sections(found):
+    for section in tables.sections(profile):
         print(section.text(), end="\n\n")
     print(text.block(written))
-    print(f"trace: {args.out / found['trace']} (open it at ui.perfetto.dev)")
-    if found["snapshot"] is not None:
-        print(f"memory_snapshot: {args.out / found['snapshot']} (open it at pytorch.org/memory_viz)")
+    print(f"trace: {args.out / profile['trace']} (open it at ui.perfetto.dev)")
+    if profile["snapshot"] is not None:
+        print(f"memory_snapshot: {args.out / profile['snapshot']} (open it at pytorch.org/memory_viz)")
     return cli.OK
 
 

@@ -25,7 +25,7 @@ from tunediff.event_lines import EventLines
 from tunediff.report import outputs, plan, summary, verdicts
 from tunediff.report.console import Console, Table
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
-from tunediff.tuning import confirming, experiment, resources
+from tunediff.tuning import confirming, experiment, resources, sessions
 
 if TYPE_CHECKING:
     from tunediff.training import judging
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with experiment.start_of(folder, new=content is not None):
             confirmed = _run(folder, wanted, args, told)
-    except (KeyboardInterrupt, experiment.StoppedError) as error:
+    except (KeyboardInterrupt, sessions.StoppedError) as error:
         return experiment.stopped(error, "search", folder, cli.machine_words(args))
     found = analysis.read(folder)
     outputs.write_all(found)
@@ -132,7 +132,7 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, SearchSpace, None]:
     folder = search_space.folder_of(args.resume, args.storage).resolve()
     done = sum(trial.finished for trial in record.read_trials(folder))
     cli.allow(args.trials is None or args.trials >= done, "--trials", args.trials, f"at least {done}, which are done")
-    spent_s = experiment.all_spent_s(folder)
+    spent_s = sessions.all_spent_s(folder)
     enough = args.total is None or search_space.duration_s(args.total, "--total") >= spent_s
     cli.allow(enough, "--total", args.total, f"at least {math.ceil(spent_s)}s, which are spent")
     wanted = experiment.reopen(folder, _limits(args), keep=not args.dry_run)
@@ -242,7 +242,7 @@ def _run(
         stack.enter_context(experiment.alone(folder))
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
-            session.enter_context(experiment.noted(folder))
+            session.enter_context(sessions.noted(folder))
         console = session.enter_context(kind(folder, wanted, told=told))
         slots = stack.enter_context(
             experiment.workers(

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli
 from tunediff import config as cfg
@@ -27,9 +27,12 @@ from tunediff.core.clock import Budget, own_s
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.progress import shown
-from tunediff.core.trial_record import End
 from tunediff.event_lines import EventLines
 from tunediff.search_space import duration_s
+
+if TYPE_CHECKING:
+    from tunediff.distributed import World
+    from tunediff.training.run_trial import TrialResult
 
 CHECKPOINT_EVERY_S = 60.0
 
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folder(args: argparse.Namespace) -> Path:
-    """Of the run. Raises `ConfigError`."""
+    """Return the folder of the run. Raises `ConfigError`."""
     if args.name is None:
         return Path(args.out or Path(args.storage, f"train-{args.config.stem}"))
     if args.out is not None:
@@ -79,6 +82,7 @@ def _folder(args: argparse.Namespace) -> Path:
 
 
 def _budget(args: argparse.Namespace, config: Systems) -> Budget:
+    """Return the budget that the options give. Raises `ConfigError`."""
     seconds, samples, every = args.budget, args.samples, args.every
     if args.unit is not None and seconds is None:
         raise ConfigError(f"--unit: {args.unit} goes with --budget")
@@ -98,28 +102,32 @@ def _budget(args: argparse.Namespace, config: Systems) -> Budget:
 
 
 def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
-    """Refuse what would fail later, and a folder that holds another training."""
+    """Refuse what would fail later, and a folder that holds another training. Raises `ConfigError`."""
+    # ---- files
     cli.check_here(config, evaluates=True)
     cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
         raise ConfigError(
             f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
         )
-    known = record.read_trial(folder)
-    if known is not None and not known.points and not (folder / "checkpoint.pt").exists() and not known.finished:
-        (folder / record.JOURNAL).unlink()  # it ended before there was anything to go on from
-    elif known is not None:
-        if known.fingerprint != cfg.fingerprint(config):
-            differs = cfg.differences(config, known.configuration)
+
+    # ---- a folder that is there: without a point or a checkpoint it starts over, else it must be of this training
+    trial = record.read_trial(folder)
+    empty = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
+    if empty and trial is not None and (not trial.finished or trial.status == "oom"):
+        (folder / record.JOURNAL).unlink()  # killed or out of memory, as with a larger batch, before anything was kept
+    elif trial is not None:
+        if trial.fingerprint != cfg.fingerprint(config):
+            differs = cfg.differences(config, trial.configuration)
             changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
             if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
                 raise ConfigError(
                     f"--out: {folder} holds a training of another configuration ({changed}); choose another"
                 )
-        if (known.budget_s, known.drawn) != (budget.seconds, _identity(budget)):
-            theirs = f"with {_options(known.budget_s, known.drawn.get('samples'))}"
-            if known.drawn.get("open_ended"):
-                every = known.budget_s / config.evaluation.points if known.budget_s else 0.0
+        if (trial.budget_s, trial.drawn) != (budget.seconds, _identity(budget)):
+            theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
+            if trial.drawn.get("open_ended"):
+                every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
                 theirs = f"without --budget and with --every {text.format_exact(every)}"
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
@@ -129,43 +137,44 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 
 def _options(budget_s: float | None, samples: int | None) -> str:
-    """The options that give this budget: `--budget 6s and --samples 100`."""
-    given = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
-    return " and ".join(f"{option} {value}" for option, value in given.items() if value) or "another budget"
+    """Return the options that give this budget: `--budget 6s and --samples 100`."""
+    options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
+    return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
 
 
 def _identity(budget: Budget) -> dict[str, Any]:
-    """What of a budget, besides its seconds, must be the same for a training to go on."""
+    """Return what of a budget, besides its seconds, must be the same for a training to go on."""
     return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
 
 
 def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespace) -> int:
-    from tunediff.core.trial_record import NotFiniteError
+    """Train in this process, one rank of the training, and print the result; return the exit code."""
     from tunediff.distributed import from_environment
     from tunediff.training import weights
     from tunediff.training.console import Console
     from tunediff.training.engine import Engine
     from tunediff.training.observer import Observer
+    from tunediff.training.run_trial import run_trial
     from tunediff.training.trial import run
 
-    with from_environment() as world, _asked_to_stop() as asked, shown() if world.main else contextlib.nullcontext():
+    with from_environment() as world, _stop_signals() as signals, shown() if world.main else contextlib.nullcontext():
         if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
             hint = f"start it as {args.command}, or set {other}"
             raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
-        known = record.read_trial(folder)
-        if known is not None and known.status == "ok":
+        trial = record.read_trial(folder)
+        if trial is not None and trial.status == "ok":
             if world.main:
                 _conclude(folder, args.json)
             return cli.OK
 
         # ---- journal and curves, on rank 0
-        start = _weights(args.initial, config) if args.initial is not None else None
-        observer, journal = Observer(asked), Journal(folder)
+        initial = _weights(args.initial, config) if args.initial is not None else None
+        observer, journal = Observer(signals), Journal(folder)
         if world.main:
-            done = known.points[-1].samples if known is not None and known.points else None
-            observer = Console(folder, cfg.of(config), done, asked, lines=EventLines.of(args))
+            done = trial.points[-1].samples if trial is not None and trial.points else None
+            observer = Console(folder, cfg.of(config), done, signals, lines=EventLines.of(args))
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -175,24 +184,14 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
 
         # ---- train
         engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
-                        initial=start)  # fmt: skip
+                        initial=initial)  # fmt: skip
         try:
-            outcome = run(engine)
-        except NotFiniteError as error:
-            if world.main:
-                journal.end(End("nan", str(error)))
-                print(f"error: {error}", file=sys.stderr)
-            return cli.FAILED
-        except Exception as error:
-            if cfg.of(config).file is None or isinstance(error, ConfigError | WorkloadError):
-                raise
-            print(code.trace(error), end="", file=sys.stderr)  # the user's own lines
-            if world.size > 1:
-                os._exit(cli.FAILED)  # the others may wait for this rank in a collective
-            return cli.FAILED
+            result = run_trial(lambda: run(engine), world)
         finally:
             if isinstance(observer, Console):
                 observer.close()
+        if (outcome := result.outcome) is None:
+            return _fail(result, config, journal, world)
 
         # ---- conclude, on rank 0
         if world.main:
@@ -201,7 +200,8 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
             for knob in outcome.unread:
                 print(f"WARNING: train(trial) never reads the knob {knob}: not effective", file=sys.stderr)
             if outcome.finished:
-                journal.end(End("ok", seconds=outcome.seconds, steps=outcome.steps, peak=outcome.peak))
+                assert result.end is not None
+                journal.end(result.end)
                 _conclude(folder, args.json)
             else:
                 again = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
@@ -209,22 +209,51 @@ def _train(config: Systems, budget: Budget, folder: Path, args: argparse.Namespa
         return cli.OK if outcome.finished else cli.INTERRUPTED
 
 
+def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> int:
+    """Print why a training failed and return the exit code; write an `end` for status `nan` and `oom`.
+
+    Raises `ConfigError` and `WorkloadError`, which the command prints, and any other error of a shipped workload.
+    """
+    end, error = result.end, result.error
+    if end is not None and end.status == "nan":  # on all ranks alike
+        if world.main:
+            journal.end(end)
+            print(f"error: {end.reason}", file=sys.stderr)
+        return cli.FAILED
+    assert error is not None
+    if isinstance(error, ConfigError | WorkloadError):
+        raise error
+    if end is not None and end.status == "oom":
+        journal.end(end)
+        print(f"error: out of memory: {' '.join(end.reason.split())}", file=sys.stderr)
+    elif cfg.of(config).file is None:
+        raise error
+    else:
+        print(code.trace(error), end="", file=sys.stderr)  # the user's own lines
+    if world.size > 1:
+        os._exit(cli.FAILED)  # the others may wait for this rank in a collective
+    return cli.FAILED
+
+
 def _weights(path: Path, config: Systems) -> Any:
-    """The weights to start from. Raises `ConfigError`."""
+    """Return the weights to start from. Raises `ConfigError`."""
     from tunediff.training import weights
 
     workload = cfg.of(config)
     if (read := workload.get_hook("initial_weights")) is not None:
         return read(path, config.knobs)
-    found = weights.read(path)
+    tensors = weights.read(path)
     if (network := workload.get_hook("network")) is not None:
-        weights.check_fit(found, network(config.knobs), str(path))
-    return found
+        weights.check_fit(tensors, network(config.knobs), str(path))
+    return tensors
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """Signals received: the first SIGINT or SIGTERM lets the loop write a checkpoint, a second SIGINT ends at once."""
+def _stop_signals() -> Iterator[list[int]]:
+    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a checkpoint and stop.
+
+    A second SIGINT ends the process at once.
+    """
     received: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -246,18 +275,18 @@ def _asked_to_stop() -> Iterator[list[int]]:
 
 def _conclude(folder: Path, as_json: bool) -> None:
     """Print the result of a finished training."""
-    known = record.read_trial(folder)
-    assert known is not None
-    assert known.end is not None
-    last = known.points[-1]
-    workload = cfg.of(known.configuration)
+    trial = record.read_trial(folder)
+    assert trial is not None
+    assert trial.end is not None
+    last = trial.points[-1]
+    workload = cfg.of(trial.configuration)
     metric = workload.objective
     lines = {
         str(last.get("label", metric.label)): last[metric.name],
         "train_s": last.train_s,
         workload.unit: last.samples,
         "steps": last.steps,
-        **{f"{part}_s": spent for part, spent in known.end.seconds.items() if part != "train"},
+        **{f"{part}_s": spent for part, spent in trial.end.seconds.items() if part != "train"},
         "weights": folder / "weights.safetensors",
         **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
@@ -266,7 +295,7 @@ def _conclude(folder: Path, as_json: bool) -> None:
     typed = {
         "metric": str(last.get("label", metric.label)), "objective": metric.name, "value": last[metric.name],
         "train_s": last.train_s, "samples": last.samples, "unit": workload.unit, "steps": last.steps,
-        **{f"{part}_s": known.end.seconds.get(part) for part in parts},
+        **{f"{part}_s": trial.end.seconds.get(part) for part in parts},
         "weights": lines["weights"], "pictures": sorted(map(str, folder.glob("*.png"))), "journal": lines["journal"],
     }  # fmt: skip
     cli.result(lines, as_json, typed)

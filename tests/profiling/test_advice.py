@@ -85,7 +85,7 @@ def test_little_reserve():
     one = only(profile(feed_ratio=1.2))
     assert one.change == {"loader.workers": 4}
     assert one.bound is None
-    assert one.reason.startswith("the loader feeds only 1.2× what the model eats")
+    assert one.reason.startswith("the loader feeds only 1.2× what the model takes")
     assert changes(profile(feed_ratio=1.5)) == []
     assert changes(profile(feed_ratio=None)) == []
     assert changes(profile(feed_ratio=1.2), tiny(loader__workers=0)) == [], "it takes turns with the model"

@@ -11,7 +11,7 @@ from tests.helpers import tiny
 from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
 from tunediff.core import environment
-from tunediff.profiling import tables
+from tunediff.profiling import files, tables
 from tunediff.profiling.result import Advice
 
 PARTS = {
@@ -150,7 +150,7 @@ def test_the_report_on_a_gpu():
 def test_feeding():
     assert tables.feeding(profile()) == (
         "alone, the loader gives 3,968 images/s and the model takes 1,280 images/s: "
-        "the loader can feed 3.1× what the model eats"
+        "the loader can feed 3.1× what the model takes"
     )
     in_turn = profile(feed_ratio=3.0)
     in_turn["config"]["loader.workers"] = 0
@@ -204,7 +204,7 @@ def test_other_reports():
 
 
 def test_files(tmp_path):
-    written = tables.write_all(profile(), tmp_path)
+    written = files.write_all(profile(), tmp_path)
     assert set(written.values()) == set(tmp_path.iterdir())
     for path in written.values():
         if path.suffix == ".png":
@@ -227,14 +227,14 @@ def test_files(tmp_path):
         assert report.count(f"]({figure})") == 1
     assert "| aten::op0\\|x | 7.5 | 50 ms | 50 % |" in report
     assert "memory_viz" not in report
-    assert "memory_viz" in tables.markdown(profile(snapshot="memory_snapshot.pickle"), [])
+    assert "memory_viz" in files.markdown(profile(snapshot="memory_snapshot.pickle"), [])
 
 
 def test_files_of_a_short_profile(tmp_path):
     found = profile(sweep=None)
     found["memory"] |= {"peak": None, "timeline": None, "phases": []}
     found["operations"]["longest"] = []
-    written = tables.write_all(found, tmp_path)
+    written = files.write_all(found, tmp_path)
     assert set(written) == {"report", "numbers", "operations", "step_figure"}
     assert "memory.png" not in written["report"].read_text()
     assert set(written.values()) == set(tmp_path.iterdir())
@@ -248,4 +248,4 @@ def test_parts_that_a_workload_has_named_itself(tmp_path):
     found["memory"]["peak"]["phase"] = "augment"
     assert "augment 1 ms 1.0 %" in squeezed(text(found))
     assert "tensors at their peak, during augment: 500 MiB" in text(found)
-    assert "memory_figure" in tables.write_all(found, tmp_path)
+    assert "memory_figure" in files.write_all(found, tmp_path)

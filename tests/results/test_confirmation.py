@@ -17,7 +17,7 @@ from tunediff.core.journal import Journal
 from tunediff.report import context, outputs, page, summary
 from tunediff.report.verdicts import block, confirmation_table, sentences
 from tunediff.report.words import plain_table
-from tunediff.tuning import confirming, experiment, resources
+from tunediff.tuning import confirming, experiment, resources, sessions
 
 FILE = {
     "workload": "digits",
@@ -124,7 +124,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert confirming.has_time(found, folder, wanted)
     assert confirming.pending(found.folder, found.space)
     (folder / "sessions.jsonl").write_text(SESSION % 60)
-    assert experiment.all_spent_s(found.folder) == 160
+    assert sessions.all_spent_s(found.folder) == 160
     assert not confirming.has_time(found, folder, wanted)
     assert not confirming.pending(found.folder, found.space), "nothing is left to be done"
     assert search._confirmed(found.folder, found.space) is None, "without a run there is nothing to be told"
@@ -146,7 +146,7 @@ def test_totals_include_the_confirming_runs(tmp_path):
     (found.folder / "sessions.jsonl").write_text(SESSION % 150)
     (told.compared.found.folder / "sessions.jsonl").write_text(SESSION % 400)
     runs = analysis.read(told.compared.found.folder)
-    block = summary.values(evidence.Evidence(found, told), experiment.all_spent_s(found.folder), [runs])
+    block = summary.values(evidence.Evidence(found, told), sessions.all_spent_s(found.folder), [runs])
     assert (len(found.trials), len(runs.trials)) == (5, 12)
     assert (block["wall_s"], block["confirm_wall_s"]) == (550, 400)
     assert (block["training_s"], block["confirm_training_s"]) == (17 * 20, 12 * 20)

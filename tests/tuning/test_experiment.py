@@ -13,7 +13,7 @@ from tests.helpers import point
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
-from tunediff.tuning import experiment, tuner
+from tunediff.tuning import experiment, sessions, tuner
 
 CONTENT = {
     "workload": "digits",
@@ -67,7 +67,7 @@ def spent(folder, lines, heard=()):
     (folder / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told) + '{"event": "al')
     journal = "".join(json.dumps({"event": "point", "time": time}) + "\n" for time in heard)
     (folder / "trials" / "t0000" / record.JOURNAL).write_text(journal)
-    return experiment.spent_s(folder)
+    return sessions.spent_s(folder)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_a_running_session_notes_that_it_goes_on(tmp_path):
     night = tmp_path / "night"
     experiment.create(night, loaded(), CONTENT)
     began = time.monotonic()
-    experiment._note(night, "begin")
+    sessions._note(night, "begin")
     time.sleep(0.05)
-    experiment.alive(night)
-    assert 0.05 <= experiment.spent_s(night) <= time.monotonic() - began
-    experiment.alive(tmp_path / "gone")  # a disk that vanished is told otherwise
+    sessions.alive(night)
+    assert 0.05 <= sessions.spent_s(night) <= time.monotonic() - began
+    sessions.alive(tmp_path / "gone")  # a disk that vanished is told otherwise
 
 
 # --------------------------------------------------------------------------------------------------------- early stopping

@@ -11,7 +11,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.tuning import rounds
-from tunediff.tuning.experiment import StoppedError
+from tunediff.tuning.sessions import StoppedError
 
 PLAN = types.SimpleNamespace(slots="slot-")
 
@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
     def run(rivals=2, most=3, ends=None, over=lambda: False, others=(), loses=()):
         ran, heard = [], []
 
-        def follow(name, config, values, seat, plan):
+        def run_trial_on_slot(name, config, values, seat, plan):
             assert (seat.slot, seat.place.nodes, plan) == (0, ("id0",), PLAN)
             ran.append((name, config.seed, values["side"]))
             journal = Journal(tmp_path / "trials" / name)
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
             else:
                 journal.end(end)
 
-        monkeypatch.setattr(rounds.trial, "follow", follow)
+        monkeypatch.setattr(rounds.trial, "run_trial_on_slot", run_trial_on_slot)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
         asked = [rounds.Candidate(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]

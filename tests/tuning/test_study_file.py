@@ -9,7 +9,8 @@ import optuna
 import pytest
 
 from tunediff.core import files
-from tunediff.tuning import experiment, study_file
+from tunediff.tuning import sessions, study_file
+from tunediff.tuning.study_url import study_url
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_locked_study_stops_the_search_and_is_not_renamed(path, monkeypatch):
     monkeypatch.setattr(study_file, "LOCKED_S", 0.01)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(experiment.StoppedError, match=r"study\.db cannot be read: database is locked"):
+        with pytest.raises(sessions.StoppedError, match=r"study\.db cannot be read: database is locked"):
             study_file.open_file(path)
     assert [one.name for one in path.parent.iterdir()] == ["study.db"]
     assert values(path) == [1.0]
@@ -43,7 +44,7 @@ def test_disk_that_does_not_answer_is_no_damage(path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", fail)
-        with pytest.raises(experiment.StoppedError, match="disk I/O error"):
+        with pytest.raises(sessions.StoppedError, match="disk I/O error"):
             study_file.open_file(path)
     assert values(path) == [1.0]
 
@@ -66,4 +67,4 @@ def test_study_works_on_a_file_system_without_locks(path, monkeypatch, code):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")  # whoever asks for a lock would wait
         assert values(path) == [1.0]
-    assert "nolock=1" in experiment.study_url(path)
+    assert "nolock=1" in study_url(path)

@@ -100,27 +100,29 @@ def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, mon
         drawn.append(searcher.suggest(name))
         end(searcher, drawn[-1], name)
     assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
-    line = warm_start.said(searcher.space, "cpu")
+    line = warm_start.describe(searcher.space, "cpu")
     assert re.fullmatch(rf"warm start: none of the 4 results of earlier is reused \({why}\); its best .+", line)
 
 
 def test_values_measured_on_a_cpu_say_nothing_of_a_gpu(make, earlier):
     searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier), device="cuda")
     assert not any(t.state.is_finished() for t in study(searcher))
-    assert "(trained on a CPU there, a GPU here" in warm_start.said(searcher.space, "cuda")
+    assert "(trained on a CPU there, a GPU here" in warm_start.describe(searcher.space, "cuda")
 
 
 def test_a_start_says_how_much_is_believed(make, earlier):
     """Or why nothing is."""
     same = make(**EARLIER, warm_start=str(earlier)).space
-    assert warm_start.said(same, "cpu") == "warm start: 4 of 4 results of earlier are reused"
+    assert warm_start.describe(same, "cpu") == "warm start: 4 of 4 results of earlier are reused"
     content = {key: value for key, value in (FILE | EARLIER).items() if key != "budget"}
     other = search_space.parse(
         {**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml"
     )
-    assert "(budget 3 s there, 9 s here); its best are tried first" in warm_start.said(other, "cpu")
+    assert "(budget 3 s there, 9 s here); its best are tried first" in warm_start.describe(other, "cpu")
     assert (
-        warm_start.said(search_space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu")
+        warm_start.describe(
+            search_space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu"
+        )
         == ""
     )
 

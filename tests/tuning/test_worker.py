@@ -28,7 +28,7 @@ from tunediff.core.progress import DOING, Progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.training import state, weights
+from tunediff.training import run_trial, state, weights
 from tunediff.tuning import group, process_settings, worker
 from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec
 from tunediff.tuning.resources import Placement
@@ -468,5 +468,5 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
 )  # fmt: skip
 def test_what_collectives_say_of_a_lost_process(said, lost):
     """The words are those of libnccl.so.2 (2.29) and libtorch_cuda.so (2.15)."""
-    assert worker._lost_a_process(RuntimeError(said), 2) == lost
-    assert not worker._lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"
+    assert run_trial.lost_a_process(RuntimeError(said), 2) == lost
+    assert not run_trial.lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"

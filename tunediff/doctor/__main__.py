@@ -46,20 +46,21 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     from tunediff.distributed import alone  # imports torch, after what is refused
     from tunediff.doctor import machine, software
 
-    begin, site, found = time.monotonic(), Site(args.storage, alone().device.type), list[Finding]()
+    begin, site, findings = time.monotonic(), Site(args.storage, alone().device.type), list[Finding]()
     for check in (*machine.CHECKS, *software.CHECKS):
-        found.append(check(site))
+        findings.append(check(site))
         if not args.json:
-            print("\n".join(finding.lines(found[-1])), flush=True)
+            print("\n".join(finding.lines(findings[-1])), flush=True)
     whole = {
-        "can_search": not any(one.stops for one in found), "verdict": finding.verdict(found), "command": command,
+        "can_search": not any(result.stops for result in findings), "verdict": finding.verdict(findings),
+        "command": command,
         "wall_s": time.monotonic() - begin, "device": site.device, "environment": environment.describe(),
-        "findings": [dataclasses.asdict(one) for one in found],
+        "findings": [dataclasses.asdict(result) for result in findings],
     }  # fmt: skip
     if args.out is not None:
         from tunediff.doctor import page  # imports the report's pieces
 
-        page.write(args.out, whole, found)
+        page.write(args.out, whole, findings)
     if args.json:
         cli.print_json(whole)
     else:

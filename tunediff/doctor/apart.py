@@ -29,31 +29,31 @@ def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
             port = free.getsockname()[1]
         env |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with tempfile.TemporaryDirectory(prefix="tunediff-doctor-", ignore_cleanup_errors=True) as folder:
-        heard = [Path(folder) / f"{rank}.txt" for rank in range(ranks)]
+        outputs = [Path(folder) / f"{rank}.txt" for rank in range(ranks)]
         processes = []
         try:
-            for rank, path in enumerate(heard):
+            for rank, path in enumerate(outputs):
                 own = env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
                 with open(path, "wb") as file:  # a session of its own: all that it starts can be ended with it
-                    how: dict[str, Any] = {"stdout": file, "stderr": file, "start_new_session": True, "env": own}
-                    processes.append(subprocess.Popen(command, **how))
+                    settings: dict[str, Any] = {"stdout": file, "stderr": file, "start_new_session": True, "env": own}
+                    processes.append(subprocess.Popen(command, **settings))
             code = _wait(processes, time.monotonic() + within_s)
         finally:
             for process in processes:
                 _end(process)
-        said = [path.read_text(errors="replace").splitlines() for path in heard]
+        lines = [path.read_text(errors="replace").splitlines() for path in outputs]
     if code is None:
         raise TimeoutError(f"no answer within {within_s:.0f} s")
-    for line in said[0] if code == 0 else []:
+    for line in lines[0] if code == 0 else []:
         if line.startswith(ANSWER):
-            found: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-            return found
-    last = next((line for own in said for line in reversed(own) if line.strip()), f"exit code {code}")
+            result: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return result
+    last = next((line for own in lines for line in reversed(own) if line.strip()), f"exit code {code}")
     raise RuntimeError(last.strip())
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], until: float) -> int | None:
-    """The first exit code that is not 0, else 0; None if one of them runs on."""
+    """Return the first exit code that is not 0, else 0; None if one of the processes still runs."""
     while time.monotonic() < until:
         codes = [process.poll() for process in processes]
         if failed := [code for code in codes if code]:
@@ -65,7 +65,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], until: float) -> int | N
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started."""
+    """End a process and all that it started."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, sent)
@@ -76,6 +76,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def answer(**found: Any) -> None:
-    """What a process that was asked has found."""
-    print(ANSWER + json.dumps(found), flush=True)
+def answer(**values: Any) -> None:
+    """Print the result of a process that `ask` started."""
+    print(ANSWER + json.dumps(values), flush=True)

@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether a search should not be started as things are."""
+        """Return whether this finding stops a search from being started."""
         return self.needed and self.state in ("missing", "wrong")
 
 
@@ -78,28 +78,31 @@ class Check:
 
 
 def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Check]:
-    """Makes a `Check` of the function below it."""
+    """Return a decorator that makes a `Check` of a function."""
     return lambda look: Check(name, look, needed)
 
 
 # -------------------------------------------------------------------------------------------------------------- shown
 def lines(finding: Finding) -> list[str]:
-    """For the console: state and name, what was found, and below it what that means."""
+    """Return lines for the console: state and name, what was found, and below it what that means."""
     head = f"{finding.state:<8}{finding.name:<22}"
     indent = " " * 30
     words, below = _wrapped(finding.found, WIDTH - 30) or [""], _wrapped(finding.means, WIDTH - 32)
     first = f"{head}{words[0]}" if len(head) <= 30 else f"{head}\n{indent}{words[0]}"
-    return [first.rstrip(), *(indent + one for one in words[1:]), *(f"{indent}  {one}" for one in below)]
+    return [first.rstrip(), *(indent + word for word in words[1:]), *(f"{indent}  {word}" for word in below)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Addresses and paths stay whole: they can be pasted."""
+    """Return the lines of a wrapped text; addresses and paths stay whole, so that they can be pasted."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Whether a search can run here, in a sentence."""
-    if stops := [one.name for one in findings if one.stops]:
+    """Return a sentence on whether a search can run here."""
+    if stops := [finding.name for finding in findings if finding.stops]:
         return f"a search should not be started here: {', '.join(stops)}"
-    limits = {state: ", ".join(one.name for one in findings if one.state == state) for state in ("weak", "missing")}
+    limits = {
+        state: ", ".join(finding.name for finding in findings if finding.state == state)
+        for state in ("weak", "missing")
+    }
     return "; ".join(["a search can run here", *(f"{state}: {names}" for state, names in limits.items() if names)])

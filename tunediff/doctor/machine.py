@@ -35,33 +35,34 @@ SIGNS = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/version", "/usr/lib/wsl/lib/n
 @check("CPU")
 def cpu(site: Site) -> Answer:
     """Cores that this process may use, and whether others use them at this moment."""
-    have, there, allowed = machine.cores(), psutil.cpu_count() or 1, machine.quota()
+    have, all_cores, allowed = machine.cores(), psutil.cpu_count() or 1, machine.quota()
     before = hardware.Usage.now()
     psutil.cpu_percent(interval=1.0)
     used = hardware.Usage.now().since(before)
     others = hardware.disturbance(used, used.own_s, have)["other_load_share"]
     limit = "no quota" if math.isinf(allowed) else f"quota {allowed:g}"
     features = ", ".join(environment.describe()["cpu_features"]) or "none that torch asks for"
-    numbers = {"cores": have, "machine_cores": there, "other_load_share": others}
+    numbers = {"cores": have, "machine_cores": all_cores, "other_load_share": others}
     numbers |= {} if math.isinf(allowed) else {"quota_cores": allowed}
-    found = f"{environment.describe()['cpu']}: {have} of {there} cores, {limit}; {features}; others use {others:.0%}"
+    cpu_name = environment.describe()["cpu"]
+    message = f"{cpu_name}: {have} of {all_cores} cores, {limit}; {features}; others use {others:.0%}"
     if others > hardware.DISTURBED:
-        return Answer("weak", found, "what is measured now is marked as disturbed: wait, or take cores apart (taskset)",
-                      numbers)  # fmt: skip
+        means = "what is measured now is marked as disturbed: wait, or take cores apart (taskset)"
+        return Answer("weak", message, means, numbers)
     if have < 2:
-        return Answer("weak", found, "training, loader processes and Ray share one core", numbers)
-    return Answer("ok", found, f"a trial without GPU trains with {have} threads", numbers)
+        return Answer("weak", message, "training, loader processes and Ray share one core", numbers)
+    return Answer("ok", message, f"a trial without GPU trains with {have} threads", numbers)
 
 
 @check("memory")
 def memory(site: Site) -> Answer:
     """Host memory that a training may take, by what is free and by the limit of the cgroup."""
     limit = measure.memory_limit_mib(torch.device("cpu"))
-    found = f"{psutil.virtual_memory().total / 2**30:.1f} GiB, of which a training may take {limit / 1024:.1f} GiB"
+    message = f"{psutil.virtual_memory().total / 2**30:.1f} GiB, of which a training may take {limit / 1024:.1f} GiB"
     if limit < LITTLE_MEMORY_MIB:
-        return Answer("weak", found, "Ray and its workers take two of these before the first step: small batches only",
-                      {"limit_mib": limit})  # fmt: skip
-    return Answer("ok", found, "batches grow until this is used", {"limit_mib": limit})
+        means = "Ray and its workers take two of these before the first step: small batches only"
+        return Answer("weak", message, means, {"limit_mib": limit})
+    return Answer("ok", message, "batches grow until this is used", {"limit_mib": limit})
 
 
 # ----------------------------------------------------------------------------------------------------------------- GPU
@@ -72,16 +73,17 @@ def gpus(site: Site) -> Answer:
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     numbers = {"planned": len(planned), "seen": seen}
     if len(planned) != seen and not (seen and planned and planned[0].startswith("MIG-")):  # CUDA shows one of its parts
-        how = "a torch build for this driver" if torch.version.cuda else "a torch build with CUDA (this one has none)"
-        what = f"{text.pluralize(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
-        return Answer("missing", what, f"trials would not run where they are planned: {how}, or --gpus {seen}", numbers)
+        hint = "a torch build for this driver" if torch.version.cuda else "a torch build with CUDA (this one has none)"
+        message = f"{text.pluralize(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
+        means = f"trials would not run where they are planned: {hint}, or --gpus {seen}"
+        return Answer("missing", message, means, numbers)
     if seen:
         names = [torch.cuda.get_device_properties(index) for index in range(seen)]
-        each = "; ".join(
-            f"{one.name}, {one.total_memory / 2**30:.0f} GiB, compute capability {one.major}.{one.minor}"
-            for one in names
+        listed = "; ".join(
+            f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
+            for gpu in names
         )
-        return Answer("ok", f"{each}; {build}", f"{seen} at once: one for each worker of a trial", numbers)
+        return Answer("ok", f"{listed}; {build}", f"{seen} at once: one for each worker of a trial", numbers)
     hidden = os.environ.get(machine.VISIBLE)
     if signs := [path for sign in SIGNS for path in glob.glob(sign)] if hidden is None else []:
         return Answer("missing", f"{', '.join(signs)}, but no GPU that can be used ({build})",
@@ -106,8 +108,8 @@ def condition(site: Site) -> Answer:
     if site.device != "cuda":
         return Answer("skipped", "no GPU")
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    return judged([[word.strip() for word in line.split(",")] for line in said.splitlines() if line.strip()])
+    output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return judged([[word.strip() for word in line.split(",")] for line in output.splitlines() if line.strip()])
 
 
 def judged(rows: list[list[str]]) -> Answer:
@@ -118,12 +120,12 @@ def judged(rows: list[list[str]]) -> Answer:
         weak += [f"GPU {index} is limited to {limit:g} of {default:g} W"] if limit < default else []
         weak += [f"GPU {index} has {lanes:g} of {most:g} PCIe lanes"] if lanes < most else []
         weak += [f"somebody else is on GPU {index}"] if used > 100 * hardware.DISTURBED or mib > BUSY_MIB else []
-    found = "; ".join(
-        ", ".join(f"{what} {word}" for what, word in zip(QUERY.values(), row, strict=True)) for row in rows
+    message = "; ".join(
+        ", ".join(f"{quantity} {word}" for quantity, word in zip(QUERY.values(), row, strict=True)) for row in rows
     )
     if weak:
-        return Answer("weak", found, f"{'; '.join(weak)}: slower than it could be, or not the same every time")
-    return Answer("ok", found, "nobody else is on it, and nothing holds it back")
+        return Answer("weak", message, f"{'; '.join(weak)}: slower than it could be, or not the same every time")
+    return Answer("ok", message, "nobody else is on it, and nothing holds it back")
 
 
 def _number(word: str) -> float:
@@ -142,30 +144,32 @@ def shared_memory(site: Site) -> Answer:
         return Answer("missing", f"no {SHM}", "loader processes have no way to hand over batches: loader.workers = 0")
     if (why := environment.unwritable(SHM)) is not None:
         return Answer("missing", f"{SHM} cannot be written: {why}", "loader.workers = 0 or loader.resident = true only")
-    free, each = shutil.disk_usage(SHM).free, SHARED.batch_size * 3 * 32 * 32 * 4
-    needs = each * SHARED.workers * SHARED.prefetch_factor * max(1, len(machine.gpus()))
-    found, numbers = f"{free / 2**20:,.0f} MiB free in {SHM}", {"free_mib": free / 2**20, "needs_mib": needs / 2**20}
+    free, batch_bytes = shutil.disk_usage(SHM).free, SHARED.batch_size * 3 * 32 * 32 * 4
+    needs = batch_bytes * SHARED.workers * SHARED.prefetch_factor * max(1, len(machine.gpus()))
+    message, numbers = f"{free / 2**20:,.0f} MiB free in {SHM}", {"free_mib": free / 2**20, "needs_mib": needs / 2**20}
     if free < needs:
         batches = f"{SHARED.workers} loader processes with batches of {SHARED.batch_size} images at 32×32"
-        return Answer("weak", found, f"{batches} take {needs / 2**20:,.0f} MiB, and the data comes on top: start the "
+        return Answer("weak", message, f"{batches} take {needs / 2**20:,.0f} MiB, and the data comes on top: start the "
                       "container with a larger --shm-size, or search loader.resident", numbers)  # fmt: skip
-    return Answer("ok", found, f"enough for {SHARED.workers} loader processes of each training process", numbers)
+    return Answer("ok", message, f"enough for {SHARED.workers} loader processes of each training process", numbers)
 
 
 @check("disk", needed=True)
 def disk(site: Site) -> Answer:
     """The folder of all searches and Ray's: writable, and with room."""
-    folder = next(one for one in (site.storage.absolute(), *site.storage.absolute().parents) if one.is_dir())
+    storage = site.storage.absolute()
+    folder = next(parent for parent in (storage, *storage.parents) if parent.is_dir())
     if (why := environment.unwritable(folder)) is not None:
         return Answer("missing", f"{folder} cannot be written: {why}", "results have no place: --storage names another")
     usage = {path: shutil.disk_usage(path) for path in (folder, Path(tempfile.gettempdir()))}
-    found = "; ".join(f"{path}: {one.free / 2**30:,.0f} GiB free" for path, one in usage.items())
+    message = "; ".join(f"{path}: {disk.free / 2**30:,.0f} GiB free" for path, disk in usage.items())
     numbers = {"free_gib": usage[folder].free / 2**30}
-    if any(one.used / one.total > FULL_DISK for one in usage.values()):
-        return Answer("weak", found, f"a disk is over {FULL_DISK:.0%} full, where Ray begins to refuse work", numbers)
+    if any(disk.used / disk.total > FULL_DISK for disk in usage.values()):
+        return Answer("weak", message, f"a disk is over {FULL_DISK:.0%} full, where Ray begins to refuse work", numbers)
     if usage[folder].free < LITTLE_DISK:
-        return Answer("weak", found, "checkpoints of a large network take 0.6 GiB each: --dry-run counts them", numbers)
-    return Answer("ok", found, "--dry-run says what a search will take of it", numbers)
+        means = "checkpoints of a large network take 0.6 GiB each: --dry-run counts them"
+        return Answer("weak", message, means, numbers)
+    return Answer("ok", message, "--dry-run says what a search will take of it", numbers)
 
 
 @check("home folder")
@@ -173,9 +177,9 @@ def home(site: Site) -> Answer:
     """Whether it can be written: caches and Ray's token lie there."""
     if (folder := files.home()) is not None:
         return Answer("ok", f"{folder} can be written", f"prepared data is kept in {cache_dir()}")
-    found = f"{os.environ.get('HOME') or 'none'}: cannot be written"
+    message = f"{os.environ.get('HOME') or 'none'}: cannot be written"
     without = "Ray's token is made anew for every search: set RAY_AUTH_TOKEN to open its dashboard"
-    return Answer("weak", found, f"prepared data is kept in {cache_dir()} (TUNEDIFF_CACHE names another); {without}")
+    return Answer("weak", message, f"prepared data is kept in {cache_dir()} (TUNEDIFF_CACHE names another); {without}")
 
 
 @check("Inception weights")

@@ -13,7 +13,7 @@ from tunediff.doctor.finding import Finding
 from tunediff.report.html import Html, el, join, page, table
 
 
-def write(path: Path, whole: Mapping[str, Any], found: Sequence[Finding]) -> None:
+def write(path: Path, whole: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     """Raises `OSError`."""
     device = hardware({**whole["environment"], "device": whole["device"]})
     head = join(
@@ -21,12 +21,15 @@ def write(path: Path, whole: Mapping[str, Any], found: Sequence[Finding]) -> Non
         el("p", f"{device}, {time.strftime('%Y-%m-%d %H:%M')}", class_="soft"),
         el("p", whole["verdict"], class_="lead"),
     )
-    sections = [("machine", "This machine", _table(found))]
+    sections = [("machine", "This machine", _table(findings))]
     foot = join(el("p", "Written by ", el("code", whole["command"])), el("p", f"It took {whole['wall_s']:.0f} s."))
     write_text(path, page("doctor", head, sections, foot))
 
 
-def _table(found: Sequence[Finding]) -> Html:
-    marks = ["rest" if one.state in ("ok", "skipped") else "" for one in found]
-    rows = [[el("strong", one.state) if one.stops else one.state, one.name, one.found, one.means] for one in found]
+def _table(findings: Sequence[Finding]) -> Html:
+    marks = ["rest" if finding.state in ("ok", "skipped") else "" for finding in findings]
+    rows = [
+        [el("strong", finding.state) if finding.stops else finding.state, finding.name, finding.found, finding.means]
+        for finding in findings
+    ]
     return table(["", "what", "found", "what it means for a search"], rows, marks, words=4)

@@ -55,11 +55,11 @@ def compiled() -> None:
     begin = time.perf_counter()
     with compilation.cold_cache(options):
         compiling = compilation.Compilation(options)
-        found = _passes(compiling.apply(net, net, None), x)
+        passes = _passes(compiling.apply(net, net, None), x)
         graphs = compiling.facts()["compiled_graphs"]
     seconds = time.perf_counter() - begin
     expected = _passes(plain, x)
-    right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(found, expected, strict=True))
+    right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(passes, expected, strict=True))
     answer(right=right, graphs=graphs, compile_s=seconds)
 
 
@@ -89,10 +89,10 @@ def graphs() -> None:
 
 def fp8() -> None:
     """A product of 8-bit floats, whose numbers these can hold exactly."""
-    a, one = torch.ones(64, 64, device="cuda"), torch.ones((), device="cuda")
+    a, scale = torch.ones(64, 64, device="cuda"), torch.ones((), device="cuda")
     half = a.to(torch.float8_e4m3fn)
-    found = torch._scaled_mm(half, half.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    answer(right=bool((found == 64).all()))
+    product = torch._scaled_mm(half, half.t().contiguous().t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    answer(right=bool((product == 64).all()))
 
 
 def cluster() -> None:
@@ -109,14 +109,14 @@ def cluster() -> None:
         here, has = resources.local(), ray.cluster_resources()
         counts = [int(has.get("CPU", 0)), int(has.get("GPU", 0))] == [here.cores, here.gpus]
         url, status = getattr(context, "dashboard_url", None) or "", 0
-        said = ""
+        message = ""
         try:
             line = http.client.HTTPConnection(urllib.parse.urlsplit(f"//{url}").netloc or "127.0.0.1:1", timeout=10)
             line.request("GET", "/")
             status = line.getresponse().status
         except OSError as error:
-            said = str(error)
-    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=said)
+            message = str(error)
+    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=message)
 
 
 PROBES: dict[str, Callable[[], None]] = {one.__name__: one for one in (group, compiled, graphs, fp8, cluster)}

@@ -26,14 +26,16 @@ PAYS = 1.1
 @check("versions", needed=True)
 def versions(site: Site) -> Answer:
     """Packages that every search needs."""
-    known = environment.describe()
-    absent = [name for name, version in known["versions"].items() if version == "not installed" and name != "tunediff"]
-    said = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
+    described = environment.describe()
+    absent = [
+        name for name, version in described["versions"].items() if version == "not installed" and name != "tunediff"
+    ]
+    message = ", ".join(f"{name} {version}" for name, version in described["versions"].items())
     if site.device == "cuda":
-        said += f", cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
+        message += f", cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
     if absent:
-        return Answer("missing", said, f"not installed: {', '.join(absent)}")
-    return Answer("ok", f"Python {known['python']}, {said}", "kept in every trial's journal")
+        return Answer("missing", message, f"not installed: {', '.join(absent)}")
+    return Answer("ok", f"Python {described['python']}, {message}", "kept in every trial's journal")
 
 
 # ------------------------------------------------------------------------------------------------------ number formats
@@ -47,10 +49,10 @@ def _format(name: str, knob: str, units: str) -> Answer:
     gain = gains().get(name)
     if gain is None:
         return Answer("missing", f"no units for it here; {units}", f"{knob} would gain nothing, or lose")
-    found, numbers = f"matrix products {gain:.2g} times as fast as in float32", {"gain": gain}
+    message, numbers = f"matrix products {gain:.2g} times as fast as in float32", {"gain": gain}
     if gain < PAYS:
-        return Answer("weak", found, f"{knob} does not pay here", numbers)
-    return Answer("ok", found, f"{knob} is worth searching", numbers)
+        return Answer("weak", message, f"{knob} does not pay here", numbers)
+    return Answer("ok", message, f"{knob} is worth searching", numbers)
 
 
 @check("bf16")
@@ -84,12 +86,12 @@ def group(site: Site) -> Answer:
     ranks = max(2, len(machine.gpus()))
     if site.device == "cuda" and len(machine.gpus()) == 1:
         return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is")
-    found = apart.ask("group", ranks=ranks, within_s=120)
-    said = f"{ranks} processes over {found['backend']}: 25 MiB averaged in {1000 * found['mean_s']:.0f} ms"
-    if not found["right"]:
-        return Answer("wrong", f"{said}, wrongly", "parallel.workers = 1 only: several would learn something else")
+    result = apart.ask("group", ranks=ranks, within_s=120)
+    message = f"{ranks} processes over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
+    if not result["right"]:
+        return Answer("wrong", f"{message}, wrongly", "parallel.workers = 1 only: several would learn something else")
     return Answer(
-        "ok", said, "added to every step of a large network with parallel.workers > 1", {**found, "ranks": ranks}
+        "ok", message, "added to every step of a large network with parallel.workers > 1", {**result, "ranks": ranks}
     )
 
 
@@ -104,11 +106,13 @@ def loading(site: Site) -> Answer:
         begun = time.monotonic() - begin
         second = batches.move(batches.fetch())
     right = torch.equal(torch.cat([first, second]).cpu(), torch.cat([order.indices(0), order.indices(1)]))
-    found = f"started by forkserver in {begun:.1f} s"
+    message = f"started by forkserver in {begun:.1f} s"
     if not right:
-        return Answer("wrong", f"{found}, but rows were lost or mixed up", "loader.workers = 0 or loader.resident only")
+        return Answer(
+            "wrong", f"{message}, but rows were lost or mixed up", "loader.workers = 0 or loader.resident only"
+        )
     return Answer(
-        "ok", found, "loader.workers can be searched; the first batch of a trial waits so long", {"start_s": begun}
+        "ok", message, "loader.workers can be searched; the first batch of a trial waits so long", {"start_s": begun}
     )
 
 
@@ -120,17 +124,20 @@ def compiling(site: Site) -> Answer:
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     without = "compile.mode = none only: search files that draw it fail in each such trial"
     try:
-        found = apart.ask("compiled", within_s=300)
+        result = apart.ask("compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
-        who = f"{error}; C++ compiler: {compiler or 'none'}; Triton: {_triton()}"
-        return Answer("missing", who, f"{without}; a C++ compiler and Python's headers are what it takes")
-    said = f"a small network in {found['compile_s']:.0f} s with {compiler}, Triton {_triton()}"
-    if not found["right"]:
-        return Answer("wrong", f"{said}: not what it computes eagerly", without)
-    if not found["graphs"]:
-        return Answer("wrong", f"{said}: no graph was compiled", without)
+        tools = f"{error}; C++ compiler: {compiler or 'none'}; Triton: {_triton()}"
+        return Answer("missing", tools, f"{without}; a C++ compiler and Python's headers are what it takes")
+    message = f"a small network in {result['compile_s']:.0f} s with {compiler}, Triton {_triton()}"
+    if not result["right"]:
+        return Answer("wrong", f"{message}: not what it computes eagerly", without)
+    if not result["graphs"]:
+        return Answer("wrong", f"{message}: no graph was compiled", without)
     return Answer(
-        "ok", said, "larger networks take minutes on a CPU; budget: compile: says whether they count as training", found
+        "ok",
+        message,
+        "larger networks take minutes on a CPU; budget: compile: says whether they count as training",
+        result,
     )
 
 
@@ -160,22 +167,22 @@ def _cluster() -> dict[str, Any]:
 @check("Ray", needed=True)
 def ray(site: Site) -> Answer:
     """A cluster as a search starts it runs a task, and has the cores and GPUs of this machine."""
-    found = _cluster()
-    said = f"up after {found['start_s']:.1f} s, first task after {found['task_s']:.1f} s"
-    if not found["right"]:
-        return Answer("wrong", f"{said}; it counts other cores or GPUs than there are", "trials may wait for ever")
-    return Answer("ok", said, f"every search begins with it: {text.seconds(found['start_s'])}", found)
+    result = _cluster()
+    message = f"up after {result['start_s']:.1f} s, first task after {result['task_s']:.1f} s"
+    if not result["right"]:
+        return Answer("wrong", f"{message}; it counts other cores or GPUs than there are", "trials may wait for ever")
+    return Answer("ok", message, f"every search begins with it: {text.seconds(result['start_s'])}", result)
 
 
 @check("Ray's dashboard")
 def dashboard(site: Site) -> Answer:
     """It answers, if only that a token is asked for; it also gives back what stopped trials held."""
-    found = _cluster()
-    if not found["status"]:
-        why = found["said"] or "Ray gives it no address"
+    result = _cluster()
+    if not result["status"]:
+        why = result["said"] or "Ray gives it no address"
         return Answer("missing", why, "early stopping may leave places of stopped trials taken: early_stopping: none")
     return Answer(
-        "ok", f"http://{found['url']} answers ({found['status']})", "loopback only; a search prints how to see it"
+        "ok", f"http://{result['url']} answers ({result['status']})", "loopback only; a search prints how to see it"
     )
 
 

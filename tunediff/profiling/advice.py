@@ -19,89 +19,90 @@ BUSY, CONVOLUTIONS, GAIN, EQUAL, USEFUL = 0.7, 0.3, 1.05, 0.97, 1.2
 
 
 def amdahl(share: float, factor: float = math.inf) -> float:
-    """The speed-up of the whole when a share of the step becomes so many times as fast, or takes no time at all."""
+    """Return the speed-up of a step when a share of it becomes so many times as fast, or takes no time at all."""
     share = min(share, 0.999)
     return 1 / (1 - share + share / factor)
 
 
-def advise(found: Profile, config: Systems) -> list[Advice]:
-    """What to try next: first what was measured, then by the bound; empty when nothing stands out.
+def advise(profile: Profile, config: Systems) -> list[Advice]:
+    """Return what to try next: first what was measured, then by the bound; empty when nothing stands out.
 
-    `found`: a profile of `config`. Nothing is advised that is on already, that the configuration does not allow, or
+    `profile`: a profile of `config`. Nothing is advised that is on already, that the configuration does not allow, or
     that changes nothing on the device.
     """
-    given = [advice for rule in RULES for advice in rule(found, config) if _possible(advice.change, found, config)]
-    return sorted(given, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
+    all_advice = (advice for rule in RULES for advice in rule(profile, config))
+    possible = [advice for advice in all_advice if _possible(advice.change, profile, config)]
+    return sorted(possible, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
 
 
-def _possible(change: Values, found: Profile, config: Systems) -> bool:
+def _possible(change: Values, profile: Profile, config: Systems) -> bool:
     try:
         changed = cfg.override(config, change)
     except ConfigError:  # not allowed, or no knob of this configuration
         return False
-    without_effect = cfg.not_effective(changed, found["device"]["type"])
+    without_effect = cfg.not_effective(changed, profile["device"]["type"])
     return bool(cfg.differences(changed, config)) and not any(name in without_effect for name in change)
 
 
 # -------------------------------------------------------------------------------------------------------------- shares
-def share(found: Profile, *parts: str) -> float:
-    """The share of the step that these parts take."""
-    return sum(found["step"]["parts_s"].get(part, 0.0) for part in parts) / found["step"]["step_s"]
+def share(profile: Profile, *parts: str) -> float:
+    """Return the share of the step that these parts take."""
+    return sum(profile["step"]["parts_s"].get(part, 0.0) for part in parts) / profile["step"]["step_s"]
 
 
-def _said(found: Profile, *parts: str) -> str:
-    """`22 % of the step (7.1 ms)`."""
-    taken = share(found, *parts)
-    return f"{percent(taken)} of the step ({milliseconds(taken * found['step']['step_s'])})"
+def _said(profile: Profile, *parts: str) -> str:
+    """Return the share of these parts in words: `22 % of the step (7.1 ms)`."""
+    taken = share(profile, *parts)
+    return f"{percent(taken)} of the step ({milliseconds(taken * profile['step']['step_s'])})"
 
 
 def _set(config: Systems, knob: str) -> Any:
-    """The value of a knob that not every workload has; None without it."""
+    """Return the value of a knob that not every workload has; None without it."""
     return cfg.flat(config).get(knob)
 
 
-def _cuda(found: Profile) -> bool:
-    return found["device"]["type"] == "cuda"
+def _cuda(profile: Profile) -> bool:
+    return profile["device"]["type"] == "cuda"
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
-def waiting_for_data(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Batches come too late."""
-    if config.loader.resident or (waited := share(found, "data_wait")) <= WAIT:
+def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on batches that come too late."""
+    if config.loader.resident or (waited := share(profile, "data_wait")) <= WAIT:
         return
-    reason, device = f"waiting for {found['unit']} is {_said(found, 'data_wait')}", found["device"]
-    if not _cuda(found) or found["samples"]["mib"] < 0.1 * device["memory_mib"]:
-        size = number(found["samples"]["mib"])
-        yield Advice({"loader.resident": True}, f"{reason}; all {found['unit']} take {size} MiB", amdahl(waited))
+    reason, device = f"waiting for {profile['unit']} is {_said(profile, 'data_wait')}", profile["device"]
+    if not _cuda(profile) or profile["samples"]["mib"] < 0.1 * device["memory_mib"]:
+        size = number(profile["samples"]["mib"])
+        yield Advice({"loader.resident": True}, f"{reason}; all {profile['unit']} take {size} MiB", amdahl(waited))
     more = min(max(2, 2 * config.loader.workers), device["cores"])
-    if more > config.loader.workers and (_cuda(found) or config.loader.workers):
+    if more > config.loader.workers and (_cuda(profile) or config.loader.workers):
         yield Advice({"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited))
 
 
-def little_reserve(found: Profile, config: Systems) -> Iterator[Advice]:
-    """The loader keeps up, just."""
-    ratio, workers = found["feed_ratio"], config.loader.workers
-    if ratio is None or ratio >= RESERVE or share(found, "data_wait") > WAIT:
+def little_reserve(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on a loader that is only just fast enough."""
+    ratio, workers = profile["feed_ratio"], config.loader.workers
+    if ratio is None or ratio >= RESERVE or share(profile, "data_wait") > WAIT:
         return
-    if workers < (more := min(2 * workers, found["device"]["cores"])):
-        reason = f"the loader feeds only {ratio:.1f}× what the model eats"
+    if workers < (more := min(2 * workers, profile["device"]["cores"])):
+        reason = f"the loader feeds only {ratio:.1f}× what the model takes"
         yield Advice({"loader.workers": more}, f"{reason}: anything that makes the model faster waits for it")
 
 
-def copying(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Batches reach the GPU slowly."""
-    if config.loader.resident or not _cuda(found) or (copied := share(found, "host_to_device")) <= WAIT:
+def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on batches that reach the GPU slowly."""
+    if config.loader.resident or not _cuda(profile) or (copied := share(profile, "host_to_device")) <= WAIT:
         return
-    reason = f"bringing {found['unit']} to the GPU is {_said(found, 'host_to_device')}"
+    reason = f"bringing {profile['unit']} to the GPU is {_said(profile, 'host_to_device')}"
     if config.loader.transfer == "float32":
         yield Advice({"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied))
     yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
 
 
-def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
-    """The batch-size sweep: a larger batch is faster, or a smaller one no slower."""
-    rows = {row["batch_size"]: row["samples_per_s"] for row in found["sweep"]["rows"]} if found["sweep"] else {}
-    own, unit = config.loader.batch_size, found["unit"]
+def batch_size(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise by the batch-size sweep: a larger batch is faster, or a smaller one no slower."""
+    rows = {row["batch_size"]: row["samples_per_s"] for row in profile["sweep"]["rows"]} if profile["sweep"] else {}
+    own, unit = config.loader.batch_size, profile["unit"]
     if own not in rows or len(rows) < 2:
         return
     size = next(size for size, rate in rows.items() if rate >= 0.95 * max(rows.values()))
@@ -117,38 +118,38 @@ def batch_size(found: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice({"loader.batch_size": size, **change}, reason, rows[size] / rows[own], measured=True)
 
 
-def fused_optimizer(found: Profile, config: Systems) -> Iterator[Advice]:
-    """The update is a large part of the step, or makes the host wait for the device."""
+def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on an update that is a large part of the step, or makes the host wait for the device."""
     if _set(config, "optimizer.implementation") == "fused":
         return
-    change, taken = {"optimizer.implementation": "fused"}, share(found, "optimizer")
-    if _cuda(found) and config.precision.amp == "fp16":
+    change, taken = {"optimizer.implementation": "fused"}, share(profile, "optimizer")
+    if _cuda(profile) and config.precision.amp == "fp16":
         yield Advice(change, "loss scaling waits at each step for whether the gradients are finite; fused does not")
     elif taken > OPTIMIZER:
-        yield Advice(change, f"the update is {_said(found, 'optimizer')}", amdahl(taken))
+        yield Advice(change, f"the update is {_said(profile, 'optimizer')}", amdahl(taken))
 
 
-def adaptive_sampler(found: Profile, config: Systems) -> Iterator[Advice]:
-    """A sampler that looks ahead costs passes of its own."""
+def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on a timestep sampler that needs passes of its own."""
     interval = _set(config, "timesteps.interval")
-    if interval is not None and (taken := share(found, "sampler")) > SAMPLER:
-        reason = f"the timestep sampler is {_said(found, 'sampler')}; half as many updates of its policy"
+    if interval is not None and (taken := share(profile, "sampler")) > SAMPLER:
+        reason = f"the timestep sampler is {_said(profile, 'sampler')}; half as many updates of its policy"
         yield Advice({"timesteps.interval": 2 * interval}, reason, amdahl(taken / 2))
 
 
-def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Arithmetic in float32 on hardware that has faster units."""
-    computing, gains = share(found, "forward", "backward"), found["format_gains"]
+def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on arithmetic in float32 on hardware that has faster units."""
+    computing, gains = share(profile, "forward", "backward"), profile["format_gains"]
     if config.precision.amp != "none" or computing < 0.5:
         return
-    reason = f"forward and backward are {_said(found, 'forward', 'backward')}, in float32"
+    reason = f"forward and backward are {_said(profile, 'forward', 'backward')}, in float32"
     products = {"precision.matmul": "high"} | ({} if config.precision.conv_tf32 else {"precision.conv_tf32": True})
-    in_tf32 = found["operations"]["convolution_share"] if config.precision.conv_tf32 else 0.0
+    in_tf32 = profile["operations"]["convolution_share"] if config.precision.conv_tf32 else 0.0
     had = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)  # convolutions are as fast as that already
-    if "peak_share" in found["step"]:
-        reason += f" at {percent(found['step']['peak_share'])} of the fastest product"
+    if "peak_share" in profile["step"]:
+        reason += f" at {percent(profile['step']['peak_share'])} of the fastest product"
     amp = next((name for name in ("bf16", "fp16") if gains.get(name, 0.0) > USEFUL), None)
-    layout = {"memory.channels_last": True} if _cuda(found) else {}
+    layout = {"memory.channels_last": True} if _cuda(profile) else {}
     # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up to a factor of 2.
     for name, least, change in (
         (amp, 2.0, {"precision.amp": amp, **layout}),
@@ -159,36 +160,36 @@ def number_formats(found: Profile, config: Systems) -> Iterator[Advice]:
             yield Advice(change, faster, amdahl(computing, max(least, gain)))
 
 
-def convolutions(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Most of the time is convolutions: memory format and choice of algorithm decide."""
-    taken = found["operations"]["convolution_share"] * share(found, "forward", "backward")
+def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on a step of mostly convolutions: memory format and choice of algorithm decide."""
+    taken = profile["operations"]["convolution_share"] * share(profile, "forward", "backward")
     if taken < CONVOLUTIONS:
         return
     reason = f"convolutions are about {percent(taken)} of the step"
     # On a GPU in float32 the rule on number formats has it already, together with AMP.
-    if _set(config, "memory.channels_last") is False and not (_cuda(found) and config.precision.amp == "none"):
+    if _set(config, "memory.channels_last") is False and not (_cuda(profile) and config.precision.amp == "none"):
         yield Advice({"memory.channels_last": True}, f"{reason}; NHWC is often their faster order", amdahl(taken))
     if not config.precision.cudnn_benchmark:
         yield Advice({"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken))
 
 
-def launch_bound(found: Profile, config: Systems) -> Iterator[Advice]:
-    """The GPU waits for the host to launch its kernels."""
-    busy = found.get("device_busy_share", 1.0)
+def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on a GPU that waits for the host to launch its kernels."""
+    busy = profile.get("device_busy_share", 1.0)
     if busy < BUSY and config.compile.mode not in ("reduce-overhead", "max-autotune"):
         reason = f"the GPU computes {percent(busy)} of the time; the rest it waits to be told"
         graphs = f"{reason}; CUDA graphs launch all at once"
         yield Advice({"compile.mode": "reduce-overhead"}, graphs, 1 / max(busy, 0.01))
 
 
-def compiling(found: Profile, config: Systems) -> Iterator[Advice]:
-    """What the break-even of torch.compile says."""
-    cost = found["compile"]
+def compiling(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise by the break-even of torch.compile."""
+    cost = profile["compile"]
     if "skipped" in cost or "failed" in cost:
         return
     paid, speedup = cost["break_even"], cost["speedup"]
     if config.compile.mode == "none" and paid is not None and not cost["within_noise"]:
-        after = f"{seconds(paid['seconds'])} or {paid['samples']:,.0f} {found['unit']}"
+        after = f"{seconds(paid['seconds'])} or {paid['samples']:,.0f} {profile['unit']}"
         reason = f"it pays after {after}: for budgets well above that"
         yield Advice({"compile.mode": cost["mode"]}, reason, speedup, measured=True)
     if config.compile.mode != "none" and paid is None:
@@ -197,22 +198,22 @@ def compiling(found: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice(off, reason, 1 / speedup, measured=True)
 
 
-def memory(found: Profile, config: Systems) -> Iterator[Advice]:
-    """Too little memory, or memory saved that is not needed."""
-    used = held_mib(found["step"]) / found["device"]["memory_limit_mib"]
+def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on too little memory, or on memory that is saved without need."""
+    used = held_mib(profile["step"]) / profile["device"]["memory_limit_mib"]
     levels = _set(config, "model.checkpoint_levels") or []
-    said, passes = f"training takes {percent(used)} of the memory it may have", config.loader.accumulation
+    sentence, passes = f"training takes {percent(used)} of the memory it may have", config.loader.accumulation
     if used > 0.85 and 0 not in levels:
-        yield Advice({"model.checkpoint_levels": [0, *levels]}, f"{said}; slower, but room for a larger batch")
+        yield Advice({"model.checkpoint_levels": [0, *levels]}, f"{sentence}; slower, but room for a larger batch")
     if used < 0.5 and levels:
-        yield Advice({"model.checkpoint_levels": []}, f"{said}: nothing needs to be computed twice", 4 / 3)
+        yield Advice({"model.checkpoint_levels": []}, f"{sentence}: nothing needs to be computed twice", 4 / 3)
     if passes > 1 and used * passes < 0.8:
-        yield Advice({"loader.accumulation": 1}, f"{said}: the batch needs no {passes} passes")
+        yield Advice({"loader.accumulation": 1}, f"{sentence}: the batch needs no {passes} passes")
 
 
-def more_gpus(found: Profile, config: Systems) -> Iterator[Advice]:
-    """There are GPUs that do nothing."""
-    gpus = found["device"]["gpus"]
+def more_gpus(profile: Profile, config: Systems) -> Iterator[Advice]:
+    """Advise on GPUs that do nothing."""
+    gpus = profile["device"]["gpus"]
     if gpus > 1 and config.parallel.workers == 1 and config.loader.batch_size % gpus == 0:
         yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used", float(gpus))
 

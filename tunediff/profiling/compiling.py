@@ -20,7 +20,7 @@ from tunediff.profiling.result import CompileCost, Failed, Speed
 
 
 def compile_cost(config: Systems, steps: int, scratch: Path) -> CompileCost | Failed:
-    """Eager against compiled, one after the other in a process of its own with an empty cache of compiled code.
+    """Compare eager with compiled, one after the other in a process of its own with an empty cache of compiled code.
 
     `mode` is the configuration's, or `default` where it compiles nothing. `failed` holds the reason when there is no
     result.
@@ -45,7 +45,7 @@ def _begin(cache: str, threads: int) -> None:
 
 
 def _eager_and_compiled(nested: Lines, mode: str, steps: int) -> tuple[list[Speed], Speed]:
-    """In the process of `compile_cost`: what `speed` measures without, with and once more without torch.compile."""
+    """Return `speed` without, with and again without torch.compile; runs in the process of `compile_cost`."""
     config = cfg.from_dict(nested, where="profile")
     bench = Bench.of(config)
     eager = cfg.override(config, {"compile.mode": "none", "compile.scope": "model", "compile.dynamic": False})
@@ -56,11 +56,11 @@ def _eager_and_compiled(nested: Lines, mode: str, steps: int) -> tuple[list[Spee
 
 
 def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
-    """Measurements and what follows: the speed-up, whether it is larger than their spread, the break-even.
+    """Return the measurements, the speed-up, whether it is larger than their spread, and the break-even.
 
     `eager` was measured before and after: how far the two are apart is part of the spread.
     """
-    rates = [one["samples_per_s"] for one in eager]
+    rates = [speed["samples_per_s"] for speed in eager]
     rate, faster = statistics.fmean(rates), compiled["samples_per_s"]
     noise = math.hypot(max(rates) - min(rates), spread(*eager, compiled))
     # compile_s is compilation and the first step, which an eager training has as well.
@@ -71,12 +71,12 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
         "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
         "expected_graphs": compiled.get("expected_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
-        "disturbed": any(one["disturbed"] for one in (*eager, compiled)),
+        "disturbed": any(speed["disturbed"] for speed in (*eager, compiled)),
     }  # fmt: skip
 
 
 def break_even(eager: float, compiled: float, compile_s: float) -> dict[str, float] | None:
-    """Samples and training seconds after which compiling has paid; None when it never does.
+    """Return the samples and training seconds after which compiling has paid; None when it never does.
 
     `eager`, `compiled`: samples/s; n samples take n/eager, or compile_s + n/compiled. The seconds include compiling.
     """

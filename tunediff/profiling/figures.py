@@ -26,28 +26,28 @@ COLORS = {
 NAMELESS = colors.PLAIN
 
 
-def step(found: Profile, path: Path) -> None:
-    """Milliseconds of each part of the step."""
-    whole, parts = found["step"]["step_s"], dict(reversed(found["step"]["parts_s"].items()))
+def step(profile: Profile, path: Path) -> None:
+    """Draw the milliseconds of each part of the step."""
+    whole, parts = profile["step"]["step_s"], dict(reversed(profile["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    names, shades = [part(found, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
+    names, shades = [part(profile, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
     bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=shades)
     shares = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
     axes.bar_label(bars, shares, padding=4, fontsize=9)
     axes.set_xlim(right=1.22 * 1000 * max(parts.values()))
     axes.set_xlabel("ms per step")
     axes.set_title(
-        f"{found['name']}: a step of {milliseconds(whole)}, batch {found['step']['batch_size']}, "
-        f"{rate(found['step']['samples_per_s'])} {found['unit']}/s",
+        f"{profile['name']}: a step of {milliseconds(whole)}, batch {profile['step']['batch_size']}, "
+        f"{rate(profile['step']['samples_per_s'])} {profile['unit']}/s",
         fontsize=10,
         wrap=True,
     )
     _save(figure, path, grid="x")
 
 
-def memory(found: Profile, path: Path) -> None:
-    """Tensors' memory over the traced steps, by the phase that allocated it."""
-    lines, peak, phases = found["memory"]["timeline"], found["memory"]["peak"], found["memory"]["phases"]
+def memory(profile: Profile, path: Path) -> None:
+    """Draw the tensors' memory over the traced steps, by the phase that allocated it."""
+    lines, peak, phases = profile["memory"]["timeline"], profile["memory"]["peak"], profile["memory"]["phases"]
     assert lines is not None
     assert peak is not None
     figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
@@ -60,22 +60,22 @@ def memory(found: Profile, path: Path) -> None:
     axes.set_xlim(0, moments[-1])
     axes.set_xlabel("ms (under the profiler)")
     axes.set_ylabel("MiB")
-    peaks = f"peak {mebibytes(peak['total_mib'])} during {part(found, peak['phase'])}"
-    axes.set_title(f"{found['name']}: tensors in memory, {peaks}", fontsize=10, wrap=True)
+    peaks = f"peak {mebibytes(peak['total_mib'])} during {part(profile, peak['phase'])}"
+    axes.set_title(f"{profile['name']}: tensors in memory, {peaks}", fontsize=10, wrap=True)
     words, seen = [OWNERS[owner] for owner in owners[::-1]], {name for _, _, name in phases}
     figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
-    names = [name for name in found["step"]["parts_s"] if name in seen]
-    ribbons = [Patch(label=part(found, name), color=COLORS.get(name, NAMELESS)) for name in names]
+    names = [name for name in profile["step"]["parts_s"] if name in seen]
+    ribbons = [Patch(label=part(profile, name), color=COLORS.get(name, NAMELESS)) for name in names]
     figure.legend(handles=ribbons, loc="outside right lower", title="ribbon: the step", fontsize=8)
     _save(figure, path, grid="y")
 
 
-def sweep(found: Profile, swept: Sweep, path: Path) -> None:
-    """Throughput and peak memory against the batch size."""
+def sweep(profile: Profile, swept: Sweep, path: Path) -> None:
+    """Draw throughput and peak memory against the batch size."""
     sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
     figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
     left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o", color=colors.PLAIN)
-    left.set_ylabel(f"{found['unit']}/s")
+    left.set_ylabel(f"{profile['unit']}/s")
     right.plot(sizes, held, marker="o", color=colors.PLAIN)
     right.set_ylabel("peak memory (MiB)")
     if (limit := swept["memory_limit_mib"]) < 4 * max(held):  # else it would flatten the curve
@@ -87,9 +87,9 @@ def sweep(found: Profile, swept: Sweep, path: Path) -> None:
         axes.xaxis.set_major_locator(ticker.FixedLocator(sizes))
         axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.axvline(found["step"]["batch_size"], color="0.6", linestyle=":", linewidth=1)
+        axes.axvline(profile["step"]["batch_size"], color="0.6", linestyle=":", linewidth=1)
         axes.set_xlabel("batch (dotted: as configured)")
-    figure.suptitle(f"{found['name']}: batch sizes", fontsize=10)
+    figure.suptitle(f"{profile['name']}: batch sizes", fontsize=10)
     _save(figure, path, grid="both")
 
 

@@ -73,13 +73,13 @@ class Measure(Program):
 
     def kept_mib(self, session: Session) -> dict[str, float]:
         """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever else is kept."""
-        others = {name: one for name, one in session.state.kept.items() if one is not self.model}
-        sizes = {name: _bytes(one.state_dict()) for name, one in {"parameters": self.model, **others}.items()}
+        others = {name: stateful for name, stateful in session.state.kept.items() if stateful is not self.model}
+        sizes = {name: _bytes(stateful.state_dict()) for name, stateful in {"parameters": self.model, **others}.items()}
         return {name: size / 2**20 for name, size in sizes.items()}
 
 
 def _bytes(content: Any) -> int:
-    """Of all tensors in a state."""
+    """Return the bytes of all tensors in a state."""
     if isinstance(content, Tensor):
         return content.nbytes
     inside = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
@@ -117,7 +117,7 @@ class Bench:
 
     @classmethod
     def of(cls, config: Systems) -> Bench:
-        """On the data of a configuration, in this process alone."""
+        """Return a bench on the data of a configuration, in this process alone."""
         return cls(config, alone())
 
     def train(
@@ -138,7 +138,7 @@ class Bench:
 
     @contextlib.contextmanager
     def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
-        """The batches that a training would get, on the device."""
+        """Yield the batches that a training would get, on the device."""
         section = config.loader
         order = loader.Order(self.samples["count"] or 1, section.batch_size, section.accumulation, 0, 1, config.seed)
         made, source = self._prepare, cast(loader.Source, self._source)
@@ -146,15 +146,16 @@ class Bench:
             yield (feed.move(feed.fetch()) for _ in itertools.count())
 
     def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> Speed:
-        """Rates, seconds of the mean step and its parts, and peak memory, over about `steps` steps after a warm-up.
+        """Measure rates, the mean step's seconds by part, and peak memory, over about `steps` steps after a warm-up.
 
         The warm-up is as long as each of the `segments`. Raises what the training raises.
         """
-        each, parts = max(1, math.ceil(steps / segments)), segments + 1
-        return summary(self.train(config, each * parts, parts), config.loader.batch_size, each * segments)
+        segment_steps, parts = max(1, math.ceil(steps / segments)), segments + 1
+        points = self.train(config, segment_steps * parts, parts)
+        return summary(points, config.loader.batch_size, segment_steps * segments)
 
     def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float] | None:
-        """Samples per second of the loader, its batches brought to the device and no model beside it.
+        """Measure samples per second of the loader, with its batches brought to the device and no model beside it.
 
         Batches that loader processes have prepared ahead are consumed before the clock starts. None: the workload has a
         loader of its own.
@@ -176,7 +177,7 @@ class Bench:
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
-        """What `speed` measures with all samples on the device; None where they do not fit or are no tensors."""
+        """Return what `speed` measures with all samples on the device; None where they do not fit or are no tensors."""
         if not loader.columns(self._source):
             return None
         try:
@@ -188,7 +189,7 @@ class Bench:
         return None
 
     def attempt(self, config: Systems, change: Values, steps: int) -> Tried | Failed:
-        """What a change to the configuration gains over the same measured just before; or why that is unknown."""
+        """Return what a change of the configuration gains, measured without and with it; or why that is unknown."""
         if "parallel.workers" in change:
             return {"failed": "it needs several processes"}
         try:
@@ -203,7 +204,7 @@ class Bench:
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
-    """One record of the points after the first, which is warm-up: equal numbers of steps, so means are plain."""
+    """Return the means over the points after the first, the warm-up; each point has the same number of steps."""
     points, last = points[1:], points[-1]
     counted = last.samples / last.steps  # an own loader may not look at the batch size
     step_s = statistics.fmean(point["step_s"] for point in points)
@@ -222,23 +223,23 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
 
 
 def spread(*speeds: Speed) -> float:
-    """The standard deviation of a difference between rates, samples per second."""
+    """Return the standard deviation of a difference between rates, in samples per second."""
     return math.hypot(*(speed["samples_per_s_sd"] or 0.0 for speed in speeds))
 
 
 def steps_in(seconds: float, step_s: float) -> int:
-    """How many steps to measure: about as many as take so long, 3 to 200."""
+    """Return how many steps to measure: about as many as take so many seconds, 3 to 200."""
     return max(3, min(200, math.ceil(seconds / step_s)))
 
 
 def in_a_line(error: Exception) -> str:
-    """What went wrong, shortly."""
+    """Return a short message of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 # -------------------------------------------------------------------------------------------------------- the machine
 def device(world: World) -> Device:
-    """The device, what it can do, and how much memory a training may take."""
+    """Return the device, what it can do, and how much memory a training may take."""
     cuda = world.device.type == "cuda"
     of = torch.cuda.get_device_properties(world.device) if cuda else None
     return {
@@ -253,8 +254,11 @@ def device(world: World) -> Device:
 
 
 def memory_limit_mib(device: torch.device) -> float:
-    """What a training may take: all of the GPU that others leave; on a CPU what this process has and a share of what
-    is available, to the machine and to the container."""
+    """Return the MiB that a training may take.
+
+    On a GPU what others leave; on a CPU what this process has and a share of what is available, to the machine and to
+    the container.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device)) / 2**20
@@ -267,7 +271,7 @@ def memory_limit_mib(device: torch.device) -> float:
 
 
 def format_gains(world: World) -> dict[str, float]:
-    """How many times as fast a matrix product is in other number formats than in IEEE float32, as measured here.
+    """Measure how many times as fast a matrix product is in other number formats than in IEEE float32.
 
     `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has units for.
     """
@@ -278,6 +282,6 @@ def format_gains(world: World) -> dict[str, float]:
             formats |= {"bf16": (torch.bfloat16, "highest"), "tf32": (None, "high")}
     elif "bf16" not in machine.emulated():
         formats["bf16"] = (torch.bfloat16, "highest")
-    rates = {name: hardware.peak_flops_per_s(world.device, *one) for name, one in formats.items()}
+    rates = {name: hardware.peak_flops_per_s(world.device, *arguments) for name, arguments in formats.items()}
     plain = rates.pop("float32")
     return {name: rate / plain for name, rate in rates.items()}

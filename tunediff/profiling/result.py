@@ -37,7 +37,7 @@ class Rates(TypedDict):
 
 
 def held_mib(row: Rates) -> float:
-    """Peak memory; on a GPU what its allocator held, used or not, which others cannot have."""
+    """Return the peak memory; on a GPU what its allocator held, used or not, which others cannot have."""
     return row.get("peak_reserved_mib", row["peak_memory_mib"])
 
 

@@ -32,9 +32,10 @@ def profile(
     compile_too: bool | None,
     attempt: bool,
 ) -> Profile:
-    """Measure everything; the trace goes to `folder`, `say` hears what comes next. Raises what a training raises.
+    """Measure everything and return the profile; raise what a training raises. The trace goes to `folder`.
 
-    `steps` to measure, None: about five seconds of them; `compile_too`, None: on a GPU; `attempt` the advice as well.
+    `say` is called with what is measured next; `steps` to measure, None: about five seconds of them; `compile_too`: the
+    break-even of torch.compile, None: on a GPU; `attempt`: measure each piece of advice as well.
     """
     began, bench, workload = time.monotonic(), measure.Bench.of(config), cfg.of(config)
     device, gains = measure.device(bench.world), measure.format_gains(bench.world)
@@ -56,7 +57,7 @@ def profile(
     if bench.cuda if compile_too is None else compile_too:
         say("torch.compile, in a process of its own and with an empty cache")
         cost = compiling.compile_cost(config, steps, folder)
-    found: Profile = {
+    result: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "unit": workload.unit, "names": named(workload),
         "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
@@ -67,15 +68,15 @@ def profile(
         **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "sweep": swept, "compile": cost, "advice": [],
     }  # fmt: skip
-    found["advice"] = advise(found, config)
-    for advice in found["advice"] if attempt else []:
+    result["advice"] = advise(result, config)
+    for advice in result["advice"] if attempt else []:
         say(f"trying {text.knobs(advice.change)}")
         advice.tried = bench.attempt(config, advice.change, steps)
-    found["wall_s"] = time.monotonic() - began
-    return found
+    result["wall_s"] = time.monotonic() - began
+    return result
 
 
 def named(workload: Workload) -> dict[str, str]:
-    """What the workload calls the parts of its step."""
-    own = ((re.fullmatch(r"step_(\w+)_s", name), one) for name, one in workload.quantities.items())
-    return {match[1]: one.label for match, one in own if match is not None}
+    """Return the workload's labels of the parts of its step."""
+    own = ((re.fullmatch(r"step_(\w+)_s", name), quantity) for name, quantity in workload.quantities.items())
+    return {match[1]: quantity.label for match, quantity in own if match is not None}

@@ -22,7 +22,7 @@ GROWTH = 1.03
 
 
 def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callable[[int], None]) -> Sweep:
-    """Rates and peak memory over the batch size, each over about two seconds: doubled until memory or growth ends.
+    """Measure rates and peak memory by batch size, about two seconds each: doubled until memory or growth ends.
 
     On a CPU memory never runs out: a batch whose memory, extrapolated, would exceed a share of what is available is
     not tried. `progress` hears of every batch size before it is measured. What a larger batch fails with ends it.
@@ -36,7 +36,7 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
         progress(batch)
         try:
             steps = measure.steps_in(SECONDS, per_sample_s * batch)
-            found = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
+            speed = bench.speed(cfg.override(config, {"loader.batch_size": batch}), steps, segments=1)
         except Exception as error:
             if memory.is_oom(error):
                 stopped = f"out of memory at {batch}"
@@ -48,14 +48,14 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
         finally:
             with contextlib.suppress(RuntimeError):  # a device that failed does nothing more for this process
                 memory.reset(device)
-        rows.append(cast("Rates", {name: value for name, value in found.items() if name in Rates.__annotations__}))
-        per_sample_s = found["step_s"] / batch
+        rows.append(cast("Rates", {name: value for name, value in speed.items() if name in Rates.__annotations__}))
+        per_sample_s = speed["step_s"] / batch
     stopped = stopped or f"a larger batch would be larger than the set of {unit}"
     return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 
 
 def batch_sizes(config: Systems, samples: int) -> Iterator[int]:
-    """A quarter of the configured batch, then doubling, up to the size of the set; those the configuration allows."""
+    """Yield a quarter of the configured batch, then doubles up to the size of the set, if the configuration allows."""
     batch = config.loader.batch_size
     size = batch // 4 if batch % 4 == 0 else batch // 2 if batch % 2 == 0 else batch
     while size <= max(samples, batch):
@@ -70,7 +70,7 @@ def batch_sizes(config: Systems, samples: int) -> Iterator[int]:
 
 
 def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None, unit: str) -> str:
-    """Why the sweep should not go on to this batch size; '' when it should. Without a limit only memory ends it."""
+    """Return why the sweep ends before this batch size; '' if it goes on. Without a limit only memory ends it."""
     if not rows:
         return ""
     if rows[-1]["step_s"] / rows[-1]["batch_size"] * batch > MOST_STEP_S:
@@ -86,7 +86,7 @@ def end_of_sweep(rows: Sequence[Rates], batch: int, limit_mib: float | None, uni
 
 
 def predicted_mib(rows: Sequence[Rates], batch: int) -> float:
-    """Peak memory at another batch size: the straight line through the two largest, or in proportion to the only one.
+    """Estimate peak memory at another batch size: a line through the two largest, or in proportion to the only one.
 
     Process and weights do not grow with the batch, so a proportion is too much rather than too little.
     """
@@ -97,7 +97,7 @@ def predicted_mib(rows: Sequence[Rates], batch: int) -> float:
 
 
 def largest_batch(rows: Sequence[Rates], limit_mib: float) -> int | None:
-    """The batch at which memory ends, on the same straight line; None where it cannot be told."""
+    """Estimate the batch at which memory ends, on the same straight line; None where that is unknown."""
     if len(rows) < 2 or (per_sample := _per_sample_mib(rows)) <= 0:
         return None
     return max(0, math.floor(rows[-1]["batch_size"] + (limit_mib - held_mib(rows[-1])) / per_sample))

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
-import pandas as pd
-
-from tunediff import cli
 from tunediff.core.point import one_of
 from tunediff.core.text import graphs, knobs, number, seconds, table
 from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
@@ -25,30 +20,30 @@ OWNERS: dict[Owner, str] = {
 
 # ------------------------------------------------------------------------------------------------------------- numbers
 def milliseconds(value: float) -> str:
-    """`12.3 ms`, `3.98 s`."""
+    """Return seconds in words: `12.3 ms`, `3.98 s`."""
     return f"{number(1000.0 * value)} ms" if value < 1 else f"{number(float(value))} s"
 
 
 def percent(value: float) -> str:
-    """`22 %`, `0.4 %`."""
+    """Return a share in words: `22 %`, `0.4 %`."""
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{100 * value:.0f} %" if value >= 0.095 else f"{100 * value:.1f} %"
 
 
 def mebibytes(value: float) -> str:
-    """`1,234 MiB`, `0.8 MiB`."""
+    """Return MiB in words: `1,234 MiB`, `0.8 MiB`."""
     return f"{value:,.0f} MiB" if value >= 10 else f"{value:.1f} MiB"
 
 
 def rate(value: float) -> str:
-    """`4,012`, `3.1`."""
+    """Return samples per second in words: `4,012`, `3.1`."""
     return f"{value:,.0f}" if value >= 100 else number(float(value))
 
 
-def part(found: Profile, name: str) -> str:
-    """What a part of the step is called."""
-    return PARTS.get(name, found["names"].get(name, name)).format(unit=found["unit"])
+def part(profile: Profile, name: str) -> str:
+    """Return the label of a part of the step."""
+    return PARTS.get(name, profile["names"].get(name, name)).format(unit=profile["unit"])
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -62,12 +57,12 @@ class Section:
     figure: str = ""
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the section for a terminal."""
         lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
         return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
     def markdown(self, files: Sequence[str]) -> str:
-        """For a file, with the figure where it is one of `files`."""
+        """Return the section as Markdown, with the figure where it is one of `files`."""
         lines = [f"## {self.title}", "", *(line for sentence in self.sentences for line in (sentence, ""))]
         if len(self.rows) > 1:
             rows = [self.rows[0], ("---", *["---:"] * (len(self.rows[0]) - 1)), *self.rows[1:]]
@@ -78,17 +73,18 @@ class Section:
         return "\n".join(lines)
 
 
-def sections(found: Profile) -> list[Section]:
-    """All parts of the report, in reading order."""
-    sweep = [] if found["sweep"] is None else [_sweep(found["sweep"], found["unit"])]
+def sections(profile: Profile) -> list[Section]:
+    """Return all sections of the report, in reading order."""
+    sweep = [] if profile["sweep"] is None else [_sweep(profile["sweep"], profile["unit"])]
     return [
-        _summary(found), _step(found), _operations(found), Section("the loader and the model", [feeding(found)]),
-        _memory(found), *sweep, Section("torch.compile", [compiling(found["compile"], found["unit"])]), _advice(found),
+        _summary(profile), _step(profile), _operations(profile),
+        Section("the loader and the model", [feeding(profile)]), _memory(profile), *sweep,
+        Section("torch.compile", [compiling(profile["compile"], profile["unit"])]), _advice(profile),
     ]  # fmt: skip
 
 
-def _summary(found: Profile) -> Section:
-    step, device, first, unit = found["step"], found["device"], found["first"], found["unit"]
+def _summary(profile: Profile) -> Section:
+    step, device, first, unit = profile["step"], profile["device"], profile["first"], profile["unit"]
     sd = "" if step["samples_per_s_sd"] is None else f" ± {rate(step['samples_per_s_sd'])}"
     threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
     lines = [
@@ -103,11 +99,11 @@ def _summary(found: Profile) -> Section:
         )
     if first["compile_s"]:
         lines.append(f"compiling took {seconds(first['compile_s'])}, less where a cache had it already")
-    if "device_busy_share" in found:
-        lines.append(f"the GPU computes {percent(found['device_busy_share'])} of the time")
-    if found["workers"] > 1:
+    if "device_busy_share" in profile:
+        lines.append(f"the GPU computes {percent(profile['device_busy_share'])} of the time")
+    if profile["workers"] > 1:
         lines.append(
-            f"this is one of {found['workers']} training workers with its part of the batch; averaging gradients "
+            f"this is one of {profile['workers']} training workers with its part of the batch; averaging gradients "
             "between them is not in it"
         )
     if step["disturbed"]:
@@ -115,45 +111,45 @@ def _summary(found: Profile) -> Section:
     return Section("profile", lines)
 
 
-def _step(found: Profile) -> Section:
-    parts = sorted(found["step"]["parts_s"].items(), key=lambda part: -part[1])
-    whole = found["step"]["step_s"]
-    rows = [(part(found, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
+def _step(profile: Profile) -> Section:
+    parts = sorted(profile["step"]["parts_s"].items(), key=lambda part: -part[1])
+    whole = profile["step"]["step_s"]
+    rows = [(part(profile, name), milliseconds(spent), percent(spent / whole)) for name, spent in parts]
     return Section("where the step goes", [], [("part", "time", "share"), *rows], "step.png")
 
 
-def _operations(found: Profile) -> Section:
-    device = "GPU" if found["device"]["type"] == "cuda" else "CPU"
+def _operations(profile: Profile) -> Section:
+    device = "GPU" if profile["device"]["type"] == "cuda" else "CPU"
     rows = [("operation", "calls per step", "per step", "share")]
-    for row in found["operations"]["longest"]:
+    for row in profile["operations"]["longest"]:
         name = name if len(name := row["operation"]) <= 60 else f"{name[:59]}…"
         rows.append((name, number(row["calls_per_step"]), milliseconds(row["self_s_per_step"]), percent(row["share"])))
-    said = f"{device} time of their own, under the profiler, which slows small ones down"
-    return Section(f"the ten longest {found['operations']['kind']}", [said], rows)
+    sentence = f"{device} time of their own, under the profiler, which slows small ones down"
+    return Section(f"the ten longest {profile['operations']['kind']}", [sentence], rows)
 
 
-def feeding(found: Profile) -> str:
-    """Loader against model, in words."""
-    loader, model, ratio, unit = found["loader_alone"], found["model_alone"], found["feed_ratio"], found["unit"]
+def feeding(profile: Profile) -> str:
+    """Return a sentence on the rates of loader and model alone."""
+    loader, model, ratio, unit = profile["loader_alone"], profile["model_alone"], profile["feed_ratio"], profile["unit"]
     if loader is None:
         return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
-    said = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
+    sentence = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
     if model is None or ratio is None:
-        return f"{said}; the device cannot hold all {unit}"
-    said += (
+        return f"{sentence}; the device cannot hold all {unit}"
+    sentence += (
         f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "
-        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model eats"
+        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model takes"
     )
-    if found["config"]["loader.workers"] == 0:
-        said += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
-    return said
+    if profile["config"]["loader.workers"] == 0:
+        sentence += f"; with loader.workers=0 they take turns, the loader {percent(1 / (1 + ratio))} of the time"
+    return sentence
 
 
-def _memory(found: Profile) -> Section:
-    step, static, peak = found["step"], found["memory"]["static"], found["memory"]["peak"]
-    cuda, unit = found["device"]["type"] == "cuda", found["unit"]
-    what = "allocated on the GPU" if cuda else f"resident set of the process, libraries and {unit} included"
-    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({what})"]
+def _memory(profile: Profile) -> Section:
+    step, static, peak = profile["step"], profile["memory"]["static"], profile["memory"]["peak"]
+    cuda, unit = profile["device"]["type"] == "cuda", profile["unit"]
+    scope = "allocated on the GPU" if cuda else f"resident set of the process, libraries and {unit} included"
+    lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({scope})"]
     if cuda:
         lines.append(f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}")
     rows = [("tensors", "size")]
@@ -161,11 +157,11 @@ def _memory(found: Profile) -> Section:
         (STATIC.get(name, name).format(unit=unit), mebibytes(size)) for name, size in static.items() if size >= 0.05
     ]
     if peak is not None:
-        lines.append(f"tensors at their peak, during {part(found, peak['phase'])}: {mebibytes(peak['total_mib'])}")
+        lines.append(f"tensors at their peak, during {part(profile, peak['phase'])}: {mebibytes(peak['total_mib'])}")
         if (more := peak["static_mib"] - sum(static.values())) > 0.5:
             rows.append(("other, from before the step", mebibytes(more)))
         rows += [(words, mebibytes(peak[name])) for name, words in OWNERS.items() if name != "static_mib"]
-    if found["snapshot"] is None:
+    if profile["snapshot"] is None:
         lines.append("no snapshot of the allocator: that is for CUDA")
     return Section("memory", lines, rows, "memory.png")
 
@@ -185,7 +181,7 @@ def _sweep(sweep: Sweep, unit: str) -> Section:
 
 
 def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
-    """The break-even of compiling, in words."""
+    """Return a sentence on the break-even of compiling."""
     if "skipped" in cost:
         return f"not measured: {cost['skipped']}"
     if "failed" in cost:
@@ -201,11 +197,11 @@ def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
     )
 
 
-def _advice(found: Profile) -> Section:
-    lines = ["(measured while others used the machine: rather guesses than findings)"] * found["step"]["disturbed"]
-    for place, one in enumerate(found["advice"], 1):
-        lines.append(f"{place}. {knobs(one.change)}: {one.reason}{_bound(one)}")
-    return Section("what to try next", lines if found["advice"] else [*lines, "nothing stands out"])
+def _advice(profile: Profile) -> Section:
+    lines = ["(measured while others used the machine: rather guesses than findings)"] * profile["step"]["disturbed"]
+    for place, advice in enumerate(profile["advice"], 1):
+        lines.append(f"{place}. {knobs(advice.change)}: {advice.reason}{_bound(advice)}")
+    return Section("what to try next", lines if profile["advice"] else [*lines, "nothing stands out"])
 
 
 def _bound(advice: Advice) -> str:
@@ -216,55 +212,3 @@ def _bound(advice: Advice) -> str:
     if advice.bound is None:
         return ""
     return f"; {'measured' if advice.measured else 'at most'} {advice.bound:.2f}×"
-
-
-# --------------------------------------------------------------------------------------------------------------- files
-def write_all(found: Profile, folder: Path) -> dict[str, Path]:
-    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what they are."""
-    from tunediff.profiling import figures
-
-    names = {
-        "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
-    }  # fmt: skip
-    pd.DataFrame(found["operations"]["longest"]).to_csv(folder / "operations.csv", index=False)
-    figures.step(found, folder / "step.png")
-    if (lines := found["memory"]["timeline"]) is not None:
-        names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
-        pd.DataFrame(lines).to_csv(folder / "memory.csv", index=False)
-        figures.memory(found, folder / "memory.png")
-    if found["sweep"] is not None and found["sweep"]["rows"]:
-        names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
-        pd.DataFrame(found["sweep"]["rows"]).to_csv(folder / "batch_sweep.csv", index=False)
-        figures.sweep(found, found["sweep"], folder / "batch_sweep.png")
-    (folder / "profile.json").write_text(numbers(found), encoding="utf-8")
-    (folder / "profile.md").write_text(markdown(found, list(names.values())), encoding="utf-8")
-    return {what: folder / name for what, name in names.items()}
-
-
-def numbers(found: Profile) -> str:
-    """All of it as JSON, but for what is in memory.csv and was not tried: what is read by eye stays readable."""
-    memory = {name: value for name, value in found["memory"].items() if name not in ("timeline", "phases")}
-    advice = [dataclasses.asdict(one) for one in found["advice"]]
-    for one in advice:
-        if one["tried"] is None:
-            del one["tried"]
-    return (
-        json.dumps({"schema": cli.SCHEMA, **found, "memory": memory, "advice": advice}, indent=1, allow_nan=False)
-        + "\n"
-    )
-
-
-def markdown(found: Profile, files: Sequence[str]) -> str:
-    """The report as a file, with those of the figures that are among `files`."""
-    machine = found["environment"]
-    about = (
-        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
-        f"torch {machine['versions']['torch']}, Python {machine['python']}"
-    )
-    parts = [section.markdown(files) for section in sections(found)]
-    after = (
-        f"`{found['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
-        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.\n"
-    )
-    snapshot = [] if found["snapshot"] is None else [f"`{found['snapshot']}` opens in pytorch.org/memory_viz.\n"]
-    return "\n".join([f"# Profile of {found['name']}\n\n`{found['command']}`\n\n{about}\n", *parts, after, *snapshot])

@@ -49,16 +49,16 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
     with gzip.open(path) as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
     static = static_mib(config, bench)
-    found: Traced = {
+    result: Traced = {
         "operations": operations(rows, TRACED),
         "memory": {"static": static, **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda)},
         "traced_steps": TRACED,
     }
     if bench.cuda:
         busy = sum(event["dur"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
-        found["device_busy_s"] = busy / 1e6 / TRACED
-        found["device_busy_share"] = min(1.0, found["device_busy_s"] / step_s)
-    return found
+        result["device_busy_s"] = busy / 1e6 / TRACED
+        result["device_busy_share"] = min(1.0, result["device_busy_s"] / step_s)
+    return result
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def table_rows(averages: Iterable[Any], cuda: bool) -> list[Row]:
-    """The profiler's table without the ranges, which are no operations."""
+    """Return the profiler's table without the ranges, which are no operations."""
     return [
         Row(
             event.key, event.count, (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6,
@@ -98,7 +98,7 @@ def table_rows(averages: Iterable[Any], cuda: bool) -> list[Row]:
 
 
 def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
-    """The longest operations by their own seconds per step and their share of all.
+    """Return the longest operations with their own seconds per step and their share of all.
 
     A GPU's seconds appear twice, as operations and as the kernels these have launched. Operations are what one can
     read; where they do not account for the kernels (CUDA graphs launch many at once), kernels are listed.
@@ -124,14 +124,14 @@ def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
 
 # ------------------------------------------------------------------------------------------------------------- memory
 def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
-    """MiB that stay from one step to the next, by what they are, as the last training of the bench had them."""
+    """Return the MiB that stay from step to step, by what they are, as the last training of the bench had them."""
     return {**bench.kept_mib, "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0}
 
 
 def timeline(
     events: Sequence[Mapping[str, Any]], names: Container[str], static: float, cuda: bool, most: int = 600
 ) -> Memory:
-    """Memory of tensors over the traced steps, by the phase that allocated it, and what the peak consists of (MiB).
+    """Return the memory of tensors over the traced steps, by the phase that allocated it, and the peak's parts (MiB).
 
     `names` of the phases. What was allocated before the trace began counts as `static`; it is measured on a GPU, where
     the allocator knows, and taken from the argument (MiB) on a CPU. Seconds count from the first traced allocation. Of
@@ -158,10 +158,10 @@ def timeline(
     top = int(total.argmax())
     peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
     span = max(moments["second"].iloc[-1], 1e-9) / most
-    kept = total.groupby((moments["second"] / span).astype(int)).idxmax()
+    rows = total.groupby((moments["second"] / span).astype(int)).idxmax()
     return {
         "peak": cast("Peak", peak),
-        "timeline": {"seconds": moments["second"][kept].tolist(), **{name: held[name][kept].tolist() for name in held}},
+        "timeline": {"seconds": moments["second"][rows].tolist(), **{name: held[name][rows].tolist() for name in held}},
         "phases": [((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases],
     }
 

@@ -26,7 +26,7 @@ from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import experiment, local_ray, warm_start
+from tunediff.tuning import local_ray, sessions, warm_start
 from tunediff.tuning.resources import local
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Console:
         expected, as `plan.values` has it. `lines`: where events are printed, and how."""
         self.folder, self.space, self.quiet, self.told = folder, wanted, quiet, told
         self._lines = lines or EventLines()
-        self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
+        self.begun, self._spent_s = time.monotonic(), sessions.spent_s(folder)
         self._heart = Heartbeat(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
@@ -98,7 +98,7 @@ class Console:
         if url := getattr(context, "dashboard_url", None):
             self.say(local_ray.dashboard(url))
         self.say(f"results {self.folder}")
-        if not self.found.trials and (warm := warm_start.said(self.space, local().device)):
+        if not self.found.trials and (warm := warm_start.describe(self.space, local().device)):
             self.say(warm)
         told = plan.start_lines(self.told) if self.told is not None else []
         for line in [*plan.skipped(self.space), *told]:

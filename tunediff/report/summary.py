@@ -19,7 +19,8 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.tuning import experiment
+from tunediff.tuning import sessions
+from tunediff.tuning.study_url import study_url
 
 
 def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> None:
@@ -28,8 +29,8 @@ def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> N
     compared = known.compared
     studied = study_table.table(found) if found.space.study is not None else None
     front = found.pareto_table() if found.space.cost is not None else None
-    confirming = [analysis.read(folder) for folder in experiment.confirming_folders(found.folder)]
-    block = values(known, experiment.all_spent_s(found.folder), confirming)
+    confirming = [analysis.read(folder) for folder in sessions.confirming_folders(found.folder)]
+    block = values(known, sessions.all_spent_s(found.folder), confirming)
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
@@ -87,7 +88,7 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
-        "confirm_wall_s": sum(experiment.spent_s(one.folder) for one in confirming),
+        "confirm_wall_s": sum(sessions.spent_s(one.folder) for one in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
         "results": str(folder),
     }
@@ -100,7 +101,7 @@ def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -
         ("study_figure", "study.png", study is not None and study.has_figure),
     )
     block |= {what: str(folder / name) for what, name, there in files if there}
-    block["study"] = experiment.study_url(folder / "study.db")
+    block["study"] = study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)

@@ -28,12 +28,12 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.core import machine
 from tunediff.core.clock import Budget
-from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import World, from_environment
 from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import Record
+from tunediff.training.run_trial import end_of
 from tunediff.training.session import Session
 from tunediff.training.trial import Outcome, run
 
@@ -44,14 +44,14 @@ LONGEST_S = 900.0
 
 
 class Report(TypedDict, total=False):
-    """What a check found."""
+    """The result of a check."""
 
     error: str
-    """Why the workload cannot be searched; nothing else is known then."""
+    """Why the workload cannot be searched; the only key then."""
     unread: list[str]
     """Knobs that its training never looked at."""
     warnings: list[str]
-    """What a search can do with, and its user may not mean."""
+    """What does not prevent a search, and may be a mistake of the user."""
     parameters: int
     step_s: float
     evaluation_s: float
@@ -81,7 +81,7 @@ class Check(Record):
     """Of strategies that own them."""
 
     def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
-        """What is returned is not the module that went in, whatever the strategy: so one can tell which is trained."""
+        """Return another module than the one that went in, whatever the strategy, to tell which of them is trained."""
         self.plain = model
         self.outer = prepared if prepared is not model else copy.copy(model)
         self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
@@ -92,7 +92,7 @@ class Check(Record):
 
     @property
     def called(self) -> int:
-        """How often the prepared model was called to train it."""
+        """Return how often the prepared model was called to train it."""
         return self.calls.count + self.passes
 
     def on_passes(self, session: Session) -> None:
@@ -106,7 +106,7 @@ class Check(Record):
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
-    """Train and judge it. Raises what it raises, and `WorkloadError` for what would go wrong later without a word.
+    """Train and judge a workload; raise what it raises, and `WorkloadError` for what would go wrong silently later.
 
     `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this returns.
     """
@@ -129,7 +129,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     last = outcome.points[-1]
     report: Report = {
         "unread": list(outcome.unread), "warnings": _warnings(engine, program),
-        "parameters": sum(one.numel() for one in program.plain.parameters()),
+        "parameters": sum(parameter.numel() for parameter in program.plain.parameters()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
@@ -142,7 +142,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
 
 
 def _plain(config: Systems) -> dict[str, Any]:
-    """Knobs that need torch.compile are as without it."""
+    """Return the knobs that need torch.compile at their defaults."""
     return {f"compile.{name}": value for name, value in vars(Compile()).items() if name != "mode"}
 
 
@@ -157,8 +157,8 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
-    result = {id(one) for one in (session.result, program.outer) if one is not None}
-    result |= {id(one) for one in session.result.modules()} if session.result is not None else set()
+    result = {id(module) for module in (session.result, program.outer) if module is not None}
+    result |= {id(module) for module in session.result.modules()} if session.result is not None else set()
     if program.judging and not program.judging & result:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
@@ -171,14 +171,14 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
 
 
 def _warnings(session: Session, program: Check) -> list[str]:
-    found = []
+    warnings = []
     if not session.seeded:
-        found.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
+        warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
     firsts = session.world.gather(program.record.batches[0])
     if session.strategy.replicas.size > 1 and len(set(firsts)) == 1:
-        found.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
-    return found
+        warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
+    return warnings
 
 
 # --------------------------------------------------------------------------------------------------- in its processes
@@ -189,10 +189,10 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
-        found = _wait(_start(path, answer, ranks), answer, title, say)
-    if (error := found.get("error")) is not None:
+        report = _wait(_start(path, answer, ranks), answer, title, say)
+    if (error := report.get("error")) is not None:
         raise ConfigError(error)
-    return found
+    return report
 
 
 def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
@@ -200,63 +200,71 @@ def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tunediff.training.check", str(path), str(answer)]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank_variables = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     if ranks == 1:  # no sign of torchrun, by which a file's own branch for several processes would go
-        world, each = {}, [{}]
-    with open(answer.parent / "stderr.txt", "wb") as heard:
-        how: dict[str, Any] = {"stdout": heard, "stderr": heard}
-        return [subprocess.Popen(command, env={**os.environ, **world, **own}, **how) for own in each]
+        variables, rank_variables = {}, [{}]
+    with open(answer.parent / "stderr.txt", "wb") as log:
+        outputs: dict[str, Any] = {"stdout": log, "stderr": log}
+        return [subprocess.Popen(command, env={**os.environ, **variables, **own}, **outputs) for own in rank_variables]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, say: Callable[[str], None]) -> Report:
-    began, told = time.monotonic(), 30.0
+    began, next_message_s = time.monotonic(), 30.0
     try:
         while any(process.poll() is None for process in processes):
             time.sleep(0.1)
             spent = time.monotonic() - began
             if answer.exists():
                 break  # a rank that failed leaves the others waiting for it
-            if spent > told:
+            if spent > next_message_s:
                 say(f"still checking {title}: {spent:.0f} s")
-                told *= 2
+                next_message_s *= 2
             if spent > LONGEST_S:
                 raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
                                   "--no-check starts the search all the same")  # fmt: skip
-        found: Report = json.loads(answer.read_text()) if answer.exists() else {}
+        report: Report = json.loads(answer.read_text()) if answer.exists() else {}
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    if found:
-        return found
+    if report:
+        return report
     lines = [line for line in (answer.parent / "stderr.txt").read_text(errors="replace").splitlines() if line.strip()]
     return {"error": f"{title}: its process died: {lines[-1] if lines else f'status {processes[0].returncode}'}"}
 
 
 def main(path: Path, answer: Path) -> None:
-    """One rank: write what was found."""
-    found: Report = {}
+    """Check on one rank and write the report, or why the workload cannot be searched, into the file `answer`."""
+    report: Report = {}
     try:
         config = cfg.load(path)
         with from_environment() as world:
-            found = check(config, world, answer.parent)
+            report = check(config, world, answer.parent)
             if not world.main:
                 return
-    except ConfigError as error:
-        found = {"error": str(error)}
-    except WorkloadError as error:
-        found = {"error": str(error)}
-    except NotFiniteError as error:
-        found = {"error": f"{Path(config.schema.workload).name}: {error}"}
+    except (ConfigError, WorkloadError) as error:
+        report = {"error": str(error)}
     except BaseException as error:
-        oom = f" (with loader.batch_size = {config.loader.batch_size})" if memory.is_oom(error) else ""
-        found = {"error": f"{Path(config.schema.workload).name}: {code.described(error)}{oom}\n{code.trace(error)}"}
+        report = {"error": _failure(error, config)}
     with contextlib.suppress(FileExistsError), open(answer.with_suffix(".new"), "x") as file:  # who fails first says it
-        json.dump(found, file)
+        json.dump(report, file)
         file.flush()
         os.replace(answer.with_suffix(".new"), answer)
     os._exit(0)  # other ranks may wait for this one in a collective
+
+
+def _failure(error: BaseException, config: Systems) -> str:
+    """Return what went wrong in the training of a user's workload, with the traceback unless the loss was not finite.
+
+    The user is there to read it, so that a disk fault or a lost rank is reported like any other error.
+    """
+    end = end_of(error)
+    message = f"{Path(config.schema.workload).name}: {end.reason}"
+    if end.status == "nan":
+        return message
+    hint = f" (with loader.batch_size = {config.loader.batch_size})" if end.status == "oom" else ""
+    return f"{message}{hint}\n{code.trace(error)}"
 
 
 if __name__ == "__main__":

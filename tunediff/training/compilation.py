@@ -26,7 +26,7 @@ class Compilation:
         self._seen: set[Hashable] = set()
 
     def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
-        """`model` as configured; `network` is the plain one inside it, `blocks` the class of what repeats there."""
+        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its repeated modules."""
         if not self._options.active:
             return model
         mode, dynamic = self._options.mode, self._options.dynamic
@@ -34,24 +34,24 @@ class Compilation:
             compiled = torch.compile(model, mode=mode, dynamic=dynamic or None)
             self._parts = [(compiled, "forward")]  # type: ignore[list-item]
             return compiled  # type: ignore[return-value]
-        found = [module for module in network.modules() if isinstance(module, blocks)]
+        modules = [module for module in network.modules() if isinstance(module, blocks)]
         # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then runs it as it is: here
         # there may be as many as blocks, trained and judged, with and without gradients.
-        torch._dynamo.config.recompile_limit = max(8, 4 * len(found))
-        torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(found))
-        for block in found:
+        torch._dynamo.config.recompile_limit = max(8, 4 * len(modules))
+        torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(modules))
+        for block in modules:
             # By itself torch would take the second block's other shape for a sign that shapes vary.
             block.compile(mode=mode, dynamic=dynamic)  # in place: names and state stay
-        self._parts = [(block, "_compiled_call_impl") for block in found]
+        self._parts = [(block, "_compiled_call_impl") for block in modules]
         return model
 
     def warm_ups(self, device: str) -> int:
-        """Steps until all is made: the second run of a CUDA graph records it, the third is the first to replay it."""
+        """Return the steps until all is compiled: the second run of a CUDA graph records it, the third replays it."""
         return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes inside which different calls there are of what is compiled: each needs a graph of its own."""
+        """Record the different calls of compiled modules inside: each needs a graph of its own."""
         plain = [(module, name, getattr(module, name)) for module, name in self._parts]
         for module, name, call in plain:
             setattr(module, name, functools.partial(self._noted, module, repr(module), call))
@@ -63,22 +63,22 @@ class Compilation:
 
     def _noted(self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any) -> Any:
         static = self._options.scope == "blocks" and not self._options.dynamic
-        arguments = tuple(_kind(one, static) for one in tree_leaves((inputs, named)))
-        weights = tuple(_kind(one, True) for one in module.parameters())
-        modes = tuple(one.training for one in module.modules()), torch.is_grad_enabled()
-        formats = tuple(torch.is_autocast_enabled(one) for one in ("cpu", "cuda"))
+        arguments = tuple(_kind(leaf, static) for leaf in tree_leaves((inputs, named)))
+        weights = tuple(_kind(parameter, True) for parameter in module.parameters())
+        modes = tuple(part.training for part in module.modules()), torch.is_grad_enabled()
+        formats = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
         self._seen.add((structure, weights, arguments, modes, formats))
         return call(*inputs, **named)
 
     def facts(self) -> dict[str, Any]:
-        """`compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} where nothing is compiled."""
+        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if nothing is compiled."""
         if not self._options.active:
             return {}
         return {"compiled_graphs": graphs() - self._before, "expected_graphs": len(self._seen)}
 
 
 def _kind(value: Any, static: bool) -> Hashable:
-    """What of an argument asks for a graph of its own; where shapes are not `static`, the number of axes does."""
+    """Return what of an argument needs a graph of its own; where shapes are not `static`, the number of axes does."""
     if not isinstance(value, torch.Tensor):
         return str(type(value))
     shape = (value.shape, value.stride()) if static else value.dim()
@@ -93,7 +93,7 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def cold_cache(options: Compile) -> Iterator[None]:
-    """torch.compile finds nothing on disk that an earlier training left: its seconds are those of a first time."""
+    """Hide the compiled code of earlier trainings on disk, so that compiling takes as long as the first time."""
     if not options.active:
         yield
         return

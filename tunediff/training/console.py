@@ -23,11 +23,11 @@ class Console(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
     def __init__(
-        self, folder: Path, workload: Workload, done: int | None, asked: Sequence[int], lines: EventLines
+        self, folder: Path, workload: Workload, done: int | None, signals: Sequence[int], lines: EventLines
     ) -> None:
         """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew. `lines`:
         where evaluations are told."""
-        super().__init__(folder, asked)
+        super().__init__(folder, signals)
         purge = None if done is None else done + 1
         self._workload, self._pictures, self._lines = workload, set[str](), lines
         self._begun = time.monotonic()
@@ -53,9 +53,9 @@ class Console(Recorder):
             return True
         self.scalars(point.flat, "evaluation")
         for name in self._pictures:  # one of each evaluation stays
-            kept = self.folder / name / f"{point.index:04d}.png"
-            kept.parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.folder / f"{name}.png", kept)
+            copy = self.folder / name / f"{point.index:04d}.png"
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(self.folder / f"{name}.png", copy)
         metric = self._workload.objective
         value = f"{point.get('label', metric.label or metric.name)} {text.number(point.get(metric.name))}"
         rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"

@@ -24,7 +24,7 @@ class Ema:
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
 
     def decay(self, progress: float, delta: float) -> float:
-        """Share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
+        """Return the share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
 
         The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv 2206.00364, with the
         budget in place of samples), so it grows during training; 0 while `progress` is 0.
@@ -44,7 +44,7 @@ class Ema:
             mine.copy_(buffer)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averaged network's state; its tensors are not copied."""
+        """Return the averaged network's state; its tensors are not copied."""
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -53,5 +53,5 @@ class Ema:
 
 
 def _here(model: nn.Module) -> list[Tensor]:
-    """What this rank has of each parameter."""
-    return [one.to_local() if hasattr(one, "to_local") else one for one in model.parameters()]
+    """Return this rank's part of each parameter."""
+    return [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]

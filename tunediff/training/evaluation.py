@@ -32,16 +32,16 @@ def evaluate(session: Session) -> Mapping[str, Any]:
     models = [model for model in (session.model, session.result) if model is not None]
     alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
     with _evaluation_mode(models), alone, torch.no_grad(), _fixed_conditions(session), session.compilation.noting():
-        found = session.evaluation()
-    return _checked(session, findings.plain(found, "evaluate_with", session.config.schema.title))
+        values = session.evaluation()
+    return _checked(session, findings.plain(values, "evaluate_with", session.config.schema.title))
 
 
 def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the finite values; the objective must be one of them."""
     metric = of(session.config).objective.name
     if metric not in values:
-        there = ", ".join(values) or "nothing"
-        raise session.mistake(f'evaluate_with: found {there}, and not OBJECTIVE "{metric}"')
+        listed = ", ".join(values) or "nothing"
+        raise session.mistake(f'evaluate_with: found {listed}, and not OBJECTIVE "{metric}"')
     value = values[metric]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
@@ -65,7 +65,7 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_conditions(session: Session) -> Iterator[None]:
-    """The same number format and random numbers for all trials, without trace in the training."""
+    """Use the same number format and random numbers for all trials inside, and restore the training's afterwards."""
     session.evaluating = True
     try:
         devices = [session.device] if session.device.type == "cuda" else []

@@ -18,11 +18,11 @@ class Feed(Protocol):
     """Batches without end."""
 
     def fetch(self) -> Any:
-        """The next batch where it lies; waits for whoever loads it."""
+        """Return the next batch where it lies; wait until it is loaded."""
         ...
 
     def move(self, fetched: Any) -> Any:
-        """A fetched batch on the device, as the training gets it; may be asked for again."""
+        """Return a fetched batch on the device, as the training gets it; may be called again for the same batch."""
         ...
 
     gate: Gate | None
@@ -44,9 +44,9 @@ class RepeatingLoader:
 
     @functools.cached_property
     def samples(self) -> int:
-        """Rows of the first tensor of the first batch."""
+        """Return the number of rows of the first tensor of the first batch."""
         self._ahead = [self.fetch()]
-        return next((len(one) for one in _tensors(self._ahead[0]) if one.dim()), 1)
+        return next((len(tensor) for tensor in _tensors(self._ahead[0]) if tensor.dim()), 1)
 
     def fetch(self) -> Any:
         if self._ahead:
@@ -66,7 +66,7 @@ class RepeatingLoader:
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
-    """All tensors in tuples, lists and dictionaries."""
+    """Yield all tensors in tuples, lists and dictionaries."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | tuple | list):

@@ -48,14 +48,14 @@ def _value(value: Any, where: str) -> Any:
     try:
         return json.loads(to_json(number))
     except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the last
-        said, allowed = (
+        message, allowed = (
             text.truncate(" ".join(repr(value).split()), 60),
             "a number, a word, None, or finite ones in lists",
         )
-        raise WorkloadError(f"{where} is {said}; allowed: {allowed} and dictionaries") from None
+        raise WorkloadError(f"{where} is {message}; allowed: {allowed} and dictionaries") from None
 
 
 def _scalar(value: Any) -> Any:
-    """The number inside a tensor or an array that holds one; anything else as it is."""
-    one = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
-    return value.item() if hasattr(value, "item") and one() == 1 else value
+    """Return the number inside a tensor or an array that holds one; anything else as it is."""
+    numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
+    return value.item() if hasattr(value, "item") and numel() == 1 else value

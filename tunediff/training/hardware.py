@@ -26,7 +26,7 @@ _peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
 
 
 def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
-    """FLOP/s of the fastest square matrix product found here: the roof that a training on this device can reach.
+    """Return FLOP/s of the fastest square matrix product measured here: the most that a training can reach.
 
     `dtype`: that of autocast, None for float32, which `matmul` (`torch.set_float32_matmul_precision`) may hand to
     faster units. Half a second or less; the best of this process counts, since others may disturb a single look. A
@@ -36,9 +36,9 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     best, before = 0.0, torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(matmul)
     try:
-        for one in {None, dtype}:
-            key = (device, one, matmul)
-            _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, one or torch.float32))
+        for number_format in {None, dtype}:
+            key = (device, number_format, matmul)
+            _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, number_format or torch.float32))
             best = max(best, _peaks[key])
     finally:
         torch.set_float32_matmul_precision(before)
@@ -46,7 +46,7 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
 
 
 def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a @ b at the present matmul precision, over some sizes; of random numbers, since constant ones need
+    """Return the highest FLOP/s of a @ b at the present matmul precision over some sizes; constant numbers would need
     less power, and a GPU is faster."""
     generator = torch.Generator(device).manual_seed(0)  # its own: what a training draws stays as it is
     best, taken = 0.0, [0.0]
@@ -67,19 +67,19 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def faster_in_nhwc(model: nn.Module, wanted: bool | str, dtype: torch.dtype | None = None) -> bool:
-    """What `memory.channels_last` says of a model on its device; `auto` is measured here and now."""
+    """Return whether to train a model in NHWC, by `memory.channels_last`; `auto` is measured here and now."""
     if wanted != "auto":
         return bool(wanted)
     return channels_last_gain(model, next(model.parameters()).device, dtype) > 1
 
 
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
-    """How many times as fast the model's most frequent convolution is in NHWC as in NCHW, forward and backward, on
+    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW, both passes, on
     feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each counts:
     tens of milliseconds. A GPU has more maps, and several passes between two looks at the clock, since one pass of few
     takes as long as starting it."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    alike = Counter((one.weight.shape, one.stride, one.groups) for one in convolutions)
+    alike = Counter((convolution.weight.shape, convolution.stride, convolution.groups) for convolution in convolutions)
     if not alike:
         return 0.0
     (shape, stride, groups), _ = alike.most_common(1)[0]
@@ -87,7 +87,7 @@ def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtyp
     taken: dict[torch.memory_format, list[float]] = {torch.contiguous_format: [], torch.channels_last: []}
     for _, (order, seconds) in itertools.product(range(8), taken.items()):
         x, weight = torch.ones(maps, shape[1] * groups, 16, 16, device=device), torch.ones(shape, device=device)
-        x, weight = (one.to(memory_format=order).requires_grad_() for one in (x, weight))
+        x, weight = (tensor.to(memory_format=order).requires_grad_() for tensor in (x, weight))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begin = time.perf_counter()
@@ -121,10 +121,10 @@ class EnergyMeter:
         self.own = device.type == "cuda"
         """Whether no other rank of this machine reads the same counter."""
         several = [torch.device("cuda", (device.index or 0) + number) for number in range(count)] if self.own else []
-        self._read = _together([_nvml(one) for one in several]) if self.own else _rapl(POWERCAP)
+        self._read = _together([_nvml(gpu) for gpu in several]) if self.own else _rapl(POWERCAP)
 
     def joules(self) -> float | None:
-        """The counter's value; only differences mean something. To be asked every few minutes at least."""
+        """Return the counter's value; only differences mean something. Call it every few minutes at least."""
         if self._read is None:
             return None
         try:
@@ -134,8 +134,8 @@ class EnergyMeter:
 
 
 def _together(counters: list[Callable[[], float] | None]) -> Callable[[], float] | None:
-    known = [one for one in counters if one is not None]
-    return (lambda: sum(one() for one in known)) if len(known) == len(counters) else None
+    readable = [counter for counter in counters if counter is not None]
+    return (lambda: sum(counter() for counter in readable)) if len(readable) == len(counters) else None
 
 
 def _nvml(device: torch.device) -> Callable[[], float] | None:
@@ -155,7 +155,7 @@ def _nvml(device: torch.device) -> Callable[[], float] | None:
 
 
 def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Joules since now from readings of a power: trapezoids between one reading and the next."""
+    """Return a function of the joules since now, from readings of a power: trapezoids between two readings."""
     joules, at, power = 0.0, now(), watts()
 
     def read() -> float:
@@ -169,12 +169,12 @@ def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monot
 
 
 def _rapl(folder: Path) -> Callable[[], float] | None:
-    """Joules of all CPU packages; their counters (µJ) start again at zero behind `max_energy_range_uj`."""
+    """Return a function of the joules of all CPU packages; their counters (µJ) wrap at `max_energy_range_uj`."""
     packages = sorted(path.parent for path in folder.glob("*-rapl:*/energy_uj") if path.parent.name.count(":") == 1)
 
     def counters() -> list[list[int]]:
         names = "energy_uj", "max_energy_range_uj"
-        return [[int((one / name).read_text()) for name in names] for one in packages]
+        return [[int((package / name).read_text()) for name in names] for package in packages]
 
     try:
         before = counters()
@@ -206,14 +206,14 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """As of now; a few milliseconds."""
+        """Return the usage as of now; takes a few milliseconds."""
         times = psutil.cpu_times()
         # What a guest uses is part of user; idle and iowait are the rest.
         machine = times.user + times.system + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq"))
         return cls(time.monotonic(), machine, _own_cpu_s(), _waited_s())
 
     def since(self, before: Usage) -> Usage:
-        """What came on top."""
+        """Return the usage since an earlier one."""
         return Usage(
             **{
                 field.name: max(0.0, getattr(self, field.name) - getattr(before, field.name))
@@ -225,9 +225,9 @@ class Usage:
 def _own_cpu_s() -> float:
     process = psutil.Process()
     total = 0.0
-    for one in [process, *process.children(recursive=True)]:
+    for member in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
+            times = member.cpu_times()
             total += times.user + times.system
     return total
 
@@ -243,7 +243,7 @@ def _waited_s() -> float:
 
 
 def disturbance(used: Usage, own_s: float, cores: int) -> dict[str, Any]:
-    """`other_load_share`: the share of the cores that others used; `core_wait_share`: how much of its own running time
+    """Return `other_load_share`: the share of the cores that others used; `core_wait_share`: how much of its own time
     this process waited for a core; `disturbed`: both are large, so the seconds measured are not this training's alone.
 
     `own_s` sums over the ranks on this machine. Others that use cores which a training leaves idle do not disturb it;

@@ -59,7 +59,7 @@ class Judge(Program):
 def judged(
     config: Systems, weights: Mapping[str, Tensor], world: World, observer: Observer | None = None
 ) -> Mapping[str, Any]:
-    """What the workload finds of a model with these weights, as its training exports it; all ranks call it.
+    """Return the workload's evaluation of a model with these weights, as its training exports it; all ranks call it.
 
     Raises what the workload's evaluation raises.
     """
@@ -84,7 +84,7 @@ PassS = Mapping[str, float]
 
 
 def pass_s(config: Systems, world: World) -> PassS | None:
-    """Seconds that one sample takes through each part of an evaluation, here and now.
+    """Measure the seconds that one sample takes through each part of an evaluation, here and now.
 
     In batches of up to `evaluation.batch_size`, for seconds in all. None where the workload has no `evaluation_pass`.
     """
@@ -96,7 +96,7 @@ def pass_s(config: Systems, world: World) -> PassS | None:
 
 
 def pass_s_and_load(config: Systems, world: World) -> tuple[PassS | None, float]:
-    """`pass_s`, and the share of the cores that other processes used meanwhile.
+    """Return `pass_s`, and the share of the cores that other processes used meanwhile.
 
     Passes beside other processes take many times as long. So the least of several rounds counts, spread in time, until
     one of them has the cores for itself.
@@ -107,11 +107,11 @@ def pass_s_and_load(config: Systems, world: World) -> tuple[PassS | None, float]
         if number:
             time.sleep(PAUSE_S)
         before = hardware.Usage.now()
-        found = pass_s(config, world)
+        parts_s = pass_s(config, world)
         used = hardware.Usage.now().since(before)
-        if found is None:
+        if parts_s is None:
             return None, 0.0
-        least = found if least is None else {part: min(each, found[part]) for part, each in least.items()}
+        least = parts_s if least is None else {part: min(spent_s, parts_s[part]) for part, spent_s in least.items()}
         load = min(load, hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"])
         if load <= hardware.DISTURBED or time.monotonic() - began > ROUNDS_S:
             break
@@ -149,20 +149,20 @@ def measured(
 
     `tell` gets what is known before passes are timed. Raises what the data or the set-up of the training raise.
     """
-    data, found = getattr(config.knobs, "data", None), Measured(data=[], pass_s=None, prepared=prepare)
+    data, result = getattr(config.knobs, "data", None), Measured(data=[], pass_s=None, prepared=prepare)
     if isinstance(data, Data):
-        found["data"] = images.told(data, None if prepare else MOST_FILES)
+        result["data"] = images.told(data, None if prepare else MOST_FILES)
     if prepare:
         eager, budget = dataclasses.replace(config, compile=Compile()), Budget(samples=1)
         run(Engine(eager, budget, world, Observer(), Build(), evaluates=evaluates))
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
-            found["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
+            result["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
     if evaluates:
-        tell(found)
-        found["pass_s"], found["other_load_share"] = pass_s_and_load(config, world)
-        found["disturbed"] = found["other_load_share"] > hardware.DISTURBED
-    return found
+        tell(result)
+        result["pass_s"], result["other_load_share"] = pass_s_and_load(config, world)
+        result["disturbed"] = result["other_load_share"] > hardware.DISTURBED
+    return result
 
 
 class Build(Program):
@@ -173,7 +173,7 @@ class Build(Program):
 
 
 def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Measured:
-    """`measured` in a process of its own, so that nothing of it is left where the search runs; tells of it on stderr.
+    """Call `measured` in a process of its own, which leaves nothing where the search runs; report it on stderr.
 
     {} where that fails, after a line that says why; without passes where timing them takes over `PROBE_S`. Raises
     `ConfigError` for data that cannot be used, as every trial would.
@@ -190,14 +190,14 @@ def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Mea
         finally:
             process.kill()
             process.wait()
-        found = json.loads(answer.read_text()) if answer.exists() else {}
-    if refused := found.get("refused"):
+        answered = json.loads(answer.read_text()) if answer.exists() else {}
+    if refused := answered.get("refused"):
         raise ConfigError(refused)
-    if found and not ended:
-        found["too_long"] = True
+    if answered and not ended:
+        answered["too_long"] = True
         why = f"one evaluation could not be timed: a few passes take over {PROBE_S:.0f} s here"
         print(f"WARNING: {why}", file=sys.stderr)
-    return cast("Measured", found)
+    return cast("Measured", answered)
 
 
 def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
@@ -213,30 +213,30 @@ def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
 
 def _main(path: str, answer: str, evaluates: str, prepare: str = "1") -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    found: Mapping[str, Any] = {}
+    result: Mapping[str, Any] = {}
 
-    def tell(known: Measured) -> None:
-        write_text(Path(answer), json.dumps(known))
+    def tell(measured_so_far: Measured) -> None:
+        write_text(Path(answer), json.dumps(measured_so_far))
 
     try:
         with progress.shown():
-            found = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), bool(int(prepare)), tell)
+            result = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), bool(int(prepare)), tell)
     except ConfigError as error:
-        found = {"refused": str(error)}
+        result = {"refused": str(error)}
     except Exception as error:
         print(f"WARNING: what a trial costs could not be measured: {described(error)}", file=sys.stderr)
-    write_text(Path(answer), json.dumps(found))
+    write_text(Path(answer), json.dumps(result))
 
 
 def _end_with(parent: int) -> None:
-    """A search that was killed leaves nobody who measures for it."""
+    """End this process when the search that started it is killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(cli.FAILED)
 
 
 def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float | None = None) -> float:
-    """Seconds of a sample in `run(count)`, in batches of up to `most`, or as soon as one takes `enough_s` and is no
+    """Measure the seconds of a sample in `run(count)`: batches of up to `most`, or until one takes `enough_s` and is no
     cheaper for each of its samples than a smaller one."""
     count, before, enough_s = 1, math.inf, LONG_ENOUGH_S if enough_s is None else enough_s
     while True:
@@ -248,15 +248,15 @@ def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: floa
             run(count)
             world.synchronize()
             taken.append(time.perf_counter() - begin)
-        each = min(taken) / count
+        unit_s = min(taken) / count
         slow = min(taken) >= 10 * enough_s  # larger batches would keep the user waiting
-        if count >= most or slow or (min(taken) >= enough_s and each > 0.7 * before):
-            return min(each, before)
-        count, before = min(4 * count, most), each
+        if count >= most or slow or (min(taken) >= enough_s and unit_s > 0.7 * before):
+            return min(unit_s, before)
+        count, before = min(4 * count, most), unit_s
 
 
 def _timed_enough(taken: list[float], enough_s: float) -> bool:
-    """Whether these calls tell how long one takes."""
+    """Return whether these calls suffice to know how long one takes."""
     if not taken or min(taken) >= ONCE_S:
         return bool(taken)
     return sum(taken) >= enough_s and len(taken) >= (3 if min(taken) < enough_s else 2)

@@ -24,13 +24,13 @@ def of_step(loss: Any, optimizer: Any) -> Losses:
     losses: Mapping[Any, Any] = loss if isinstance(loss, Mapping) else {optimizer: loss}
     for value in losses.values():
         if not isinstance(value, Tensor) or value.numel() != 1:
-            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"trial.step takes a loss of one number, not {what}; loss.mean()?")
+            described = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"trial.step takes a loss of one number, not {described}; loss.mean()?")
     if len(losses) > 1 or isinstance(loss, Mapping):
         for key in losses:
             if not hasattr(key, "param_groups"):
                 raise ValueError(f"trial.step({{…: loss}}) takes optimizers as keys, not {type(key).__name__}")
-        every = [id(one) for one in itertools.chain.from_iterable(map(parameters, losses))]
+        every = [id(parameter) for parameter in itertools.chain.from_iterable(map(parameters, losses))]
         if len(set(every)) < len(every):
             raise ValueError("trial.step: two of its optimizers have a parameter in common")
     return losses
@@ -38,7 +38,7 @@ def of_step(loss: Any, optimizer: Any) -> Losses:
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the parameters that an optimizer changes."""
-    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
 def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:

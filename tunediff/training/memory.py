@@ -1,4 +1,4 @@
-"""Peak memory of one training, also in a process that has trained others before."""
+"""Memory of a training: its peak, also in a process that has trained before, and what running out of it looks like."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     global _kept
     if device.type == "cuda" or keep == _kept:
         return
-    wanted = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
+    options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
     if not keep:
-        wanted = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
+        options = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
     with contextlib.suppress(OSError, AttributeError):  # no glibc: `config.not_effective` says so
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in wanted.items():
+        for name, value in options.items():
             mallopt(name, value)
         if not keep:
             ctypes.CDLL(None).malloc_trim(0)
@@ -61,10 +61,10 @@ def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -
     They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being updated a second time.
     Raises `ConfigError` where nobody says which parts repeat, or there are none of them.
     """
-    found = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
+    modules = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
     why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
-    refuse(not found, f"memory.checkpoint: {share} is not allowed: {why}")
-    for block in found[: round(share * len(found))]:
+    refuse(not modules, f"memory.checkpoint: {share} is not allowed: {why}")
+    for block in modules[: round(share * len(modules))]:
         run = functools.partial(
             torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,
             context_fn=functools.partial(_recomputing, block),
@@ -77,14 +77,14 @@ def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: 
 
 
 def _recomputing(block: nn.Module) -> tuple[Any, Any]:
-    """Contexts of the forward pass and of its repetition."""
+    """Return the contexts of the forward pass and of its repetition."""
     return contextlib.nullcontext(), _statistics_kept(block)
 
 
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Running statistics stay as they are; they must still be computed with, or fewer tensors would be saved."""
-    norms = [one for one in block.modules() if isinstance(one, _BatchNorm)]
+    """Keep running statistics as they are inside; they are still computed with, or fewer tensors would be saved."""
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
@@ -117,7 +117,7 @@ def restart_peak(device: torch.device) -> None:
 
 
 def peak_mib(device: torch.device) -> dict[str, float]:
-    """Peak MiB since `reset`: `peak_memory_mib` on the device (on a CPU the process's resident set), and the host's."""
+    """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set), and the host's."""
     host = _host_peak_mib()
     if device.type == "cuda":
         return {
@@ -145,7 +145,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an exception means that device or host memory ran out."""
+    """Return whether an exception means that device or host memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
 
@@ -161,8 +161,8 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
     the memory of a CPU.
     """
     with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
-        asked = _ASKED.search(str(error))
-        asked_mib = float(asked[1]) * _UNITS_MIB[asked[2]] if asked else 0.0
+        match = _ASKED.search(str(error))
+        asked_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             own = held = torch.cuda.memory_reserved(device)
@@ -170,7 +170,8 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
         else:
             memory = psutil.virtual_memory()
             free, total = memory.available, memory.total
-            own = sum(_resident(one) for one in (psutil.Process(), *psutil.Process().children(recursive=True))) * ranks
+            processes = (psutil.Process(), *psutil.Process().children(recursive=True))
+            own = sum(map(_resident, processes)) * ranks
             held = max(own, int(_host_peak_mib() * 2**20) * ranks)
         others_mib = max(0, total - free - own) / 2**20
         return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + asked_mib, "others_mib": others_mib}
@@ -178,14 +179,14 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
 
 
 def _resident(process: psutil.Process) -> int:
-    """Bytes of memory that a process holds; 0 of one that is gone."""
+    """Return the bytes of memory that a process holds; 0 of one that is gone."""
     with contextlib.suppress(psutil.Error):
         return int(process.memory_info().rss)
     return 0
 
 
 def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:
-    """Wait while others give memory of a GPU back: processes that leave do so for seconds after they were told to.
+    """Wait while other processes free memory of a GPU: those that leave take seconds for it.
 
     Until all but a twentieth is free, or none came back for `steady_s`; `patience_s` at most.
     """

@@ -52,11 +52,11 @@ class Meter:
 
     @property
     def device_s(self) -> float:
-        """Training seconds times devices, those before a restart on other devices included."""
+        """Return training seconds times devices, those before a restart on other devices included."""
         return self._before["device_s"] + (self._pace.train_s - self._before["train_s"]) * self._devices
 
     def state_dict(self) -> dict[str, float | None]:
-        """What the training has used so far, for the checkpoint; all ranks ask alike."""
+        """Return what the training has used so far, for the checkpoint; all ranks call it."""
         used = self._used_j() if self._counts else 0.0
         joules = self._trained_j + used if self._trained_j is not None and used is not None else None
         return {"device_s": self.device_s, "train_s": self._pace.train_s, "energy_j": joules}
@@ -68,7 +68,7 @@ class Meter:
             self._trained_j = state["energy_j"]
 
     def add(self, loss: Tensor) -> None:
-        """One step's loss, a scalar on the device."""
+        """Add one step's loss, a scalar on the device."""
         self._losses.append(loss)
 
     def read(self) -> None:
@@ -86,7 +86,7 @@ class Meter:
         self._losses.clear()
 
     def measure(self, index: int, fraction: float) -> Point:
-        """The point of this moment, the workload's findings still missing. `loss` is NaN when none was finite."""
+        """Return the point of this moment, without the workload's findings. `loss` is NaN when none was finite."""
         seconds = {name: value - self._seconds[name] for name, value in self._clock.seconds.items()}
         trained = seconds["train"] + seconds["data_wait"]
         samples, steps = self._pace.samples - self._samples, self._pace.steps - self._steps
@@ -119,7 +119,7 @@ class Meter:
         )
 
     def _parts(self, trained: float, steps: int) -> dict[str, float]:
-        """Seconds of the mean step's parts on this rank's device; `other` is what no part claims."""
+        """Return the seconds of the mean step's parts on this rank's device; `other` is what no part claims."""
         if not steps:
             return {}
         spent = {name: seconds - self._phase_s.get(name, 0.0) for name, seconds in self._phases.read().items()}
@@ -127,28 +127,28 @@ class Meter:
         return {**parts, "other": max(0.0, trained - sum(spent.values())) / steps}
 
     def _machine(self, samples: int) -> dict[str, Any]:
-        """CPU, energy and what others took, over all ranks of this machine."""
+        """Return CPU load, energy and what other processes took, over all ranks of this machine."""
         used = hardware.Usage.now().since(self._usage)
         ranks = self._world.gather((platform.node(), used.own_s))
         here = sum(own_s for node, own_s in ranks if node == platform.node())
-        found = hardware.disturbance(used, here, psutil.cpu_count() or 1)
+        load = hardware.disturbance(used, here, psutil.cpu_count() or 1)
         joules, self._counts = self._used_j(), False
         self._trained_j = self._trained_j + joules if self._trained_j is not None and joules is not None else None
         if joules is not None:
-            found |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
+            load |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
         if self._trained_j is not None:
-            found["energy_wh"] = self._trained_j / 3600
-        return found | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
+            load["energy_wh"] = self._trained_j / 3600
+        return load | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
 
     def _used_j(self) -> float | None:
-        """Joules since `restart`, of all ranks: each has its own GPU, and those of a machine share its CPUs."""
+        """Return the joules since `restart` of all ranks: each has its own GPU, those of a machine share its CPUs."""
         now = self._energy.joules()
         mine = now - self._joules if now is not None and self._joules is not None else None
         ranks = dict(self._world.gather(((platform.node(), self._world.rank * self._energy.own), mine)))
         return None if None in ranks.values() else sum(ranks.values())
 
     def _memory(self) -> dict[str, Any]:
-        """Peak MiB of the rank that needs most."""
+        """Return the peak MiB of the rank that needs most."""
         used = memory.peak_mib(self._world.device)
         if self._peak:  # what judging reserved stays reserved: the point before it tells what training holds
             used.pop("peak_reserved_mib", None)

@@ -1,4 +1,4 @@
-"""Who watches a training: what it tells, and what it asks."""
+"""Observers of a training: they get its points and facts, and may stop it."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 
 
 class Observer:
-    """Hears nothing and lets every training run to its end; a base for those who want more. Rank 0's is told."""
+    """Ignore everything and let the training run to its end; a base class. Only rank 0's observer is called."""
 
-    def __init__(self, asked: Sequence[object] = ()) -> None:
-        """`asked`: stops the training once there is something in it, such as the number of a signal."""
-        self._asked = asked
+    def __init__(self, stop_requests: Sequence[object] = ()) -> None:
+        """`stop_requests`: a non-empty list, such as of the numbers of signals, stops the training."""
+        self._asked = stop_requests
 
     def restarted(self, reason: str) -> None:
-        """The training begins at its first step; points that were told before are void.
+        """Note that the training begins at its first step, so that points reported before are void.
 
         `reason`: why a checkpoint is of no use; "" where there is none.
         """
 
     def point(self, point: Point) -> bool:
-        """An evaluation; returns whether to train on. Points of an interrupted run come again."""
+        """Take the point of an evaluation; return whether to train on. Points of an interrupted run come again."""
         return True
 
     def scalars(self, values: Mapping[str, float]) -> None:
-        """train_s, samples, steps, loss and learning_rate, whenever the clock was read."""
+        """Take train_s, samples, steps, loss and learning_rate, whenever the clock was read."""
 
     def about(self, facts: Mapping[str, Any]) -> None:
-        """Facts about data and model, once."""
+        """Take facts about data and model, once."""
 
     def show(self, name: str, what: Shown) -> None:
-        """Something to look at."""
+        """Take images or a table to look at."""
 
     def after_step(self) -> None:
-        """After every optimizer step, on every rank, as torch's profiler wants it."""
+        """Called after every optimizer step, on every rank, as torch's profiler needs it."""
 
     def asks_to_stop(self) -> bool:
-        """Asked on every rank: if it holds on any, all write a checkpoint and return."""
+        """Return whether to stop; if any rank's observer says so, all ranks write a checkpoint and return."""
         return bool(self._asked)
 
 
 class Recorder(Observer):
-    """Writes points into a journal and what is shown into files beside it."""
+    """Write points to a journal and what is shown to files beside it."""
 
-    def __init__(self, folder: Path, asked: Sequence[object] = ()) -> None:
-        super().__init__(asked)
+    def __init__(self, folder: Path, stop_requests: Sequence[object] = ()) -> None:
+        super().__init__(stop_requests)
         self.folder, self.journal = folder, Journal(folder)
 
     def restarted(self, reason: str) -> None:
@@ -67,7 +67,7 @@ class Recorder(Observer):
             print(f"WARNING: {self.folder.name} starts from the beginning: {reason}", file=sys.stderr)
 
     def point(self, point: Point) -> bool:
-        self.journal.point(point)  # on disk before anybody hears of it
+        self.journal.point(point)  # on disk before anything else is done with it
         return True
 
     def about(self, facts: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from tunediff.training import knobs
 def build(
     section: knobs.Optimizer, batch_size: int, parameters: Iterable[nn.Parameter], undecayed: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """AdamW as configured (Loshchilov & Hutter 2019); with no weight decay it is Adam. `parameters`: of the network."""
+    """Return AdamW as configured (Loshchilov & Hutter 2019), which is Adam without weight decay, for `parameters`."""
     groups: list[dict[str, Any]] = [{"params": list(parameters)}]
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
@@ -30,13 +30,13 @@ def build(
 
 
 def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
-    """The learning rate after warm-up: scaled by batch/128, by its root, or not."""
+    """Return the learning rate after warm-up: scaled by batch/128, by its root, or not."""
     ratio = batch_size / 128
     return section.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[section.lr_scaling]
 
 
 def learning_rate(section: knobs.Optimizer, batch_size: int, progress: float) -> float:
-    """The learning rate at a fraction of the budget, 0 to 1: linear warm-up, then constant or falling to zero."""
+    """Return the learning rate at a fraction of the budget, 0 to 1: linear warm-up, then constant or falling to 0."""
     warmup, peak = section.warmup, peak_learning_rate(section, batch_size)
     if progress < warmup:
         return peak * progress / warmup

@@ -45,7 +45,7 @@ class Pace:
 
     @property
     def schedule(self) -> float:
-        """Fraction of the training there is time for, 0 to 1: what learning rate and EMA follow.
+        """Return the fraction of the training there is time for, 0 to 1, which learning rate and EMA follow.
 
         Charged compile seconds shorten the training; they must not skip its warm-up.
         """
@@ -54,11 +54,11 @@ class Pace:
 
     @property
     def reached(self) -> bool:
-        """Whether the stop is reached, by a reading of the clock and not by extrapolation."""
+        """Return whether the stop is reached, by a reading of the clock and not by extrapolation."""
         return self.checked and self.progress >= self._stop - 1e-9
 
     def step(self, samples: int) -> None:
-        """One optimizer step over `samples` samples was queued."""
+        """Count an optimizer step over `samples` samples, which was queued."""
         self.steps, self.samples = self.steps + 1, self.samples + samples
         self.checked = False
         if self.steps >= self._next_check or self._overdue():
@@ -71,7 +71,7 @@ class Pace:
             self.progress = min(self.progress + self._per_step, self._stop)
 
     def _overdue(self) -> bool:
-        """Whether the seconds until the next reading are over before its step is reached.
+        """Return whether the seconds until the next reading are over before its step is reached.
 
         The host's clock may be behind the device's work, but never ahead of it. Several ranks cannot use it: each would
         read at another step.
@@ -105,17 +105,17 @@ class Pace:
         return max(1, math.floor(min(ahead)))
 
     def _seconds_ahead(self) -> float:
-        """Half a second, 1 % of the budget, or what is left until the stop."""
+        """Return half a second, 1 % of the budget, or what is left until the stop."""
         if (seconds := self._budget.seconds) is None:
             return 0.5
         return min(0.5, 0.01 * seconds, max(0.0, self._stop * seconds - self.train_s))
 
     def position(self) -> dict[str, float]:
-        """Training seconds, samples and steps as of the last reading."""
+        """Return training seconds, samples and steps as of the last reading."""
         return {"train_s": self.train_s, "samples": self.samples, "steps": self.steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and samples so far, and where the schedule began."""
+        """Return steps and samples so far, and where the schedule began."""
         return {"steps": self.steps, "samples": self.samples, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ class Phases:
         self._range: Any = None
 
     def switch(self, name: str | None) -> str | None:
-        """From now on it is this phase, or none; returns the one that ends."""
+        """Begin this phase, or none; return the one that ends."""
         before = self._now
         if name == before:
             return before
@@ -57,7 +57,7 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """A phase for the time inside."""
+        """Count the time inside as a phase."""
         before = self.switch(name)
         try:
             yield
@@ -65,7 +65,7 @@ class Phases:
             self.switch(before)
 
     def read(self) -> dict[str, float]:
-        """Seconds per phase so far. To be called when the device has finished all but the end of a step."""
+        """Return the seconds per phase so far. Call it when the device has finished all but the end of a step."""
         if self._open:
             self._open[-1][2].synchronize()  # averaging the weights was queued after the clock was read
         used = set()
@@ -77,7 +77,7 @@ class Phases:
         return self._seconds | {name: 0.0 for name in COMMON if name not in self._seconds}
 
     def _mark(self) -> Any:
-        """This moment: on the device's clock or the host's."""
+        """Return this moment: on the device's clock or the host's."""
         if not self._cuda:
             return time.perf_counter()
         event: Any = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

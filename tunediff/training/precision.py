@@ -12,7 +12,7 @@ from tunediff.config.systems import Precision
 
 
 def set_backends(precision: Precision, device: str) -> None:
-    """What is set for the whole process: float32 products, and cuDNN where `device` is "cuda"."""
+    """Set what holds for the whole process: float32 products, and cuDNN where `device` is "cuda"."""
     torch.set_float32_matmul_precision(precision.matmul)
     if device == "cuda":
         torch.backends.cudnn.allow_tf32 = precision.conv_tf32
@@ -57,7 +57,7 @@ class Amp:
         set_backends(precision, device.type)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context of forward passes."""
+        """Return the context of forward passes."""
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)

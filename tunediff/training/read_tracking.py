@@ -7,13 +7,13 @@ from typing import Any
 
 
 def watched(knobs: Any) -> tuple[Any, set[str]]:
-    """The same knobs, and the dotted names of those that have been read since: a growing set."""
+    """Return a copy of the knobs, and the growing set of the dotted names of those that have been read since."""
     read: set[str] = set()
     return _watched(knobs, "", read), read
 
 
 def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
-    """An instance of a subclass, so that what works with the user's class works with it: types, fields, `asdict`."""
+    """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's class."""
     if not hasattr(knobs, "__dict__"):  # slots
         return knobs
     inner = {name: value for name, value in vars(knobs).items() if dataclasses.is_dataclass(value)}
@@ -30,8 +30,8 @@ def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
     kind = type(
         type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": lambda _: knobs.__reduce__()}
     )
-    found: Any = object.__new__(kind)
+    copy: Any = object.__new__(kind)
     values = {**vars(knobs), **{name: _watched(value, f"{prefix}{name}.", read) for name, value in inner.items()}}
     for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(copy, name, value)
+    return copy

@@ -75,7 +75,7 @@ class Record(Program):
         self.generators.watching = False
 
     def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Remembers the weights at the moment when they are called: an evaluation may swap others in before."""
+        """Judge, and remember the weights when they are called: an evaluation may swap in others before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
         models = [model for model in (session.model, session.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
@@ -205,7 +205,7 @@ def _run_again(engine: Engine, when: str) -> None:
 def _compare(
     session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str
 ) -> None:
-    """Raises `WorkloadError` naming what the second evaluation has otherwise than the first."""
+    """Raise `WorkloadError` with what differs between two evaluations of one model."""
     if first.called != second.called:
         raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")
     if keys := sorted(differing(first.findings, second.findings, session.world) - random_keys):
@@ -245,19 +245,19 @@ def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, s
     engine = Engine(other, budget, world, Observer(), program, evaluates=False)
     with program.generators:
         _run_again(engine, "it has another seed")
-    found, alike = [], "so runs on new seeds are more alike than they should be"
+    warnings, alike = [], "so runs on new seeds are more alike than they should be"
     if engine.seeded and first.initial == program.record.initial:
-        found.append(f"the initial weights are the same for two values of the knob seed, {alike} unless they are read "
-                     "from a file")  # fmt: skip
+        same = "the initial weights are the same for two values of the knob seed"
+        warnings.append(f"{same}, {alike} unless they are read from a file")
     if len(set(first.batches)) > 1 and first.batches == program.record.batches:
-        found.append(
+        warnings.append(
             f"the first batches are the same for two values of the knob seed, {alike}: does the loader shuffle?"
         )
     if fixed := sorted(seeds & program.generators.seeds):
         which = ", ".join(map(str, fixed[:3]))
-        found.append(f"train(trial) draws from a generator with the seed {which} whatever the knob seed is, {alike}: "
-                     "draw from trial.rng, or seed it with trial.config.seed")  # fmt: skip
-    return found
+        draws = f"train(trial) draws from a generator with the seed {which} whatever the knob seed is"
+        warnings.append(f"{draws}, {alike}: draw from trial.rng, or seed it with trial.config.seed")
+    return warnings
 
 
 def digest(content: Any) -> str:

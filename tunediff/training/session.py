@@ -101,9 +101,9 @@ class Session:
         randomness.seed_libraries(config.seed)
         self.state.rng.manual_seed(config.seed)
 
-    def mistake(self, what: str) -> WorkloadError:
+    def mistake(self, message: str) -> WorkloadError:
         """Return the error that names the workload and what is wrong in it."""
-        return WorkloadError(f"{self.config.schema.title}: {what}")
+        return WorkloadError(f"{self.config.schema.title}: {message}")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward passes, in the number format of `precision.amp`.
@@ -123,14 +123,14 @@ class Program:
     """
 
     def before_prepare(self, session: Session, model: nn.Module) -> None:
-        """The workload has handed over its model, which nothing was done to yet."""
+        """Called with the workload's model before anything is done to it."""
 
     def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
         """Return what the workload gets as its prepared model; `model` is the plain one inside."""
         return prepared
 
     def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
-        """The workload asks for batches of `source` (`prepare` and `collate` in `options`); None: of its own loader."""
+        """Called when the workload requests batches of `source`, None: its own loader; `options`: prepare, collate."""
 
     def begin(self, session: Session) -> bool:
         """Return whether to train, once everything is set up and the first batch is asked for."""
@@ -141,11 +141,11 @@ class Program:
         return contextlib.nullcontext()
 
     def on_passes(self, session: Session) -> None:
-        """The strategy has run a forward and a backward pass of its own."""
+        """Called when the strategy has run a forward and a backward pass of its own."""
 
     def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return what `evaluate()` finds of the model, in plain numbers and words."""
         return evaluate()
 
     def before_save(self, session: Session) -> None:
-        """A checkpoint is about to be written."""
+        """Called before a checkpoint is written."""

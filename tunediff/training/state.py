@@ -38,14 +38,14 @@ class State:
         self.rng = torch.Generator(world.device)
         """Of equal state on all ranks."""
 
-    def keep(self, kept: Mapping[str, Stateful]) -> None:
+    def keep(self, objects: Mapping[str, Stateful]) -> None:
         """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name given twice."""
-        for name, one in kept.items():
-            if not isinstance(one, Stateful):
-                raise TypeError(f"keep({name}=…): {type(one).__name__} has no state_dict and load_state_dict")
+        for name, stateful in objects.items():
+            if not isinstance(stateful, Stateful):
+                raise TypeError(f"keep({name}=…): {type(stateful).__name__} has no state_dict and load_state_dict")
             if name in self.kept:
                 raise ValueError(f"keep({name}=…): the name is taken")
-            self.kept[name] = plain(one) if isinstance(one, nn.Module) else one
+            self.kept[name] = plain(stateful) if isinstance(stateful, nn.Module) else stateful
 
     @property
     def names(self) -> list[str]:
@@ -53,21 +53,21 @@ class State:
         return list(self.kept)
 
     def take(self) -> dict[str, Any]:
-        """All of it, as of now. Its tensors are not copied."""
-        kept = {name: one.state_dict() for name, one in self.kept.items()}
+        """Return all that is kept, as of now. Its tensors are not copied."""
+        states = {name: stateful.state_dict() for name, stateful in self.kept.items()}
         return {
-            "kept": kept, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
+            "kept": states, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
             "library_rng": self._world.gather(randomness.library_state()),
         }  # fmt: skip
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Everything as it was when `state` was taken. Raises what the parts raise for a state of something else.
+        """Put everything back as it was when `state` was taken. Raises what the parts raise for a foreign state.
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
-        for name, one in self.kept.items():
+        for name, stateful in self.kept.items():
             try:
-                one.load_state_dict(state["kept"][name])
+                stateful.load_state_dict(state["kept"][name])
             except Exception as error:
                 error.add_note(f"while {name}, which trial.keep was given, took up its state")
                 raise
@@ -83,19 +83,19 @@ class State:
             torch.cuda.set_rng_state(own[1].cpu(), self._world.device)
 
     def _own_rng(self) -> list[Tensor]:
-        """The global generators' states, as dropout uses them."""
+        """Return the states of the global generators, which dropout uses."""
         device = self._world.device
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """The module inside what torch.compile, DistributedDataParallel and DataParallel put around it."""
+    """Return the module inside the wrappers of torch.compile, DistributedDataParallel and DataParallel."""
     module = getattr(module, "_orig_mod", module)
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) else module
 
 
 def copied(state: Any) -> Any:
-    """A copy in host memory of nested dictionaries and lists of tensors."""
+    """Return a copy in host memory of nested dictionaries and lists of tensors."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, Mapping):
@@ -168,7 +168,7 @@ def unreadable_part(state: Any) -> str:
 
 
 def _parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """The values of a dictionary, list or tuple with their keys as one writes them."""
+    """Yield the values of a dictionary, list or tuple with their keys as one writes them."""
     if type(state) in (dict, collections.OrderedDict):
         yield from ((f'"{key}"' if isinstance(key, str) else repr(key), value) for key, value in state.items())
     elif type(state) in (list, tuple):

@@ -40,7 +40,7 @@ class OptimizerStep:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this batch is the last of its step: gradients are complete after it, and weights change."""
+        """Return whether this batch is the last of its step: gradients are complete after it, and weights change."""
         return self.pass_index == self.accumulation - 1
 
     # ------------------------------------------------------------------------------------------------ backward passes

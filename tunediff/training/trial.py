@@ -46,7 +46,7 @@ class Shard:
 
     @property
     def mine(self) -> slice:
-        """This rank's items."""
+        """Return the slice of this rank's items."""
         return slice(self.first, self.first + self.count)
 
 
@@ -68,55 +68,58 @@ class Trial:
     # ---------------------------------------------------------------------------------------------------- what it has
     @property
     def rng(self) -> torch.Generator:
-        """A generator on the device, of equal state on all ranks: draw for the whole batch and use one's own part, so
-        that the number of workers changes the speed and not what is learned."""
+        """Return a generator on the device, of equal state on all ranks.
+
+        Draw for the whole batch and use this rank's part, so that the number of workers changes the speed and not what
+        is learned.
+        """
         return self.engine.state.rng
 
     @property
     def progress(self) -> float:
-        """Fraction of the training there is time for, 0 to 1: what schedules follow."""
+        """Return the fraction of the training that there is time for, 0 to 1, for schedules."""
         return self.engine.pace.schedule
 
     @property
     def stride(self) -> float:
-        """The part of the training that the last step took, in units of `progress`."""
+        """Return the part of the training that the last step took, in units of `progress`."""
         return self.engine.stride
 
     @property
     def step_count(self) -> int:
-        """Optimizer steps so far, those before a resume included."""
+        """Return the number of optimizer steps so far, those before a resume included."""
         return self.engine.pace.steps
 
     @property
     def warming_up(self) -> bool:
-        """Whether this step will be undone: the first steps load kernels and compile, outside the budget."""
+        """Return whether this step will be undone: the first steps load kernels and compile, outside the budget."""
         return self.engine.warming_up
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this batch is the last of its optimizer step: where gradients are complete and weights change."""
+        """Return whether this batch is the last of its optimizer step: gradients are complete and weights change."""
         return self.engine.step.sync_gradients
 
     @property
     def shard(self) -> Shard:
-        """This rank's part of every micro-batch."""
+        """Return this rank's part of every micro-batch."""
         count = self.config.loader.batch_size // (self.config.loader.accumulation * self.replicas.size)
         return Shard(self.replicas.rank * count, count, count * self.replicas.size)
 
     @property
     def replicas(self) -> World:
-        """The ranks that have a part of every batch each: `world`, but with `pipeline`, where each sees the whole."""
+        """Return the ranks that divide every batch: `world`, except with `pipeline`, whose ranks all see the whole."""
         return self.engine.strategy.replicas
 
     def should_stop(self) -> bool:
-        """Whether this rank was asked to stop; a long evaluation may raise TimeoutError, on all ranks at once."""
+        """Return whether this rank was asked to stop; a long evaluation may then raise TimeoutError, on all ranks."""
         return self.engine.observer.asks_to_stop()
 
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
         self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None
     ) -> nn.Module:
-        """The model on its device, under the parallel strategy and torch.compile; the optimizer is made after this.
+        """Return the model on its device, under the parallel strategy and torch.compile; make the optimizer after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
         `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
@@ -142,24 +145,24 @@ class Trial:
         return engine.model
 
     def _channels_last(self, model: nn.Module) -> bool:
-        """Whether it is trained in NHWC: on all ranks as rank 0 has measured."""
-        wanted = self.config.memory.channels_last
-        if wanted != "auto":
-            return wanted
+        """Return whether the model is trained in NHWC: on all ranks as rank 0 has measured."""
+        setting = self.config.memory.channels_last
+        if setting != "auto":
+            return setting
         divided = self.config.parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order
-        faster = not divided and hardware.faster_in_nhwc(model, wanted, self.engine.amp.dtype)
+        faster = not divided and hardware.faster_in_nhwc(model, setting, self.engine.amp.dtype)
         faster = bool(self.world.agree(faster))
         self.about(channels_last=faster)
         return faster
 
-    def keep(self, **kept: state.Stateful) -> None:
-        """What is learned and belongs in a checkpoint: anything with `state_dict` and `load_state_dict`."""
-        self.engine.state.keep(kept)
-        for one in kept.values():
-            self.engine.strategy.keeps(one)
+    def keep(self, **objects: state.Stateful) -> None:
+        """Register what is learned for checkpoints: anything with `state_dict` and `load_state_dict`."""
+        self.engine.state.keep(objects)
+        for stateful in objects.values():
+            self.engine.strategy.keeps(stateful)
 
     def export_model(self, model: nn.Module) -> None:
-        """The model that is the result, where it is not the prepared one: averaged weights, for example."""
+        """Set the model that is the result if it is not the prepared one, such as averaged weights."""
         self.engine.result = model
 
     def evaluate_with(self, judge: Facts) -> None:
@@ -176,31 +179,33 @@ class Trial:
         self.engine.description = describe
 
     def about(self, **facts: Any) -> None:
-        """Facts about the data or the model that belong in the trial's record, once."""
+        """Write facts about the data or the model to the trial's record, once."""
         if self.world.main:
             self.engine.observer.about(facts)
 
     def show(self, name: str, what: Shown) -> None:
-        """Something to look at: images uint8 [n, C, H, W], or a table, columns by name. The latest of a name stays."""
+        """Show images uint8 [n, C, H, W], or a table, columns by name. The latest one of a name is kept."""
         if self.world.main:
             self.engine.observer.show(name, what)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A part of the step of its own, measured and shown by its name."""
+        """Measure a part of the step by itself and show it by its name."""
         return self.engine.phases(name)
 
     # ----------------------------------------------------------------------------------------------------- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context of forward passes, in the number format of `precision.amp`; in an evaluation it changes nothing,
-        so that all trials are judged in one format."""
+        """Return the context of forward passes in the number format of `precision.amp`.
+
+        In an evaluation it changes nothing, so that all trials are judged in one format.
+        """
         return self.engine.autocast()
 
     def backward(self, loss: Tensor) -> None:
-        """The gradients of one pass's mean loss, under loss scaling and accumulation."""
+        """Compute the gradients of one pass's mean loss, under loss scaling and accumulation."""
         self.engine.step.backward(loss)
 
     def backward_beside(self, loss: Tensor) -> None:
-        """Gradients of parameters outside the prepared model, which learn from a loss of their own."""
+        """Compute gradients of parameters outside the prepared model, which have a loss of their own."""
         self.engine.step.backward_beside(loss)
 
     def forward_backward(
@@ -217,7 +222,7 @@ class Trial:
     def update(
         self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, beside: Iterable[nn.Parameter] = ()
     ) -> None:
-        """The optimizer's step, after the last pass.
+        """Make the optimizer's step, after the last pass.
 
         `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters outside it, whose
         gradients are averaged over ranks here.
@@ -228,7 +233,7 @@ class Trial:
         self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None = None, *,
         clip_norm: float | None = None,
     ) -> None:  # fmt: skip
-        """`backward`, and `update` after the last pass; one call for each batch.
+        """Call `backward`, and `update` after the last pass; one call for each batch.
 
         Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss, d_optimizer: d_loss})`. Each
         loss reaches the parameters of its own optimizer alone, `clip_norm` bounds the gradients of each optimizer by
@@ -238,7 +243,7 @@ class Trial:
         self.engine.step.step(loss, optimizer, clip_norm)
 
     def record_step(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Instead of `step`: the workload has called `loss.backward()` and its optimizer itself.
+        """Count a step whose `loss.backward()` and optimizer step the workload has called itself, instead of `step`.
 
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
         accumulation, which needs `step`.
@@ -246,8 +251,10 @@ class Trial:
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
-        """Standard normal numbers of the shape of this rank's part of a batch, drawn for the whole batch from `rng`, so
-        that the number of ranks does not change them."""
+        """Return standard normal numbers of the shape of this rank's part of a batch.
+
+        They are drawn for the whole batch from `rng`, so that the number of ranks does not change them.
+        """
         whole = (self.shard.total, *mine.shape[1:])
         return torch.randn(whole, generator=self.rng, device=mine.device)[self.shard.mine]
 
@@ -256,7 +263,7 @@ class Trial:
         self, source: loader.Source, prepare: loader.Prepare | None = None, *,
         collate: Callable[[list[Any]], Any] | None = None, samples_each: int = 1,
     ) -> Iterator[Any]:  # fmt: skip
-        """Batches of `source` on the device until the budget is spent, as the section `loader` says.
+        """Yield batches of `source` on the device until the budget is spent, as the knobs of `loader` say.
 
         `source`: a tensor, a tuple or dictionary of tensors, a list of items, or any dataset, iterable ones too.
         The items of an iterable are dealt out to ranks and loader processes by their place, and begin anew at a resume.
@@ -275,7 +282,7 @@ class Trial:
         return engine.batches(lambda start: loader.build(source, section, order, self.device, start, prepare, collate))
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
-        """A loader of one's own, run through again and again until the budget is spent; begun anew at a resume.
+        """Yield the batches of a loader of one's own, over and over until the budget is spent; restarted at a resume.
 
         `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the first batch has
         rows. The knobs of `loader` have no effect but where the loader is made of them.
@@ -285,8 +292,8 @@ class Trial:
 
         def build(start: int) -> RepeatingLoader:
             feed = RepeatingLoader(batches, self.device)
-            each = int(self.world.agree(samples if samples is not None else feed.samples))
-            engine.samples_per_step = each * self.replicas.size * self.config.loader.accumulation
+            batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
+            engine.samples_per_step = batch_samples * self.replicas.size * self.config.loader.accumulation
             return feed
 
         engine.own_loader = True

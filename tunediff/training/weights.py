@@ -30,21 +30,21 @@ def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) ->
 
 
 def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
-    """What a file of weights says of its training, by name: `config`, `environment` and `result`, its last evaluation,
+    """Return a file's metadata on its training, by name: `config`, `environment` and `result`, its last evaluation,
     as JSON. `folder`: that of its journal; `steps`: those of the weights, without whose evaluation there is no result.
     """
-    known = record.read_trial(folder)
-    found: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
-    if known is not None:
-        found["environment"] = known.environment
-        if known.points and known.points[-1].steps == steps:
-            found["result"] = known.points[-1].flat
-    texts = {name: json.dumps(value) for name, value in found.items()}
+    trial = record.read_trial(folder)
+    metadata: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
+    if trial is not None:
+        metadata["environment"] = trial.environment
+        if trial.points and trial.points[-1].steps == steps:
+            metadata["result"] = trial.points[-1].flat
+    texts = {name: json.dumps(value) for name, value in metadata.items()}
     return {"fingerprint": cfg.fingerprint(config), "workload": config.schema.workload, **texts}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a file of weights holds, on the CPU: safetensors, or torch's format with nothing in it but plain data.
+    """Read a file of weights, on the CPU: safetensors, or torch's format with nothing in it but plain data.
 
     Raises `ConfigError` if it cannot be read.
     """
@@ -63,23 +63,23 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
-    """Raises `ConfigError` naming the first weight that is missing, too many or of another shape than the model's."""
+    """Raise `ConfigError` with the first weight that is missing, too many or of another shape than the model's."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:
             raise ConfigError(f"{where}: {name} is missing; the model of this configuration has it")
-        if (found := shape_of(weights[name])) != shape:
-            has = f"has shape {words(found)}; the model of this configuration has {words(shape)}"
+        if (actual := shape_of(weights[name])) != shape:
+            has = f"has shape {words(actual)}; the model of this configuration has {words(shape)}"
             raise ConfigError(f"{where}: {name} {has}")
     if extra := next((name for name in weights if name not in expected), None):
         raise ConfigError(f"{where}: {extra} has no place in the model of this configuration")
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """() for anything that is no tensor: a .bin may hold other plain data."""
+    """Return the shape of a tensor; () for other plain data, which a .bin may hold."""
     return tuple(getattr(tensor, "shape", ()))
 
 
 def words(shape: tuple[int, ...]) -> str:
-    """`3×8×8`."""
+    """Return a shape in words: `3×8×8`."""
     return "×".join(map(str, shape)) or "()"

@@ -32,7 +32,7 @@ MOST_NODES = 1000
 
 
 def runtime_env() -> dict[str, Any]:
-    """What travels to nodes without our checkout: this package, and the settings of Ray that it relies on.
+    """Return what Ray ships to nodes without our checkout: this package, and the settings of Ray that it relies on.
 
     A user's workload lies in the folder of its search, on the shared storage.
     """
@@ -45,18 +45,18 @@ def runtime_env() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
-    """`lost` is called, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+    """Call `lost`, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
     over = threading.Event()
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
 
     def watch() -> None:
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         while not over.wait(every_s):
             try:
                 socket.create_connection((host.strip("[]"), int(port)), every_s).close()
-                heard = time.monotonic()
+                last_answer = time.monotonic()
             except OSError:
-                if time.monotonic() - heard > HEAD_S:
+                if time.monotonic() - last_answer > HEAD_S:
                     return lost()
 
     threading.Thread(target=watch, daemon=True, name="head watched").start()
@@ -68,7 +68,7 @@ def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[Non
 
 # ------------------------------------------------------------------------------------------------------- what there is
 def nodes() -> list[Machine]:
-    """The nodes that are alive and stay, with what Ray has to give on each."""
+    """Return the nodes that are alive and stay, with the resources that Ray has on each."""
     alive = [_machine(node) for node in ray.nodes() if node["Alive"]]
     leaving = draining(machine.id for machine in alive)
     return [machine for machine in alive if machine.id not in leaving]
@@ -83,7 +83,7 @@ def _machine(node: dict[str, Any]) -> Machine:
 
 
 def may_come() -> list[Machine]:
-    """Nodes that the cluster's autoscaler would start, as it has told Ray; none where nothing scales."""
+    """Return the nodes that the cluster's autoscaler would start, as Ray knows them; none where nothing scales."""
     config = ray._private.state.state.get_cluster_config()
     return [
         Machine(int(group.resources.get("CPU", 0)), int(group.resources.get("GPU", 0)), group.name, group.name)
@@ -103,49 +103,51 @@ def ask(place: Placement, size: int) -> None:
 
 
 def gone(ids: Iterable[str]) -> list[str]:
-    """Those of these nodes that are not alive any more."""
+    """Return those of these nodes that are not alive any more."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
     return [node for node in ids if node not in alive]
 
 
 def draining(ids: Iterable[str]) -> list[str]:
-    """Those of these nodes that will be taken away soon, as an autoscaler or `ray drain-node` has told Ray."""
-    told = ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}  # as Ray Train's own watcher
-    return [node for node in ids if node in told]
+    """Return those of these nodes that will be removed soon, by an autoscaler or `ray drain-node`."""
+    draining_nodes = (
+        ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
+    )  # as Ray Train's own watcher
+    return [node for node in ids if node in draining_nodes]
 
 
 @contextlib.contextmanager
 def watched(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Those of these nodes that begin to drain meanwhile: a list that fills by itself.
+    """Yield a list to which a thread adds those of these nodes that begin to drain meanwhile.
 
     In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info` is a barrier of all
     workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its watcher a process more for each group.
     """
-    found, over = list[str](), threading.Event()
+    draining_nodes, over = list[str](), threading.Event()
 
     def watch() -> None:
-        while not found and not over.wait(NOTICE_S):
+        while not draining_nodes and not over.wait(NOTICE_S):
             with contextlib.suppress(Exception):  # a head that does not answer now may do so later
-                found.extend(draining(ids))
+                draining_nodes.extend(draining(ids))
 
     if ids:
         threading.Thread(target=watch, name="draining nodes", daemon=True).start()
     try:
-        yield found
+        yield draining_nodes
     finally:
         over.set()
 
 
 def lacks(place: Placement) -> str:
-    """What workers that are not there yet wait for, in words: for room on their nodes, or only to start."""
+    """Return in words what workers that have not started wait for: room on their nodes, or only the start."""
     if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
         return "they have their place and start"
-    each = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
-    return f"there is no room yet for workers of {each}; free: {_free(place.nodes)}"
+    resources = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
+    return f"there is no room yet for workers of {resources}; free: {_free(place.nodes)}"
 
 
 def _free(ids: Sequence[str]) -> str:
-    """What Ray has to give on these nodes now, in words; without any, on all."""
+    """Return in words the resources that are free on these nodes now; without any, on all."""
     has = ray._private.state.available_resources_per_node()
     words = []
     for machine in nodes():
@@ -156,11 +158,11 @@ def _free(ids: Sequence[str]) -> str:
 
 
 class Nodes:
-    """The nodes as of now, but those that came later and cannot do what is needed, and those that drain."""
+    """The usable nodes of now: without those that drain, and those that came later and lack what trials need."""
 
-    def __init__(self, known: Iterable[Machine], check: Callable[[list[Machine]], None]) -> None:
-        """`known`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks."""
-        self._fit: dict[str, Machine | None] = {machine.id: machine for machine in known}
+    def __init__(self, machines: Iterable[Machine], check: Callable[[list[Machine]], None]) -> None:
+        """`machines`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks."""
+        self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
         self._check = check
         self.say: Callable[[str], None] = lambda line: None
 
@@ -168,8 +170,8 @@ class Nodes:
         for node in draining(node for node, machine in self._fit.items() if machine is not None):
             self.say(f"a node is draining: {self._fit[node]}; no trial starts there, and those there go on elsewhere")
             self._fit[node] = None
-        there = nodes()
-        for machine in there:
+        machines = nodes()
+        for machine in machines:
             if machine.id not in self._fit:
                 try:
                     self._check([machine])
@@ -178,43 +180,45 @@ class Nodes:
                 except ConfigError as error:
                     self._fit[machine.id] = None
                     self.say(f"WARNING: a node has come and is not used: {error}")
-        return [machine for machine in there if self._fit[machine.id] is not None]
+        return [machine for machine in machines if self._fit[machine.id] is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- what each can do
 def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
-    """Prove that all see the folder: each reads what was written here a moment ago. Raises `ConfigError`."""
+    """Check that all nodes see the folder: each reads what was just written here. Raises `ConfigError`."""
     nonce, proof = uuid.uuid4().hex, folder / f".shared-{uuid.uuid4().hex[:8]}"
     proof.write_text(nonce)
     try:
-        found = _on_each(machines, _read, str(proof))
+        answers = _on_each(machines, _read, str(proof))
     finally:
         proof.unlink(missing_ok=True)
-    refuse_unshared(folder, {machine: answer for machine, answer in found.items() if answer != nonce})
+    refuse_unshared(folder, {machine: answer for machine, answer in answers.items() if answer != nonce})
 
 
-def refuse_unshared(folder: Path, found: dict[Machine, object]) -> None:
-    """`found`: what the nodes said that did not read the proof. Raises `ConfigError` where there are any."""
-    if found:
-        each = "; ".join(f"{machine.name}: {answer}" for machine, answer in found.items())
+def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
+    """Raise `ConfigError` if there are `answers`: what each node said that did not read the proof."""
+    if answers:
+        listed = "; ".join(f"{machine.name}: {answer}" for machine, answer in answers.items())
         raise ConfigError(
-            f"--storage: {folder.parent} is not shared by all nodes ({each}); put it on a disk that all nodes have at "
-            "this path (NFS, Lustre, a volume), or leave these nodes out of the cluster"
+            f"--storage: {folder.parent} is not shared by all nodes ({listed}); put it on a disk that all nodes have "
+            "at this path (NFS, Lustre, a volume), or leave these nodes out of the cluster"
         )
 
 
 def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
-    """Each node has the data and weights that a trial reads. Raises `ConfigError` with what which of them lacks."""
-    found = _on_each(machines, _check_files, config, evaluates)
-    if lacking := {machine: answer for machine, answer in found.items() if answer != ""}:
+    """Check that each node has the data and weights that a trial reads. Raises `ConfigError` with what is missing."""
+    answers = _on_each(machines, _check_files, config, evaluates)
+    if lacking := {machine: answer for machine, answer in answers.items() if answer != ""}:
         raise ConfigError("; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items()))
 
 
 def _on_each(machines: Iterable[Machine], function: Callable[..., str], *args: Any) -> dict[Machine, str]:
-    """What a function says on each node, or why it did not."""
+    """Return what a function returns on each node, or why it did not."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
-    asked = {machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args) for machine in machines}
-    return {machine: _answer(answer) for machine, answer in asked.items()}
+    answers = {
+        machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args) for machine in machines
+    }
+    return {machine: _answer(answer) for machine, answer in answers.items()}
 
 
 def _answer(answer: Any) -> str:

@@ -1,4 +1,4 @@
-"""Running the finalists of a search again: the folder of their runs, made once and found again on resume."""
+"""Run the finalists of a search again: make the folder of their runs, or find it on a resume, and run them."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from tunediff.core import trial_record as record
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS
-from tunediff.tuning import experiment
+from tunediff.tuning import experiment, sessions
 from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
 
 
-def prepare(found: Results) -> tuple[Path, SearchSpace] | None:
-    """The folder and the space of the runs that confirm `found`; None when the search has no finalist.
+def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
+    """Return folder and space of the runs that confirm `results`, made if new; None if the search has no finalist.
 
-    `confirm` inside the folder of the search; when a raised limit has brought other finalists, `confirm-2`, and so on:
-    what the first ones showed stays.
+    The folder is `confirm` inside that of the search; when a raised limit has brought other finalists, `confirm-2`, and
+    so on, so that the results of the first ones stay.
     """
-    wanted = found.space.confirm
-    assert wanted is not None
-    content = confirmation.content(found, wanted.of, wanted.seeds, wanted.final)
+    settings = results.space.confirm
+    assert settings is not None
+    content = confirmation.content(results, settings.of, settings.seeds, settings.final)
     if not content["trials"]:
         return None
     number = 1
-    while (folder := found.folder / confirmation.folder_name(number)).exists():
+    while (folder := results.folder / confirmation.folder_name(number)).exists():
         space = spaces.load(spaces.of_search(folder))
         if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
             return folder, space
         number += 1
-    content |= {"base": "baseline.yaml", "fixed": {"seed": found.space.baseline.seed + confirmation.SEED_OFFSET}}
-    space = spaces.parse(content, f"{found.folder.name}: {folder.name}", found.folder)
+    content |= {"base": "baseline.yaml", "fixed": {"seed": results.space.baseline.seed + confirmation.SEED_OFFSET}}
+    space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 
 
-def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
-    """The folders, within that of the confirming runs, and the spaces of the same with longer budgets."""
-    assert found.space.confirm is not None
+def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
+    """Return folders and spaces of the same runs with longer budgets, inside the `folder` of the confirming runs."""
+    assert results.space.confirm is not None
     prepared = []
-    for times in found.space.confirm.budgets[1:]:
-        if not (of := folder / times).exists():
+    for times in results.space.confirm.budgets[1:]:
+        if not (runs_folder := folder / times).exists():
             content = cfg.read_yaml(folder / "search.yaml")
-            budget_s, limits = found.space.budget.per_trial_s * int(times[:-1]), content["budget"]
+            budget_s, limits = results.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
             deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
             limits |= {"per_trial": text.format_exact(budget_s), "deadline": text.format_exact(deadline_s)}
@@ -60,44 +60,43 @@ def longer(found: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
             }
-            space = spaces.parse(content, f"{found.folder.name}: {folder.name}: {times}", folder)
-            experiment.create(of, space, content)
-        prepared.append((of, spaces.load(spaces.of_search(of))))
+            space = spaces.parse(content, f"{results.folder.name}: {folder.name}: {times}", folder)
+            experiment.create(runs_folder, space, content)
+        prepared.append((runs_folder, spaces.load(spaces.of_search(runs_folder))))
     return prepared
 
 
 def pending(folder: Path, space: SearchSpace) -> bool:
-    """Whether the finalists of the search in `folder` are still to be told from its baseline, or to run for longer."""
-    found = analysis.read(folder)
-    prepared = prepare(found) if space.confirm is not None else None
+    """Return whether confirming runs of the search in `folder` are left to run, those with longer budgets included."""
+    results = analysis.read(folder)
+    prepared = prepare(results) if space.confirm is not None else None
     if prepared is None:
         return False
-    return any(
-        not over(found, of) and has_time(found, of, again) for of, again in [prepared, *longer(found, prepared[0])]
-    )
+    runs = [prepared, *longer(results, prepared[0])]
+    return any(not over(results, runs_folder) and has_time(results, runs_folder, again) for runs_folder, again in runs)
 
 
-def has_time(found: Results, folder: Path, space: SearchSpace) -> bool:
-    """Whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
-    if (total_s := found.space.budget.total_s) is None:
+def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
+    """Return whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
+    if (total_s := results.space.budget.total_s) is None:
         return True
-    ended = [trial for trial in analysis.read(folder).trials if trial.finished] or found.trials
+    ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials
     run_s = max([space.longest_s, *(sum(analysis.seconds_of(trial).values()) for trial in ended)])
     round_s = run_s * len(space.candidates) / space.seeds
-    return experiment.all_spent_s(found.folder) + round_s <= total_s
+    return sessions.all_spent_s(results.folder) + round_s <= total_s
 
 
-def over(found: Results, folder: Path) -> bool:
-    """Whether the runs in `folder` have told what they can about the search `found`."""
+def over(results: Results, folder: Path) -> bool:
+    """Return whether the comparison that the runs in `folder` make has ended."""
     runs = analysis.read(folder)
-    return bool(runs.trials) and confirmation.confirm(found, runs).over
+    return bool(runs.trials) and confirmation.confirm(results, runs).over
 
 
 def run(
-    found: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
+    results: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
     tell: Callable[[Confirmation], None],
 ) -> None:  # fmt: skip
-    """Run seed after seed until it is decided; `tell` hears after each what is known.
+    """Run seed after seed until the comparison is decided or time is up; call `tell` with its state after each look.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -106,28 +105,28 @@ def run(
     from tunediff.tuning.messages import Plan
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
-    rivals = [rounds.Candidate(space.config(point), point) for point in points]
+    candidates = [rounds.Candidate(space.config(point), point) for point in points]
     plan, board = Plan.of(space, folder, slots.prefix), RayDashboardReporter(folder, space, slots.actors)
 
-    heard = 0
+    rounds_told = 0
 
     def decided() -> bool:
-        nonlocal heard
+        nonlocal rounds_told
         runs = analysis.read(folder)
         if not runs.trials:
-            return not has_time(found, folder, space)
-        told = confirmation.confirm(found, runs)
-        if told.look.rounds > heard:
-            heard = told.look.rounds
-            log_exceptions("how far the confirming runs are", tell, told)
-        return told.over or not has_time(found, folder, space)
+            return not has_time(results, folder, space)
+        result = confirmation.confirm(results, runs)
+        if result.look.rounds > rounds_told:
+            rounds_told = result.look.rounds
+            log_exceptions("how far the confirming runs are", tell, result)
+        return result.over or not has_time(results, folder, space)
 
-    with experiment.noted(folder):
-        listeners = (listener, board.tell, lambda *_: experiment.alive(folder))
-        rounds.run(folder, rivals, space.seeds, plan, slots.pool, listeners, decided)
+    with sessions.noted(folder):
+        listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
+        rounds.run(folder, candidates, space.seeds, plan, slots.pool, listeners, decided)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:
-    """Whether every trial that was planned in `folder` has ended."""
+    """Return whether every trial that was planned in `folder` has ended."""
     trials = record.read_trials(folder)
     return len(trials) >= space.budget.trials and all(trial.finished for trial in trials)

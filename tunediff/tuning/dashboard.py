@@ -1,8 +1,8 @@
-"""What Ray's dashboard shows of a search.
+"""Show a search on Ray's dashboard.
 
-Its open version has pages for jobs, tasks, actors and logs, none for Tune or Train. So what happens to a trial becomes
-a task of the slot's actor, with the words as its name, and a line of that actor's log; numbers also become gauges, for
-those who have Prometheus and Grafana beside it.
+Its open version has pages for jobs, tasks, actors and logs, none for Tune or Train. So an event of a trial becomes a
+task of the slot's actor, whose name describes it, and a line of that actor's log; numbers also become gauges, for users
+of Prometheus and Grafana.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Listener = Callable[[str, str, Mapping[str, Any]], None]
 
 
 def tell_all(listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]) -> None:
-    """Tell every listener; what is only shown must not end a night of trials."""
+    """Call every listener and log what it raises: what is only shown must not end a search."""
     for listener in listeners:
         log_exceptions(f"{event} of {name}", listener, event, name, content)
 
@@ -32,10 +32,10 @@ WIDTH = 200
 
 
 class RayDashboardReporter:
-    """Tells Ray's pages what happens."""
+    """Show the events of trials on Ray's dashboard."""
 
     def __init__(self, folder: Path, space: SearchSpace, slots: Sequence[Any]) -> None:
-        """`slots`: their actors."""
+        """`slots`: their actors, a list that grows."""
         from ray.util.metrics import Gauge
 
         self._folder, self._space, self._slots = folder, space, slots
@@ -47,7 +47,7 @@ class RayDashboardReporter:
         }
 
     def tell(self, event: str, name: str, content: Mapping[str, Any]) -> None:
-        """A `Listener`."""
+        """Show one event; a `Listener`."""
         trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
         drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in schema.knobs}
         changed = self._space.changed(drawn)

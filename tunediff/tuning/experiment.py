@@ -15,20 +15,15 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import json
 import logging
-import math
 import os
-import shlex
 import shutil
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import yaml
 
@@ -38,56 +33,50 @@ from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.core import environment, text
 from tunediff.core import trial_record as record
-from tunediff.core.files import has_locks, write_text
+from tunediff.core.files import write_text
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
+from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
     from tunediff.tuning.slot import Slots
 
 
-class StoppedError(RuntimeError):
-    """The search had to stop for a reason that lies outside of it; it can be resumed once that is mended."""
-
-
-class NotStartedError(StoppedError):
-    """Ray did not start on this machine."""
-
-
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
-    """Say that what runs in `folder` was interrupted or had to stop, and how it goes on; the exit code.
+    """Print that the search in `folder` was interrupted or had to stop, and how to resume it; return the exit code.
 
-    `where`: the options that say on what machine or cluster.
+    `where`: the command's options that choose the machine or cluster.
     """
     by_hand = isinstance(why, KeyboardInterrupt)
-    if isinstance(why, NotStartedError) and not folder.exists():  # it was new, and nothing had begun
+    if isinstance(why, NotStartedError) and not folder.exists():  # a new search without any trial
         print(f"error: {why}", file=sys.stderr)
         return cli.FAILED
-    said = "\ninterrupted" if by_hand else f"error: {why}"
+    message = "\ninterrupted" if by_hand else f"error: {why}"
     resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
-    print(f"{said}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+    print(f"{message}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
     return cli.INTERRUPTED if by_hand else cli.FAILED
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
 def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
-    """Make the folder of a new search; returns its space, with the copy of a user's workload that lies there.
+    """Make the folder of a new search; return its space, with the copy of a user's workload that lies there.
 
-    Raises `ConfigError` if the name is taken or the place cannot be written.
+    Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
     cli.check_free(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
-        kept = {key: value for key, value in content.items() if key not in ("workload", "base", "fixed", "baseline")}
-        kept |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
-        baseline = cfg.take_along(space.baseline, new)  # what is edited meanwhile does not reach the trials
+        in_baseline = ("workload", "base", "fixed", "baseline")
+        settings = {key: value for key, value in content.items() if key not in in_baseline}
+        settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
+        baseline = cfg.take_along(space.baseline, new)  # edits of the original do not reach the trials
         write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
-        write_text(new / "search.yaml", yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
-        new.rename(folder)  # a folder of that name is complete, whenever this process is killed
+        write_text(new / "search.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
@@ -106,7 +95,10 @@ def start_of(folder: Path, new: bool) -> Iterator[None]:
 
 
 def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
-    """The space of an existing search; `limits` (`trials`, `total`) replace its own, and are kept from now on."""
+    """Return the space of an existing search.
+
+    `limits` (`trials`, `total`) replace its own; `keep` writes them to its search.yaml. Raises `ConfigError`.
+    """
     space = spaces.load(spaces.of_search(folder), budget=dict(limits or {}))
     if limits and keep:
         content = cfg.read_yaml(folder / "search.yaml")
@@ -118,83 +110,30 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
     return space
 
 
-def study_url(path: Path) -> str:
-    """What Optuna and optuna-dashboard call the study in this file: in a URL `%` and `?` mean something."""
-    if has_locks(path.parent):
-        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
-    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
-    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
-
-
 def foreign(folder: Path) -> str:
-    """A warning that trials of the search, or its confirming runs, were measured elsewhere; '' if all were here."""
-    trials = [trial for one in (folder, *folder.glob("confirm*")) for trial in record.read_trials(one) if trial.points]
-    device, found = resources.local().device, [trial.environment for trial in trials]
-    told = [why for there in found if (why := environment.differences(there, device))]
-    if not told:
+    """Return a warning that trials of the search, or confirming runs, were measured on another machine; '' if not."""
+    folders = (folder, *folder.glob("confirm*"))
+    trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
+    device, environments = resources.local().device, [trial.environment for trial in trials]
+    differences = [why for there in environments if (why := environment.differences(there, device))]
+    if not differences:
         return ""
-    where = f"{len(told)} of its {len(trials)} trials were measured elsewhere ({'; '.join(told[0])})"
+    where = f"{len(differences)} of its {len(trials)} trials were measured elsewhere ({'; '.join(differences[0])})"
     return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
 
 
-# --------------------------------------------------------------------------------------------------------- its sessions
-def spent_s(folder: Path) -> float:
-    """Wall-clock of the sessions so far; a session that was killed lasted until its last line.
-
-    Its lines tell it on the monotonic clock, which nobody sets; the journals where it has no line but its first.
-    """
-    try:
-        text = (folder / "sessions.jsonl").read_text()
-    except FileNotFoundError:
-        return 0.0
-    sessions: list[list[dict[str, Any]]] = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
-            if (told := json.loads(line))["event"] == "begin" or not sessions:
-                sessions.append([])
-            sessions[-1].append(told)
-    stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
-    total = 0.0
-    for own, following in zip(sessions, [*sessions[1:], None], strict=True):
-        first, last = own[0], own[-1]
-        by = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"  # of earlier versions
-        total += max(0.0, last[by] - first[by])
-        if last is first:
-            until = following[0]["time"] if following is not None else math.inf
-            total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
-    return total
-
-
-def confirming_folders(folder: Path) -> list[Path]:
-    """Return the folders of all confirming runs of a search, those with longer budgets included."""
-    files = (path for pattern in ("confirm*", "confirm*/*x") for path in folder.glob(f"{pattern}/search.yaml"))
-    return sorted(path.parent for path in files)
-
-
-def all_spent_s(folder: Path) -> float:
-    """Return the wall-clock of a search's sessions so far, confirming runs included."""
-    return sum(map(spent_s, [folder, *confirming_folders(folder)]))
-
-
-def alive(folder: Path) -> None:
-    """Note that the session goes on: how long it lasted is known to here, whatever becomes of it."""
-    with contextlib.suppress(OSError):  # a full disk is told otherwise
-        _note(folder, "alive")
-
-
-def _note(folder: Path, event: str, **content: Any) -> None:
-    now = {"time": time.time(), "monotonic_s": time.monotonic()}
-    with open(folder / "sessions.jsonl", "a") as file:
-        file.write(json.dumps({"event": event, **now, **content}) + "\n")
-
-
+# ------------------------------------------------------------------------------------------------------------- running
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
-    """A Ray cluster: the one at `address`, or one on this machine for the duration of the search."""
+    """Connect to the Ray cluster at `address`, or start one on this machine; yield Ray's context.
+
+    Raises `ConfigError` if no cluster answers, `NotStartedError` if Ray does not start here.
+    """
     import ray
 
     from tunediff.tuning import local_ray
 
+    # ---- options: a local cluster gets our count of cores and GPUs, a remote one our code
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
     local: dict[str, object] = {}
     if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
@@ -206,13 +145,15 @@ def cluster(address: str | None) -> Iterator[Any]:
         from tunediff.tuning import cluster as there
 
         local = {"runtime_env": there.runtime_env()}
+
+    # ---- connect
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         try:
             context = ray.init(address=address or "local", **quiet, **local)
         except ConnectionError as error:
-            # Ray sends its token to a cluster that is named only where it is told to.
+            # Ray sends its token to a cluster at an address only in this mode.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
             raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
         except Exception as error:  # its processes came too late, or not at all: Ray has no class of error for that
@@ -231,9 +172,9 @@ def cluster(address: str | None) -> Iterator[Any]:
 def _of_cluster(
     folder: Path, share: Callable[..., resources.ResourcePartition], configs: Sequence[Systems], evaluates: bool
 ) -> tuple[resources.ResourcePartition, Nodes]:
-    """What the cluster gives that Ray is connected to, and its nodes as of whenever one looks.
+    """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
 
-    Raises `ConfigError` where it has no room, or a node does not see the folder, or lacks data or weights.
+    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks data or weights.
     """
     from tunediff.tuning import cluster as there
 
@@ -243,9 +184,9 @@ def _of_cluster(
             there.check_files(cfg.to_dict(config), evaluates, machines)
 
     machines = there.nodes()
-    found = share(*machines, may_come=there.may_come())
-    check(found.machines)
-    return found, there.Nodes(machines, check)
+    partition = share(*machines, may_come=there.may_come())
+    check(partition.machines)
+    return partition, there.Nodes(machines, check)
 
 
 @contextlib.contextmanager
@@ -253,10 +194,11 @@ def workers(
     folder: Path, share: Callable[..., resources.ResourcePartition], address: str | None, warm: Systems | None,
     greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
-    """A cluster with slots for what runs in `folder`; `greet` gets Ray's context once it is up.
+    """Yield the slots of a cluster for what runs in `folder`; `greet` is called with Ray's context once it is up.
 
-    `share` takes machines; every node of a cluster gets to check the files of `configs`. Raises `KeyboardInterrupt` on
-    Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
+    `share` divides machines; `warm`: what the first trials train, if their workers may start now; every node of a
+    cluster checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and `ConfigError` before
+    anything starts.
     """
     here = share(resources.local()) if address is None else None
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
@@ -264,17 +206,17 @@ def workers(
 
         log_exceptions("the start", greet, context)
         with contextlib.ExitStack() as stack:
-            given, nodes = here, None
-            if given is None:
+            partition, nodes = here, None
+            if partition is None:
                 from tunediff.tuning import cluster as there
 
                 stack.enter_context(there.head_watched(functools.partial(_headless, folder, str(address))))
-                given, nodes = _of_cluster(folder, share, configs, evaluates)
-            yield stack.enter_context(slot.opened(folder, given, warm, nodes))
+                partition, nodes = _of_cluster(folder, share, configs, evaluates)
+            yield stack.enter_context(slot.opened(folder, partition, warm, nodes))
 
 
 def _headless(folder: Path, address: str) -> None:
-    """End this process: its other threads wait for Ray, which waits for its head."""
+    """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
     why = StoppedError("the head of the cluster does not answer any more")
     code = stopped(why, module, folder, ["--address", address])
@@ -283,7 +225,7 @@ def _headless(folder: Path, address: str) -> None:
 
 
 def warm(space: SearchSpace) -> Systems | None:
-    """The configuration that the workers of the first trials are for; None: these get processes of their own."""
+    """Return the configuration to start workers for in advance; None: the first trials need processes of their own."""
     own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
     return None if own else space.baseline
 
@@ -297,21 +239,10 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
 
 
 @contextlib.contextmanager
-def noted(folder: Path) -> Iterator[None]:
-    """Write down that a session begins, on what, and that it ends."""
-    _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a full disk is told otherwise
-            _note(folder, "end")
-
-
-@contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two processes must not run one search; the lock ends with the process, however it ends.
+    """Hold the lock of a search, which two processes must not run; it ends with the process.
 
-    Where the file system has no locks, a warning says so. Raises `ConfigError` if another process has the lock.
+    Where the file system has no locks, a warning is printed. Raises `ConfigError` if another process has the lock.
     """
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"--storage: {folder} cannot be written: {why}")
@@ -329,7 +260,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM, as batch schedulers send it, ends the search like Ctrl-C does."""
+    """Let SIGTERM, as batch schedulers send it, end the search like Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

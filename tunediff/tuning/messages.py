@@ -1,4 +1,4 @@
-"""What trial drivers, slots and workers say to each other, and how they find each other. Imports no torch.
+"""Messages between trial drivers, slots and workers, and how these find each other. Imports no torch.
 
 A configuration travels as the nested dictionary of `config.to_dict`: the class of a workload's configurations is made
 where it is needed and cannot be pickled.
@@ -28,7 +28,7 @@ NAMESPACE = "tunediff"
 
 @dataclasses.dataclass(frozen=True)
 class WorkerGroupSpec:
-    """What the processes of a group are started with and keep."""
+    """Settings that the processes of a group are started with and keep."""
 
     size: int
     """`parallel.workers`: as many processes, or one with `place.each` devices."""
@@ -45,16 +45,16 @@ class WorkerGroupSpec:
 
     @classmethod
     def of(cls, config: Systems, place: Placement) -> WorkerGroupSpec:
-        """The kind that a configuration's training needs."""
+        """Return the group that the training of a configuration needs."""
         return cls(config.parallel.workers, config.memory.keep_freed, place, config.precision.cudnn_benchmark)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all drivers of a search have in common."""
+    """Settings that all trial drivers of a search share."""
 
     slots: str
-    """What the names of the slots' actors begin with; their number follows."""
+    """Prefix of the names of the slots' actors; the number of the slot follows."""
     experiment: Path
     """The search's folder, absolute."""
     baseline: Lines
@@ -75,7 +75,7 @@ class Plan:
 
     @classmethod
     def of(cls, space: SearchSpace, experiment: Path, slots: str) -> Plan:
-        """The plan of a search in its folder; `slots`: what their actors' names begin with."""
+        """Return the plan of a search in its folder; `slots`: prefix of the names of their actors."""
         return cls(
             slots=slots, experiment=experiment, baseline=cfg.to_dict(space.baseline), source=space.source,
             metric=space.metric, mode=space.mode, evaluates=space.evaluates, final=space.final, fresh=space.fresh,
@@ -83,13 +83,13 @@ class Plan:
         )  # fmt: skip
 
     def configuration(self, drawn: Mapping[str, Any]) -> Systems:
-        """The full configuration of the drawn knobs."""
+        """Return the full configuration of a trial from its drawn knobs."""
         baseline: Systems = cfg.from_dict(self.baseline, self.source)
         return cfg.override(baseline, drawn, self.source)
 
 
 def drawn(params: Mapping[str, Any]) -> Values:
-    """The knobs by dotted name in what Tune has of a trial, which is also its name (`trial`), `slot` and `place`."""
+    """Return the knobs by dotted name from Tune's parameters of a trial, which hold `trial`, `slot` and `place` too."""
     return {name: value for name, value in params.items() if name not in ("trial", "slot", "place")}
 
 
@@ -122,30 +122,22 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What a group is told to do next."""
+    """What a group of workers does next: a job, or leave."""
 
     serial: str = ""
-    """Names the job in hand."""
+    """Identifies the job; see `Slot.submit`."""
     job: Job | None = None
     """None: leave."""
 
 
-def end(folder: Path, how: End) -> None:
+def end(folder: Path, end: End) -> None:
     """Write the end of a trial to its journal: it will not be run again, so its checkpoint goes, whole or half-written.
 
     Raises `OSError`; until the end is on disk a restart needs the checkpoint.
     """
-    Journal(folder).end(how)
+    Journal(folder).end(end)
     for left in (*folder.glob(record.CHECKPOINT), *folder.glob(f".{record.CHECKPOINT}.*")):
         left.unlink(missing_ok=True)
-
-
-def out_of_memory(how: End) -> End:
-    """Return the end of a trial, with its reason naming the other processes if these held the memory it lacked."""
-    if not how.crowded_out:
-        return how
-    others, total = (f"{how.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
-    return dataclasses.replace(how, reason=f"{how.reason}; other processes held {others} of {total} MiB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,11 +148,11 @@ class Lost:
 
 
 Event = Point | End | Lost
-"""What a driver hears of its job; all but a point are the last."""
+"""What a driver gets of its job; an `End` or `Lost` is the last."""
 Decision = Literal["go", "stop", "unknown"]
 """Whether to train on after a point; "unknown": the slot has no such job."""
 
 
 def get(slot: str) -> Any:
-    """The actor of a slot, from any process of the search."""
+    """Return the actor of a slot, from any process of the search."""
     return ray.get_actor(slot, namespace=NAMESPACE)

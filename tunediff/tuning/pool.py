@@ -1,4 +1,4 @@
-"""Which devices are free, and where the next trial runs. Imports no ray."""
+"""Allocate the devices of the machines to trials. Imports no ray."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tunediff.core import text
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition
 
 LOOK_S = 2.0
-"""Between two looks at which nodes there are."""
+"""Seconds between two queries of which nodes there are."""
 PATIENCE_S = 60.0
-"""After which a trial that finds no room says so; then after longer and longer."""
+"""Seconds after which a trial that finds no room is reported; then at growing intervals."""
 
 
 class Allocation(NamedTuple):
-    """What a trial gets."""
+    """The slot and the devices that a trial gets."""
 
     slot: int
     place: Placement
 
 
 class Pool:
-    """Gives a trial as many devices as it has workers: of one machine where any is large enough, else of several.
+    """Allocate as many devices as a trial has workers: of one machine if any is large enough, else of several.
 
-    A trial that finds no room waits, and with it all that come later: smaller ones must not overtake it for ever.
+    A trial that finds no room waits, and so do all later ones: smaller trials must not overtake it for ever.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Pool:
         ask: Callable[[Placement, int], None] = lambda place, size: None,
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
     ) -> None:  # fmt: skip
-        """`look`: the nodes of a cluster as of now; `ask`: it for nodes with room for so many workers, which holds
-        until the next call, so that 0 withdraws it; `taken` and `freed` hear of every slot that gets a trial and whose
-        trial is over."""
+        """`look` returns the nodes of a cluster as of now; `ask` requests nodes with room for so many workers, until
+        the next call, so that 0 withdraws the request; `taken` and `freed` are called with every slot that gets a trial
+        and whose trial is over."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
-        self._heard, self._freed = taken, freed
+        self._on_taken, self._on_freed = taken, freed
         self._looked = time.monotonic()
         self._taken: dict[int, dict[Machine, int]] = {}
         self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
@@ -48,45 +48,47 @@ class Pool:
 
     @property
     def unsteady(self) -> bool:
-        """Whether nodes may go and come."""
+        """Return whether nodes may come and go."""
         return self._look is not None
 
     @property
     def machines(self) -> Sequence[Machine]:
-        """As of the last look."""
+        """Return the machines as of the last query."""
         return self._machines
 
     def room(self) -> bool:
-        """Whether the smallest trial finds a seat."""
+        """Return whether the smallest trial finds room."""
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
     def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
-        """A seat for a trial of so many workers, or of one with their devices (`together`); None: it has to wait, if it
-        `waits`."""
+        """Allocate devices to a trial of `size` workers, or of one worker with their devices (`together`).
+
+        None: there is no room now; if the trial `waits`, nodes are requested and the wait is reported.
+        """
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
             self._looked, self._machines = now, self._share.usable(self._look())
-        if (found := self._find(size)) is None or (together and len(found) > 1):
+        if (workers := self._find(size)) is None or (together and len(workers) > 1):
             if waits:
                 self._wait(size, now, together)
             return None
         self._waits = None
         self.withdraw()
-        place = self._share.place(list(found), size, together)
+        place = self._share.place(list(workers), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
-        self._taken[slot], self._last[slot] = found, (place, size)
-        self._heard(slot)
+        self._taken[slot], self._last[slot] = workers, (place, size)
+        self._on_taken(slot)
         return Allocation(slot, place)
 
     def give(self, slot: int, used: bool = True) -> None:
-        """The trial on this slot is over; nobody is told of it if there was none."""
+        """Free the devices of a slot whose trial is over; `used`: whether there was one."""
         del self._taken[slot]
         if used:
-            self._freed(slot)
+            self._on_freed(slot)
 
     def withdraw(self) -> None:
-        """Take back what the cluster was asked for: it would keep these nodes for ever, idle or not."""
+        """Withdraw the request to the cluster, which would keep these nodes for ever, idle or not."""
         if self._requested is not None:
             place, self._requested = self._requested, None
             self._ask(place, 0)
@@ -95,7 +97,10 @@ class Pool:
         return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
 
     def _find(self, size: int) -> dict[Machine, int] | None:
-        """Units of each machine; of the one that the trial fills best, so that larger ones find room later."""
+        """Return the units of each machine for a trial of `size` workers; None: there is no room.
+
+        Takes the machine that the trial fills best, so that larger trials find room later.
+        """
         units, free = self._share.units, {machine: self._free(machine) for machine in self._machines}
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
@@ -103,15 +108,15 @@ class Pool:
                 return None
             best = fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
             return {best: units(best) if self._share.whole else size}
-        found: dict[Machine, int] = {}
+        workers: dict[Machine, int] = {}
         for machine in sorted(free, key=lambda machine: -free[machine]):
-            if free[machine] and sum(found.values()) < size:
-                left = size - sum(found.values())
-                found[machine] = free[machine] if self._share.whole else min(left, free[machine])
-        return found if sum(found.values()) >= size else None
+            if free[machine] and sum(workers.values()) < size:
+                left = size - sum(workers.values())
+                workers[machine] = free[machine] if self._share.whole else min(left, free[machine])
+        return workers if sum(workers.values()) >= size else None
 
     def _wait(self, size: int, now: float, together: bool) -> None:
-        """Ask for nodes where there are too few at all, and say for what it waits."""
+        """Request nodes if there are too few in all, and report at growing intervals what the trial waits for."""
         if self._waits is None:
             self._waits, self._due = now, now + PATIENCE_S
             self._request(size, together)
@@ -119,12 +124,13 @@ class Pool:
             self._request(size, together)  # that of another search on this cluster may have replaced it
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
-            free = "; ".join(f"{one.name or 'this machine'}: {self._free(one)}" for one in self._machines) or "no nodes"
+            machines = [f"{machine.name or 'this machine'}: {self._free(machine)}" for machine in self._machines]
+            free = "; ".join(machines) or "no nodes"
             waited = text.seconds(now - self._waits)
             self.say(f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free: {free}")
 
     def _request(self, size: int, together: bool) -> None:
-        """Ask for nodes where there are too few even if all were free."""
+        """Request nodes from the cluster if there were too few even with all free."""
         if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
             machines, alike = self._machines or self._share.machines, Placement(gpu=self._share.gpu)
             self._requested = self._share.place(machines, size, together) if machines else alike

@@ -17,7 +17,7 @@ from tunediff.tuning import experiment
 def create(
     folder: Path, space: SearchSpace, content: Lines, own: bool, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:  # fmt: skip
-    """`experiment.create`, and the check of the copy that lies there then, with what that found.
+    """Call `experiment.create` and check the copy of the workload there; return the space and the check's report.
 
     `own`: the space is not of a search file; it loses the knobs that turn out to change nothing.
     Raises `ConfigError` with what is wrong with the workload; the folder is gone then.
@@ -27,33 +27,33 @@ def create(
     assert copy is not None
     assert original is not None
     try:
-        found = check.before_search(_tried(created), say)
+        report = check.before_search(_tried(created), say)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
         if isinstance(error, ConfigError):  # the user knows the original
             raise ConfigError(str(error).replace(str(copy.root), str(original.root))) from None
         raise
     title, searched = created.workload.title, {dimension.name for dimension in created.dimensions}
-    for text in found["warnings"]:
+    for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}
-    useless = searched & set(found["unread"]) if own else set()
-    for knob in found["unread"]:
+    useless = searched & set(report["unread"]) if own else set()
+    for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
-            what = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
-            say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {what}")
+            effect = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
+            say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {effect}")
     if not useless or useless == searched:
-        return created, found
+        return created, report
     shutil.rmtree(folder)
     dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in useless)
     candidates = tuple({name: point[name] for name in point if name not in useless} for point in space.candidates)
     content = {**content, "search": {name: of for name, of in content["search"].items() if name not in useless}}
     fewer = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
-    return experiment.create(folder, fewer, content), found
+    return experiment.create(folder, fewer, content), report
 
 
 def _tried(space: SearchSpace) -> Systems:
-    """The baseline, with as few ranks and loader processes as show whether several work."""
+    """Return the baseline, with as few ranks and loader processes as show whether several work."""
     tried: Systems = space.baseline
     for dimension in space.dimensions:
         most = max(dimension.choices) if dimension.choices and dimension.name.endswith(".workers") else dimension.high

@@ -78,7 +78,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 def read() -> dict[str, Any]:
-    """Every setting as it is now, by name; None where it cannot be read: the working directory may be gone."""
+    """Return every setting as it is now, by name; None where it cannot be read: the working directory may be gone."""
     values: dict[str, Any] = {}
     for name, (get, _) in _SETTINGS.items():
         values[name] = None

@@ -29,7 +29,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """What trials train on."""
+        """Return what trials train on: "cuda" or "cpu"."""
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
@@ -47,18 +47,18 @@ class Placement:
     gpu: bool = False
     """Whether each has GPUs."""
     threads: int = 1
-    """torch threads of each."""
+    """torch threads of each worker."""
     each: int = 1
-    """GPUs of each: several of the one worker that `parallel.strategy: dp` has."""
+    """GPUs of each worker: several for the one worker of `parallel.strategy: dp`."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Placement:
-        """What `dataclasses.asdict` made of one, JSON or not."""
+        """Return the placement from what `dataclasses.asdict` made of it, also after JSON."""
         return cls(**{**plain, "nodes": tuple(plain["nodes"])})
 
     @property
     def resources(self) -> dict[str, float]:
-        """Of each worker, as Ray counts."""
+        """Return the resources of each worker, as Ray counts."""
         return {"CPU": self.cpus, **({"GPU": float(self.each)} if self.gpu else {})}
 
 
@@ -79,56 +79,66 @@ class ResourcePartition:
     """Where the search was started: relative paths in a user's file are meant from there."""
 
     def units(self, machine: Machine) -> int:
-        """Workers that fit on a machine."""
+        """Return how many workers fit on a machine."""
         return machine.gpus if self.gpu else machine.cores
 
     def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
-        """Those that workers fit on, the largest first; of GPUs only one type."""
+        """Return the machines that workers fit on, the largest first; of GPUs only one type."""
         ours = {machine.accelerator for machine in self.machines}
-        fitting = [one for one in machines if self.units(one) and (not self.gpu or not ours or one.accelerator in ours)]
-        return tuple(sorted(fitting, key=lambda one: (-self.units(one), -one.cores, one.name, one.id)))
+        fitting = [
+            machine
+            for machine in machines
+            if self.units(machine) and (not self.gpu or not ours or machine.accelerator in ours)
+        ]
+        return tuple(sorted(fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)))
 
     def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
-        """Of a trial of `size` workers on these machines: on one, its own ratio of cores to GPUs; on several, the
-        least of them. `together`: of one worker with as much as they would have."""
+        """Return the placement of a trial of `size` workers on these machines.
+
+        Each worker gets the ratio of cores to GPUs that its machine has; on several machines, the least of them.
+        `together`: one worker gets the devices of all.
+        """
         alone = self.whole and len(machines) == 1
         split = {machine: size if alone else self.units(machine) for machine in machines}
         # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
         free = {machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine]) for machine in machines}
         cpus = max(0.0, min(int(100 * free[machine] / split[machine]) / 100 for machine in machines))
         threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
-        each = size if together else 1
+        devices = size if together else 1
         ids = tuple(machine.id for machine in machines if machine.id)
-        return Placement(ids, round(each * cpus, 2), self.gpu, each * threads, each)
+        return Placement(ids, round(devices * cpus, 2), self.gpu, devices * threads, devices)
 
     @property
     def slots(self) -> int:
-        """Trials at once, at most."""
+        """Return how many trials run at once, at most."""
         return max(1, self._at_once(self.sizes[0]))
 
     @property
     def least(self) -> int:
-        """Trials at once, if all are of the largest world size."""
+        """Return how many trials run at once if all are of the largest world size."""
         return max(1, self._at_once(self.sizes[-1]))
 
     def _at_once(self, size: int) -> int:
-        each = [min(1, self.units(one) // size) if self.whole else self.units(one) // size for one in self.machines]
-        return sum(each) or sum(map(self.units, self.machines)) // size
+        trials = [
+            min(1, self.units(machine) // size) if self.whole else self.units(machine) // size
+            for machine in self.machines
+        ]
+        return sum(trials) or sum(map(self.units, self.machines)) // size
 
 
 def local() -> Machine:
-    """This machine: the cores this process may use and the GPUs it may see."""
+    """Return this machine: the cores that this process may use and the GPUs that it may see."""
     return Machine(cores(), len(gpus()))
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
-    """1, 2, 4, … up to what the machine can place: what `parallel.workers: all` stands for."""
+    """Return 1, 2, 4, … up to what the machine can place, for `parallel.workers: all`."""
     limit = max(1, machine.gpus or machine.cores)
     return tuple(2**power for power in range(limit.bit_length()))
 
 
 def world_sizes(space: SearchSpace) -> list[int]:
-    """Every world size that a trial of this space may have."""
+    """Return every world size that a trial of this space may have."""
     sizes = {space.baseline.parallel.workers}
     for dimension in space.dimensions:
         if dimension.name == "parallel.workers":
@@ -138,9 +148,9 @@ def world_sizes(space: SearchSpace) -> list[int]:
 
 
 def values_of(space: SearchSpace, name: str) -> set[Any]:
-    """Every value of a knob with choices that a trial of this space may have."""
+    """Return every value of a knob with choices that a trial of this space may have."""
     drawn = [dimension.choices or () for dimension in space.dimensions if dimension.name == name]
-    named = [one[name] for one in space.candidates if name in one]  # of a ladder nothing is drawn
+    named = [point[name] for point in space.candidates if name in point]  # of a ladder nothing is drawn
     return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
 
 
@@ -157,7 +167,7 @@ _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
 
 
 def gpu_only(config: Systems) -> list[str]:
-    """The values of this configuration's knobs of which some need a GPU."""
+    """Return the values of this configuration's knobs of which some need a GPU."""
     return [config.compile.mode, getattr(config.evaluation, "precision", "")]
 
 
@@ -165,10 +175,10 @@ def divided(
     machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str, alone: bool = False,
     may_come: Sequence[Machine] = (), strategies: Iterable[str] = (),
 ) -> ResourcePartition:  # fmt: skip
-    """The machines for trials of these world sizes, the largest last, of these values (see `gpu_only`) and
-    `parallel.strategy`s.
+    """Return the machines for trials of these world sizes, the largest last.
 
-    `may_come`: nodes that a cluster would start if they were asked for. Raises `ConfigError` for what fits nowhere.
+    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of `parallel.strategy`; `may_come`:
+    nodes that a cluster would start if it was asked for them. Raises `ConfigError` for what fits nowhere.
     """
     every = [*machines, *may_come]
     gpu = any(machine.gpus for machine in every)
@@ -178,45 +188,45 @@ def divided(
         kinds[machine.accelerator] = kinds.get(machine.accelerator, 0) + machine.gpus
     kind = max(kinds, key=lambda name: kinds[name]) if kinds else ""
     one_kind = [one for one in machines if not gpu or one.accelerator == kind]
-    found = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
-    found = dataclasses.replace(found, machines=found.usable(one_kind))
-    limit = max(sum(map(found.units, some)) for some in (found.machines, may_come))
-    there = "; ".join(map(str, machines)) or "no nodes"
+    partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
+    partition = dataclasses.replace(partition, machines=partition.usable(one_kind))
+    limit = max(sum(map(partition.units, some)) for some in (partition.machines, may_come))
+    listed = "; ".join(map(str, machines)) or "no nodes"
     if sizes[-1] > limit:
         where = "on this cluster" if any(machine.id for machine in every) else "on this machine"
         raise ConfigError(
             f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit}"
-            f"{f' of one type ({kind})' if len(kinds) > 1 else ''} and there are {there}; allowed: at most {limit}"
+            f"{f' of one type ({kind})' if len(kinds) > 1 else ''} and there are {listed}; allowed: at most {limit}"
         )
     for value in values:
         if not gpu and value in _GPU_ONLY:
-            raise ConfigError(f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {there}")
-    notes = tuple(_notes(found, machines))
+            raise ConfigError(f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}")
+    notes = tuple(_notes(partition, machines))
     if sizes[-1] > 1 and "dp" in strategies:
-        _check_dp(sizes[-1], max(map(found.units, [*found.machines, *may_come])), gpu, there, source)
+        _check_dp(sizes[-1], max(map(partition.units, [*partition.machines, *may_come])), gpu, listed, source)
         notes += ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
-    return dataclasses.replace(found, notes=notes)
+    return dataclasses.replace(partition, notes=notes)
 
 
-def _check_dp(size: int, most: int, gpu: bool, there: str, source: str) -> None:
-    """One process has all the GPUs. Raises `ConfigError` where there are none, or not so many on one node."""
+def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None:
+    """Raise `ConfigError` if there are no GPUs, or not as many on one node as `dp` gives to its one process."""
     if not gpu:
         why = "torch.nn.DataParallel needs GPUs, and would pass through without a word"
-        raise ConfigError(f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {there}")
+        raise ConfigError(f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {listed}")
     if size > most:
         why = f"needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most {most}"
-        raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {there}")
+        raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {listed}")
 
 
 def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[str]:
-    """What of a cluster is not used, and whether what is used is alike."""
+    """Yield which machines of a cluster are not used, and how those that are used differ."""
     for machine in machines:
         if machine not in share.machines:
             why = "without GPUs" if not machine.gpus else "GPUs of one type are compared with each other only"
             yield f"{machine}: not used, {why if share.gpu else 'no CPU cores'}"
     places = {share.place([machine], 1).threads for machine in share.machines}
     if len(places) > 1:
-        each = "; ".join(f"{one.name}: {share.place([one], 1).threads}" for one in share.machines)
+        each = "; ".join(f"{machine.name}: {share.place([machine], 1).threads}" for machine in share.machines)
         yield f"WARNING: nodes differ in CPU cores per worker ({each}): what they measure cannot be compared strictly"
     most = max(map(share.units, share.machines), default=0)
     if (size := share.sizes[-1]) > most > 0:

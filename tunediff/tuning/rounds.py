@@ -1,7 +1,7 @@
 """Run configurations seed after seed on one slot until their difference is decided: confirming runs and `compare`.
 
-Tune is not needed for it: nothing is drawn and nothing stopped. The workers are those that are there, and one run at a
-time has the machine.
+This needs no Tune: nothing is drawn and no run is stopped early. The runs use the workers that have started already,
+and one run at a time has the machine.
 """
 
 from __future__ import annotations
@@ -19,80 +19,83 @@ from tunediff.core.environment import unwritable
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
-from tunediff.tuning.experiment import StoppedError
 from tunediff.tuning.messages import Plan
 from tunediff.tuning.pool import Allocation, Pool
+from tunediff.tuning.sessions import StoppedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A configuration, and what its journals say was drawn; its seed is that of its first round."""
+    """A configuration, whose seed is that of its first round, and the drawn knobs for its journals."""
 
     config: Systems
     drawn: Values
 
 
-def name_of(place: int, number: int, rivals: int) -> str:
-    """The trial of the rival at `place` in round `number`, both from 0: t0000, t0001, … round by round."""
-    return f"t{number * rivals + place:04d}"
+def name_of(place: int, number: int, candidates: int) -> str:
+    """Return the name of the trial of the candidate at `place` in round `number`, both from 0.
+
+    Round by round: t0000, t0001, …
+    """
+    return f"t{number * candidates + place:04d}"
 
 
 def run(
     folder: Path,
-    rivals: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     most: int,
     plan: Plan,
     pool: Pool,
     listeners: Sequence[Listener],
     over: Callable[[], bool],
 ) -> None:
-    """Run what of the rounds is not finished, at most `most`; `over` is asked before each. The baseline comes first.
+    """Run the unfinished runs of at most `most` rounds, until `over()` before a round. The baseline comes first.
 
-    Every other round runs in the opposite order, so that a machine that slows down favours nobody. A rival whose run
-    fails is out, and without the baseline there is nothing to compare with. Raises `StoppedError` when the folder
-    cannot be written.
+    Every other round runs in the opposite order, so that a machine that slows down favours no candidate. A candidate
+    whose run fails is out, and without the baseline there is nothing to compare with. Raises `StoppedError` when the
+    folder cannot be written.
     """
     out: set[int] = set()
     for number in range(most):
-        if 0 in out or len(rivals) - len(out) < 2 or over():
+        if 0 in out or len(candidates) - len(out) < 2 or over():
             return
-        places = range(len(rivals))
+        places = range(len(candidates))
         for place in reversed(places) if number % 2 else places:
             if place not in out and failed(
-                _run(folder, rivals[place], place, number, len(rivals), plan, pool, listeners)
+                _run(folder, candidates[place], place, number, len(candidates), plan, pool, listeners)
             ):
                 out.add(place)
 
 
 def _run(
-    folder: Path, rival: Candidate, place: int, number: int, rivals: int, plan: Plan, pool: Pool,
+    folder: Path, candidate: Candidate, place: int, number: int, candidates: int, plan: Plan, pool: Pool,
     listeners: Sequence[Listener],
 ) -> TrialRecord:  # fmt: skip
-    """One run, unless its journal has its end already."""
-    name, seed = name_of(place, number, rivals), rival.config.seed + number
-    if (known := record.read_trial(folder / "trials" / name)) is not None and known.finished:
-        return known
-    config, values = cfg.override(rival.config, {"seed": seed}), {**rival.drawn, "seed": seed}
+    """Run one trial unless its journal has its end already; return its record."""
+    name, seed = name_of(place, number, candidates), candidate.config.seed + number
+    if (trial_record := record.read_trial(folder / "trials" / name)) is not None and trial_record.finished:
+        return trial_record
+    config, values = cfg.override(candidate.config, {"seed": seed}), {**candidate.drawn, "seed": seed}
 
     tell_all(listeners, "start", name, values)
     try:
         while True:
-            seat = _seat(pool, config.parallel.workers, config.parallel.together)
-            for point in trial.follow(name, config, values, seat, plan):
-                tell_all(listeners, "point", name, {**point, "slot": seat.slot})
-            pool.give(seat.slot)
+            allocation = _allocate(pool, config.parallel.workers, config.parallel.together)
+            for point in trial.run_trial_on_slot(name, config, values, allocation, plan):
+                tell_all(listeners, "point", name, {**point, "slot": allocation.slot})
+            pool.give(allocation.slot)
             if not record.was_lost(folder / "trials" / name):
                 break
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
     tell_all(listeners, "end", name, values)
-    known = record.read_trial(folder / "trials" / name)
-    assert known is not None
-    return known
+    trial_record = record.read_trial(folder / "trials" / name)
+    assert trial_record is not None
+    return trial_record
 
 
-def _seat(pool: Pool, size: int, together: bool) -> Allocation:
-    """One for so many workers, as soon as nodes that are there have room."""
-    while (seat := pool.take(size, together=together)) is None:
+def _allocate(pool: Pool, size: int, together: bool) -> Allocation:
+    """Return the devices for so many workers; wait until the nodes have room for them."""
+    while (allocation := pool.take(size, together=together)) is None:
         time.sleep(1.0)
-    return seat
+    return allocation

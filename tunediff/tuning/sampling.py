@@ -1,4 +1,4 @@
-"""What draws new points, and how it is kept from taking longer with every trial."""
+"""The sampler that draws new points: TPE that takes no longer with every trial."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 HISTORY = 1000
-"""Trials that TPE looks at: of more, the newest."""
+"""Number of trials that TPE looks at: the newest ones."""
 GOOD = 25
-"""The best trials, which it looks at however old they are: as many as it takes for good (Optuna's `default_gamma`)."""
+"""Number of best trials that it looks at however old they are: as many as Optuna's `default_gamma` counts as good."""
 
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
-    """What draws new points unless told otherwise."""
+    """Return the sampler that draws new points by default."""
     return Recent(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
 
 
 class Recent(optuna.samplers.TPESampler):
     """TPE over the best and the newest trials, so that a suggestion takes no longer after thousands.
 
-    TPE draws where the density of good points is high over that of the others. Good are the best tenth, 25 at most: of
-    more than 250 trials they are the same 25 as ever; the density of the others is estimated from the newest ones.
+    TPE draws where the density of good points is high relative to that of the others. Good are the best tenth, 25 at
+    most: with more than 250 trials these are the same 25 as without this class. The density of the others is estimated
+    from the newest trials.
     """
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Any:
@@ -42,7 +43,7 @@ def _seen(study: optuna.Study) -> Any:
 
 
 class _Part:
-    """A study of which the sampler sees a part; anything else of it is as it is."""
+    """A study that shows the sampler a part of its trials; everything else passes through."""
 
     def __init__(self, study: optuna.Study) -> None:
         self._study = study
@@ -51,17 +52,17 @@ class _Part:
         return getattr(self._study, name)
 
     def _get_trials(self, deepcopy: bool = True, states: Any = None, use_cache: bool = False) -> list[FrozenTrial]:
-        """As Optuna's samplers ask for them, in order of their numbers."""
+        """Return the trials in order of their numbers, as Optuna's samplers request them."""
         trials = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
         return trials if len(trials) <= HISTORY else _part(trials, self._study.directions)
 
 
 def _part(trials: list[FrozenTrial], directions: list[StudyDirection]) -> list[FrozenTrial]:
-    """The newest, after the best of the others in each objective."""
+    """Return the newest trials, after the best of the others in each objective."""
     older, newest = trials[:-HISTORY], trials[-HISTORY:]
     done = [trial for trial in older if trial.state == TrialState.COMPLETE]
     good = dict[int, FrozenTrial]()
     for place, direction in enumerate(directions):
         pick = heapq.nsmallest if direction == StudyDirection.MINIMIZE else heapq.nlargest
-        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda one: one.values[place])}
+        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda trial: trial.values[place])}
     return [*(good[number] for number in sorted(good)), *newest]

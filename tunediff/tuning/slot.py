@@ -2,8 +2,14 @@
 
 Starting workers takes longer than a short trial: a controller and every worker start Python and import torch, one after
 the other. So a group stays, and its workers take one job after the other from their slot. A job that needs another
-`WorkerGroupSpec`, that compiles, or that follows a fault gets a fresh one. The slot itself is an actor that imports no
-torch; trial drivers (Tune) and workers (Train) both talk to it, and each may die and come back.
+`WorkerGroupSpec`, that compiles, or that follows a fault gets a fresh group. The slot itself is an actor that imports
+no torch; trial drivers (Tune) and workers (Train) both call it, and each may die and be started again:
+
+    driver                       slot                        workers of the group
+    submit(job)  ─────────────►  job, its serial
+                                 take(generation, done)  ◄─  ask for the next job
+    event(serial, cursor)  ◄───  events  ◄─────────────────  post(serial, point, end or loss)
+    let_go_on(serial, index)  ►  decisions  ──────────────►  decision(serial, index)
 """
 
 from __future__ import annotations
@@ -29,21 +35,25 @@ from tunediff.tuning.messages import NAMESPACE, Assignment, Decision, Event, Job
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import ResourcePartition
 
-POLL_S = 10.0  # a long poll is answered empty after this long, so that a lost caller leaves no request behind for ever
-IDLE_S = 5.0  # workers without a job keep their devices for so long where other slots may want them
-WARM_S = 60.0  # those that were started before there was a first job
+POLL_S = 10.0  # a long poll returns None after this long, so that no request of a lost caller stays for ever
+IDLE_S = 5.0  # workers without a job keep their devices this long where other slots may need them
+WARM_S = 60.0  # the same for workers that were started before the first job
 T = TypeVar("T")
 
 
 class Slot:
-    """The meeting place of trial drivers and workers. Methods are coroutines of one actor: no locks but `_turn`."""
+    """The actor that hands jobs of trial drivers to workers, and the workers' events to the drivers.
+
+    Methods are coroutines of one actor, so that code between two `await`s is not interrupted. `_turn` is held by what
+    starts or ends a group; `_changed` wakes the long polls.
+    """
 
     def __init__(self, name: str, storage: str, here: str) -> None:
-        """`storage`: absolute folder of Ray Train's own files; `here`: that workers work in."""
+        """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work in."""
         self._name, self._storage, self._here = name, storage, here
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: Job | None = None
-        self._serial = ""  # names the job in hand; unique, so that a slot that was restarted is not mistaken for itself
+        self._serial = ""  # of the current job; random, so that a restarted slot never reuses one
         self._events: list[Event] = []
         self._ended = True
         self._decisions: set[int] = set()  # indices of the points after which training may go on
@@ -52,8 +62,8 @@ class Slot:
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
         self._group_kind, self._group_fresh = WorkerGroupSpec(0, False), False
-        self._arrived, self._started = False, 0.0  # whether its workers are there, and since when they should be
-        self._retired: set[str] = set()
+        self._arrived, self._started = False, 0.0  # whether its workers have started, and when they were requested
+        self._retired: set[str] = set()  # generations of groups that were asked to leave
 
     def __repr__(self) -> str:
         job = self._job.name if self._job is not None and not self._ended else "idle"
@@ -66,20 +76,25 @@ class Slot:
                 self._start(kind, fresh=False)
 
     async def note(self, line: str) -> None:
-        """Log a line; the call's own name is what the dashboard's table of tasks shows."""
+        """Log a line. The dashboard's table of tasks shows the name that the caller gives to this call."""
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for trial drivers
     async def submit(self, job: Job) -> str:
-        """Hand in a job; returns its serial. A driver that was restarted is attached to its running job."""
+        """Take a job and return its serial. A driver that was restarted is attached to its running job."""
         async with self._turn:
+            # ---- the same job again, or an earlier one whose driver is gone
             if self._job is not None and not self._ended:
                 if self._job.key == job.key:
                     return self._serial
                 await self._abandon()
+
+            # ---- a group that fits the job
             if self._group is None or self._group_kind != job.kind or job.fresh or self._group_fresh:
                 await self._retire()
                 self._start(job.kind, job.fresh)
+
+            # ---- hand it to the workers
             async with self._changed:
                 self._serial = uuid.uuid4().hex
                 self._job, self._events, self._decisions, self._ended = job, [], set(), False
@@ -88,7 +103,7 @@ class Slot:
             return self._serial
 
     async def event(self, serial: str, cursor: int) -> Event | None:
-        """Event number `cursor` of the job, as soon as there is one; None after `POLL_S`."""
+        """Return event number `cursor` of the job as soon as it happens; None after `POLL_S`."""
 
         def next_event() -> Event | None:
             if serial != self._serial:
@@ -98,23 +113,26 @@ class Slot:
         return await self._wait(next_event)
 
     async def let_go_on(self, serial: str, index: int) -> None:
-        """Answer the workers that wait after point `index`. A scheduler that stops a trial ends its driver instead."""
+        """Let the workers train on after point `index`. A scheduler that stops a trial ends its driver instead."""
         async with self._changed:
             if serial == self._serial:
                 self._decisions.add(index)
                 self._changed.notify_all()
 
     async def kill(self, reason: str) -> None:
-        """End the group now, whatever it does: its workers may hang."""
+        """End the group at once: its workers may hang."""
         async with self._turn:
             await self._kill(reason)
 
     async def missing_s(self) -> float:
-        """Seconds that the group's workers have been waited for; 0: they are there."""
+        """Return for how many seconds the group's workers have been starting; 0: they have started."""
         return 0.0 if self._arrived or self._group is None else time.monotonic() - self._started
 
     async def free(self, after_s: float) -> None:
-        """The job is over, or its trial was stopped early: others get the devices, unless another job comes by then."""
+        """Release the devices for other slots `after_s` from now, unless another job comes by then.
+
+        Called when the job is over or its trial was stopped early.
+        """
         serial = self._serial
         await asyncio.sleep(after_s)
         async with self._turn:
@@ -133,21 +151,23 @@ class Slot:
 
     # ---- for workers
     async def take(self, generation: str, done: str) -> Assignment | None:
-        """The next job, which is not `done`, or to leave when the group is no longer wanted; None: ask again."""
+        """Return the next job, or the order to leave for a group that was replaced; None after `POLL_S`: ask again.
 
+        `done`: serial of the last job of these workers, which they do not get twice.
+        """
         self._arrived = self._arrived or generation == self._generation
 
-        def next_order() -> Assignment | None:
+        def next_assignment() -> Assignment | None:
             if generation in self._retired or generation != self._generation:
                 return Assignment()
             if self._job is not None and not self._ended and self._serial != done:
                 return Assignment(self._serial, self._job)
             return None
 
-        return await self._wait(next_order)
+        return await self._wait(next_assignment)
 
     async def renew(self, generation: str) -> None:
-        """The workers of this group leave: a job that waits for them, and all to come, get others."""
+        """Replace this group, whose workers leave by themselves: the current job and all later ones get others."""
 
         async def replaced() -> None:
             async with self._turn:
@@ -157,12 +177,12 @@ class Slot:
                         self._start(self._job.kind, self._job.fresh)
 
         async with self._changed:
-            self._retired.add(generation)  # its end is no loss of a job
-        self._renewing = asyncio.ensure_future(replaced())  # not awaited: the group goes once this call is answered
+            self._retired.add(generation)  # the end of this group does not lose a job
+        self._renewing = asyncio.ensure_future(replaced())  # not awaited: the group leaves once this call returns
 
     async def post(self, serial: str, event: Event) -> None:
-        """Tell the driver: a point (the workers then ask for the `decision`), the end of the job, or that they leave
-        its node."""
+        """Pass an event to the driver: a point, after which the workers ask for the `decision`, the job's end, or a
+        loss."""
         async with self._changed:
             if serial != self._serial or self._ended:
                 return
@@ -174,7 +194,7 @@ class Slot:
             self._changed.notify_all()
 
     async def decision(self, serial: str, index: int) -> Decision | None:
-        """Whether to train on after point `index`; None: ask again."""
+        """Return whether to train on after point `index`; None after `POLL_S`: ask again."""
 
         def decided() -> Decision | None:
             if serial in self._dropped:
@@ -204,10 +224,11 @@ class Slot:
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:
+        """Wait until a group has ended; its job is lost unless the group was asked to leave."""
         reason = "the worker group ended"
         try:
             await group
-        except Exception as error:  # whatever ended it, the trial hears of it
+        except Exception as error:  # the trial's driver gets the reason
             reason = _reason(error)
         async with self._changed:
             if generation == self._generation:
@@ -217,13 +238,14 @@ class Slot:
             self._changed.notify_all()
 
     def _lose(self, reason: str) -> None:
-        """The job in hand, if there is one, goes down with its group."""
+        """Report the current job, if there is one, as lost."""
         if not self._ended:
             self._events.append(Lost(reason))
             self._ended = True
 
     async def _abandon(self) -> None:
-        """The job's driver is gone. If it was stopped early, the workers wait for a decision; else they are busy."""
+        """Drop the job, whose driver is gone. Workers of a trial that was stopped early wait for a decision and get
+        "stop"; busy ones are killed."""
         async with self._changed:
             waiting = self._waiting_for is not None
             self._dropped.add(self._serial)
@@ -233,7 +255,10 @@ class Slot:
             await self._kill("its trial was given up")
 
     async def _retire(self) -> None:
-        """Let the group leave when its workers ask for the next job, and wait until its resources are free."""
+        """Let the group leave when its workers ask for the next job, and wait until its resources are free.
+
+        A group that has not left after a minute is killed.
+        """
         group = self._group
         if group is None:
             return
@@ -246,6 +271,7 @@ class Slot:
             await self._kill("it did not leave")
 
     async def _kill(self, reason: str) -> None:
+        """End the group, report its job as lost for `reason`, and wait until it has ended."""
         group = self._group
         if group is None:
             return
@@ -257,12 +283,13 @@ class Slot:
         await self._gone(group)
 
     async def _gone(self, group: Any) -> None:
+        """Wait until `_watch` has seen the end of a group."""
         while self._group is group:
             async with self._changed:
                 await self._changed.wait()
 
     async def _wait(self, ready: Callable[[], T | None]) -> T | None:
-        """The first answer of `ready` that is not None, or None after `POLL_S`."""
+        """Return the first result of `ready` that is not None, or None after `POLL_S`."""
         until = time.monotonic() + POLL_S
         async with self._changed:
             while (answer := ready()) is None and (left := until - time.monotonic()) > 0:
@@ -274,51 +301,51 @@ class Slot:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says, and the fault of its controller below it: Ray itself leaves out of which kind it is."""
+    """Return Ray's message, with the class and message of its controller's error, whose class Ray leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
 
 
 def beside() -> dict[str, str]:
-    """Ray's label selector of what shall live on this node: that of the search itself, whose end is the end of all."""
+    """Return Ray's label selector of this node: the one of the search itself, whose end ends everything else."""
     return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
 
 def own_cluster() -> dict[str, str]:
-    """The environment in which what lives in this cluster finds it.
+    """Return environment variables by which a process in this cluster finds it.
 
-    Ray Train's cleaner of placement groups looks there, and in a file that another cluster may have left: it must not
-    ask that one whether its controller lives.
+    Ray Train's cleaner of placement groups reads them, and else a file that another cluster may have left: it must not
+    ask that cluster whether its controller is alive.
     """
     return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 class Slots:
-    """The slots of a session: actors, as many as trials have run at once."""
+    """The slots of a session: as many actors as trials have run at once."""
 
     def __init__(self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None) -> None:
-        """`folder`: of the search; Ray Train's own files lie in it. `nodes`: of a cluster, whenever one looks."""
+        """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a cluster."""
         # Several searches may share a cluster, where a name must be its own.
         self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
         self._storage, self._here = str(folder / "train"), share.here
         self.actors: list[Any] = []
-        self._others = share.slots > 1 or nodes is not None  # who want the devices of one that is idle
+        self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot
         self.pool = Pool(share, nodes, cluster.ask, self._make, self._free)
         self._notes, self._nodes = share.notes, nodes
 
     def warm(self, config: Systems) -> None:
-        """Start the workers of the first trials, which train this configuration, while Tune starts."""
-        seats = []
-        while (seat := self.pool.take(config.parallel.workers, waits=False)) is not None:
-            seats.append(seat)
-            self.actors[seat.slot].warm.remote(WorkerGroupSpec.of(config, seat.place))
-        for seat in seats:
-            self.pool.give(seat.slot, used=False)
-            self._free(seat.slot, WARM_S)
+        """Start the workers of the first trials, which train this configuration, while Tune starts up."""
+        allocations = []
+        while (allocation := self.pool.take(config.parallel.workers, waits=False)) is not None:
+            allocations.append(allocation)
+            self.actors[allocation.slot].warm.remote(WorkerGroupSpec.of(config, allocation.place))
+        for allocation in allocations:
+            self.pool.give(allocation.slot, used=False)
+            self._free(allocation.slot, WARM_S)
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Say now what is to be known of the machines, and later what becomes of them."""
+        """Call `say` with the notes on the machines now, and later with what changes."""
         for note in self._notes:
             say(note)
         self.pool.say = say
@@ -344,13 +371,16 @@ class Slots:
 def opened(
     folder: Path, share: ResourcePartition, warm: Systems | None, nodes: cluster.Nodes | None = None
 ) -> Iterator[Slots]:
-    """Slots for what runs in `folder`; `warm`: what the first trials train, if their workers may start now."""
+    """Yield the slots for what runs in `folder`.
+
+    `warm`: configuration that the first trials train, if their workers may start now.
+    """
     slots = Slots(folder, share, nodes)
     try:
         if warm is not None:
             slots.warm(warm)
         yield slots
-        slots.close()  # not after a fault: the cluster's end is theirs
+        slots.close()  # not after a fault: the slots end with the cluster
     finally:
         with contextlib.suppress(Exception):  # a cluster that is gone keeps no nodes either
             slots.pool.withdraw()

@@ -1,4 +1,4 @@
-"""When a trial is stopped early: Tune's own rules, which never judge the baseline and forget nothing over a resume."""
+"""Stop trials early by Tune's own rules, which never judge the baseline and keep what they know over a resume."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tunediff.tuning.messages import drawn
 from tunediff.tuning.trial import reported
 
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
-"""How far behind the best value at a point, as a share of it, a trial is never stopped while no configuration has run
-twice and the noise of one run is not known: for objectives that are compared by ratios and for all others."""
+"""Margins behind the best value at a point, as a share of it, within which no trial is stopped while the noise of one
+run is unknown because no configuration has run twice: for objectives compared by ratios, and for all others."""
 
 
-class Known(NamedTuple):
-    """A trial as the rule knows it: by our name, which outlives a session; Tune's id does not."""
+class TrialName(NamedTuple):
+    """A trial for the rule: it reads `trial_id` only. Our name outlives a session; Tune's own id does not."""
 
     trial_id: str
 
 
 class PointValues:
-    """The objective's values at one point of the curve, of all trials that have reached it."""
+    """Values of the objective at one point of the curve, of all trials that have reached it."""
 
     def __init__(self) -> None:
         self._by_trial = dict[str, float]()
         self._by_seed = defaultdict[str, dict[Any, float]](dict)  # of each configuration
 
     def add(self, trial: str, configuration: str, seed: Any, value: float) -> None:
-        """Add the value of a trial, or replace what it had before it was measured again."""
+        """Add the value of a trial, or replace its earlier value at this point."""
         self._by_trial[trial] = value
         self._by_seed[configuration][seed] = value
 
     def within_noise(self, value: float, falls: bool, positive_ratios: bool) -> bool:
-        """Whether `value` is behind the best of these by no more than the noise of one run, or the margin without it.
+        """Return whether `value` is behind the best one by no more than the noise of one run, or a margin if unknown.
 
         `falls`: a smaller value is better; `positive_ratios`: positive values are compared by their ratios.
         """
@@ -57,50 +57,50 @@ class PointValues:
 
 
 class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
-    """A rule that all trials are held against and all but the baseline, on whatever seed, are judged by.
+    """Stop trials by a rule of Tune that never judges the baseline, on any seed, although it compares with it.
 
-    Every figure of a search is told beside the finished baseline: stopped early, it would leave none. The rule does not
-    judge a trial either that is behind the best one at the same point by no more than the noise, or that has reached
-    its last point: that one ends by itself, after its weights are written. `earlier`: the trials of the sessions before
-    this one, whose curves the rule hears first.
+    Every result of a search is compared with the finished baseline, which an early stop would remove. Not judged either
+    are trials that are behind the best one at the same point by no more than the noise, and trials at their last point,
+    which end by themselves after their weights are written. `earlier`: the trials of the sessions before this one,
+    whose curves the rule gets first.
     """
 
     def __init__(self, rule: TrialScheduler, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
         super().__init__()
         self._rule, self._space, self._earlier = rule, space, tuple(earlier)
-        self._heard_s = dict[Known, float]()  # training seconds of the last point that was news
+        self._judged_s = dict[TrialName, float]()  # training seconds of the last point that was not a repetition
         self._values = defaultdict[int, PointValues](PointValues)  # by the index of the point
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Tune says what is searched for; only then can a rule take in results."""
+        """Set what Tune optimizes, and feed the rule the earlier trials, which it can take only from then on."""
         accepted = bool(self._rule.set_search_properties(metric, mode, **spec))
         for trial in self._earlier if accepted else ():
             for point in trial.points:
                 if point.get(self._space.metric) is not None:
                     result = reported(point, self._space)
-                    self._hear(None, Known(trial.name), result)
+                    self._feed(None, TrialName(trial.name), result)
                     self._note(trial.name, trial.drawn, result)
-                    self._heard_s[Known(trial.name)] = point.train_s
+                    self._judged_s[TrialName(trial.name)] = point.train_s
         return accepted
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """A trial begins."""
-        self._rule.on_trial_add(tune_controller, _known(trial))
+        """Pass the start of a trial on."""
+        self._rule.on_trial_add(tune_controller, _name_of(trial))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Whether it goes on after this point; one told again, from a checkpoint, was judged before."""
-        if (train_s := result.get("train_s", math.inf)) <= self._heard_s.get(_known(trial), -1.0):
+        """Return whether a trial goes on after this point; a point reported again after a resume was judged before."""
+        if (train_s := result.get("train_s", math.inf)) <= self._judged_s.get(_name_of(trial), -1.0):
             return str(TrialScheduler.CONTINUE)
-        self._heard_s[_known(trial)] = train_s
+        self._judged_s[_name_of(trial)] = train_s
         values = drawn(trial.config)
-        self._note(_known(trial).trial_id, values, result)
+        self._note(_name_of(trial).trial_id, values, result)
         if self._is_judged(values, result):
-            self._rule.on_trial_add(tune_controller, _known(trial))  # hearing a point makes ASHA forget the trial
-            return str(self._rule.on_trial_result(tune_controller, _known(trial), result))
-        self._hear(tune_controller, _known(trial), result)
+            self._rule.on_trial_add(tune_controller, _name_of(trial))  # ASHA has forgotten it since `_feed`
+            return str(self._rule.on_trial_result(tune_controller, _name_of(trial), result))
+        self._feed(tune_controller, _name_of(trial), result)
         return str(TrialScheduler.CONTINUE)
 
     def _note(self, trial: str, values: Values, result: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
             self._values[int(result["index"])].add(trial, configuration, seed, float(result["objective"]))
 
     def _is_judged(self, values: Values, result: Mapping[str, Any]) -> bool:
-        """Whether the rule may stop a trial with these drawn knobs after this point."""
+        """Return whether the rule may stop a trial with these drawn knobs after this point."""
         if not any(knob != "seed" for knob in self._space.changed(values)):
             return False
         if (index := int(result.get("index", 0))) >= self._space.baseline.evaluation.points:
@@ -121,22 +121,22 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         return not self._values[index].within_noise(float(result["objective"]), falls, falls or rate)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
-        """It has ended."""
-        self._hear(tune_controller, _known(trial), result)
+        """Pass the end of a trial on."""
+        self._feed(tune_controller, _name_of(trial), result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        """It never began."""
-        self._rule.on_trial_remove(tune_controller, _known(trial))
+        """Pass on that a trial never began."""
+        self._rule.on_trial_remove(tune_controller, _name_of(trial))
 
     def debug_string(self) -> str:
-        """The rule's own words."""
+        """Return the rule's own description."""
         return str(self._rule.debug_string())
 
-    def _hear(self, controller: Any, trial: Known, result: Mapping[str, Any]) -> None:
-        """Let the rule take in a result without a judgement; rules do so when a trial completes."""
+    def _feed(self, controller: Any, trial: TrialName, result: Mapping[str, Any]) -> None:
+        """Feed a result to the rule without a judgement, as rules take it when a trial completes."""
         self._rule.on_trial_add(controller, trial)
         self._rule.on_trial_complete(controller, trial, result)
 
 
-def _known(trial: Any) -> Known:
-    return Known(trial.config["trial"])
+def _name_of(trial: Any) -> TrialName:
+    return TrialName(trial.config["trial"])

@@ -14,36 +14,35 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunediff.core.files import has_locks
-from tunediff.tuning import experiment
+from tunediff.tuning import sessions
+from tunediff.tuning.study_url import study_url
 
 log = logging.getLogger(__name__)
 
 STUDY = "tunediff"
 FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
-"""What a full, read-only or vanished disk looks like here."""
-
-
+"""What Optuna raises when the disk is full, read-only or gone."""
 LOCKED_S = 60.0
-"""How long another program, such as optuna-dashboard, may hold the study before the search stops."""
+"""Seconds for which another program, such as optuna-dashboard, may lock the study before the search stops."""
 DAMAGES = ("malformed", "not a database")
-"""What SQLite says of a damaged file; all else, such as a lock or a disk that does not answer, will pass."""
+"""SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not answer, will pass."""
 
 
 def open_file(path: Path) -> optuna.storages.RDBStorage:
-    """The study file, for optuna-dashboard to read too. A damaged one is put aside: the journals hold all it held.
+    """Open the study file, which optuna-dashboard can read too. A damaged one is renamed: the journals hold all of it.
 
     Raises `StoppedError` if it cannot be read for another reason: its locks or its disk.
 
-    SQLite does not wait for the disk: a kill loses nothing all the same, a power cut at worst this file, and a draw
-    takes 18 ms in place of 140.
+    SQLite does not wait for the disk: a kill loses nothing even so, a power cut at worst this file, and a draw takes
+    18 ms instead of 140.
     """
     if path.exists() and (damage := _damage(path)):
         number = len(list(path.parent.glob(f"{path.name}.damaged*")))
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
         log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
-    how = {"connect_args": {"timeout": LOCKED_S}}
-    storage = optuna.storages.RDBStorage(experiment.study_url(path), engine_kwargs=how)
+    engine_settings = {"connect_args": {"timeout": LOCKED_S}}
+    storage = optuna.storages.RDBStorage(study_url(path), engine_kwargs=engine_settings)
 
     def relax(connection: sqlite3.Connection, _: Any) -> None:
         connection.execute("PRAGMA synchronous = OFF")
@@ -54,13 +53,13 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with an SQLite file; None: nothing. Raises `StoppedError` if it cannot be read now."""
+    """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be read now."""
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}{plain}", LOCKED_S, uri=True)) as connection:
-            found = str(connection.execute("PRAGMA quick_check").fetchone()[0])
+            answer = str(connection.execute("PRAGMA quick_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if not any(word in str(error) for word in DAMAGES):
-            raise experiment.StoppedError(f"{path} cannot be read: {error}") from None
+            raise sessions.StoppedError(f"{path} cannot be read: {error}") from None
         return str(error)
-    return None if found == "ok" else found.splitlines()[0]
+    return None if answer == "ok" else answer.splitlines()[0]

@@ -1,4 +1,4 @@
-"""Running a search through Ray Tune."""
+"""Run a search through Ray Tune."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 from tunediff.core.environment import unwritable
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import experiment
+from tunediff.tuning import sessions
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.messages import Plan, drawn
 from tunediff.tuning.searcher import GRACE, Searcher
@@ -35,7 +35,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
     searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
-    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: experiment.alive(folder))
+    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: sessions.alive(folder))
     try:
         _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
@@ -66,14 +66,17 @@ def _tuner(
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
-    """Of a trial's driver: beside the search where that node has any, so that a lost node takes workers only."""
+    """Return the resources of a trial's driver: on the search's node if it has CPUs.
+
+    A lost node then has no driver, only workers.
+    """
     here = ray.get_runtime_context().get_node_id()
     own = any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes())
     return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))
 
 
 def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> BaselineExemptScheduler | None:
-    """Tune's scheduler that stops hopeless trials by fractions of their budgets, or None. Rungs lie at evaluations.
+    """Return Tune's scheduler that stops hopeless trials by fractions of their budgets, or None; rungs are evaluations.
 
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
     before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
@@ -87,7 +90,7 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Baseli
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
-    """Passes Tune's events on, in place of Tune's own printing; hooks are called by keyword."""
+    """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by keyword."""
 
     def __init__(self, *listeners: Listener) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
 
 
 def _readable(trial: Any) -> str:
-    """t0007_batch_size=256,amp=bf16: what Ray's pages and folders show."""
+    """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
     knobs = [
         f"{name.rpartition('.')[2]}={value:.3g}" if isinstance(value, float) else f"{name.rpartition('.')[2]}={value}"
         for name, value in drawn(trial.config).items()

@@ -1,4 +1,4 @@
-"""What an earlier search teaches a new one: results, where they mean here what they meant there, else good points."""
+"""Use the trials of an earlier search in a new one: their results where they are comparable, else their best points."""
 
 from __future__ import annotations
 
@@ -27,68 +27,71 @@ class PriorTrial:
     point: Values
     """The knobs that the space searches."""
     doubts: tuple[str, ...]
-    """Why its result does not mean here what it meant there: another objective, budget or machine; empty: it does."""
+    """Why its result is not comparable here: another objective, budget or machine; empty: it is."""
 
     @property
     def counts(self) -> bool:
-        """Whether its result is reused."""
+        """Return whether its result is reused."""
         return not self.doubts
 
 
-def lessons(space: SearchSpace, folder: Path, device: str = "cpu") -> list[PriorTrial]:
-    """The trials of the search in `folder` that ended in a result, the best first, and then known failures.
+def prior_trials(space: SearchSpace, folder: Path, device: str = "cpu") -> list[PriorTrial]:
+    """Return the trials of the search in `folder` that ended in a result, the best first, and then known failures.
 
-    `device`: "cpu" or "cuda", what this search trains on. Raises `ConfigError` if it cannot be read.
+    `device`: "cpu" or "cuda", what this search trains on. Raises `ConfigError` if the search cannot be read.
     """
+    # ---- candidates: results from best to worst, then failures that say something about their configuration
     earlier, trials = spaces.load(spaces.of_search(folder)), record.read_trials(folder)
     metric, most = earlier.metric, earlier.mode == "max"
     done = [trial for trial in trials if trial.value(metric) is not None]
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
-    found = []
-    failures = [one for one in trials if one.status in ("nan", "timeout") or knowledge.teaches_memory(one)]
+    priors = []
+    failures = [trial for trial in trials if trial.status in ("nan", "timeout") or knowledge.teaches_memory(trial)]
+
+    # ---- those that this space can express, with the reasons why they may not be comparable
     for trial in [*ranked, *failures]:
-        again = earlier.seeds == 1 and "seed" in trial.drawn  # it taught how much runs differ, nothing of its point
+        again = earlier.seeds == 1 and "seed" in trial.drawn  # a repeated baseline measures noise
         if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
-        doubts = [f"{what} {a} there, {b} here" for what, a, b in _compared(earlier, space) if a != b]
+        doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
             doubts = ["knobs that are not searched have other values"]
         doubts += environment.differences(trial.environment, device)
-        found.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
-    return found
+        priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
+    return priors
 
 
-def said(space: SearchSpace, device: str) -> str:
-    """How much of the earlier search is reused, and if nothing why, in a line; '' without one."""
+def describe(space: SearchSpace, device: str) -> str:
+    """Return a line on how much of the earlier search is reused, or why nothing is; '' without an earlier search."""
     if space.warm_start is None:
         return ""
-    found, name = lessons(space, Path(space.warm_start), device), Path(space.warm_start).name
-    if not found:
+    priors, name = prior_trials(space, Path(space.warm_start), device), Path(space.warm_start).name
+    if not priors:
         return f"warm start: {name} has no trial that this search can express"
-    if believed := sum(lesson.counts for lesson in found):
-        return f"warm start: {believed} of {len(found)} results of {name} are reused"
-    why = "; ".join(found[0].doubts)
-    return f"warm start: none of the {len(found)} results of {name} is reused ({why}); its best are tried first"
+    if reused := sum(prior.counts for prior in priors):
+        return f"warm start: {reused} of {len(priors)} results of {name} are reused"
+    why = "; ".join(priors[0].doubts)
+    return f"warm start: none of the {len(priors)} results of {name} is reused ({why}); its best are tried first"
 
 
 def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
-    """Whether it trained the workload that is searched here: of a user's file, one of that name."""
+    """Return whether a trial trained the workload of this search; a user's workload is compared by its file's name."""
     theirs, ours = trial.config["workload"], space.workload.name
     return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
 def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
-    """What values of two equal configurations on one machine must have in common to be comparable, with its name."""
+    """Yield name and both values of what two searches must have in common for their results to be comparable."""
     a, b = two
     yield "objective", a.metric, b.metric
     yield "cost", a.cost, b.cost
-    there, here = (f"{one.budget.per_trial_s:g} {one.budget.clock.short}" for one in two)
+    there, here = (f"{space.budget.per_trial_s:g} {space.budget.clock.short}" for space in two)
     yield "budget", there, here
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
 
 
 def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
-    """The point of this space that is `config`, by dotted names, in every searched knob; None: it lies outside."""
+    """Return the point of this space with the values of `config`, by dotted names; None: it lies outside."""
     point: Values = {}
     for dimension in space.dimensions:
         if dimension.active(point):

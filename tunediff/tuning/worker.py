@@ -1,4 +1,7 @@
-"""What runs in the worker processes: a group of Ray Train workers that take one job after the other."""
+"""The worker processes of a search: a group of Ray Train workers that take one job after the other from their slot.
+
+`serve` is the loop of one worker, `work` trains one job, and `ReportingObserver` reports its points to the driver.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.exceptions import RayError
 
 from tunediff import config as cfg
 from tunediff.config import code
@@ -26,85 +30,80 @@ from tunediff.core.clock import Clock
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
-from tunediff.core.trial_record import End, NotFiniteError
+from tunediff.core.trial_record import End
 from tunediff.distributed import World
 from tunediff.training import memory, precision, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
+from tunediff.training.run_trial import run_trial
 from tunediff.training.trial import Outcome, run
 from tunediff.tuning import cluster, messages, process_settings
 from tunediff.tuning.messages import Job, Lost, get
 
-GONE = (
-    # gloo
-    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
-    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's watchdog
-    "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
-    "nccl communicator was aborted", "collective operation timeout",
-)  # fmt: skip
-"""What a collective says of a peer that is gone, in lower case."""
-
 
 class Setup(TypedDict):
-    """What the workers of a group are started with."""
+    """Settings that the workers of a group are started with."""
 
     slot: str
     generation: str
     threads: int
-    """torch threads of each."""
+    """torch threads of each worker."""
     here: str
-    """Folder to work in."""
+    """Folder to work in: that of the search's command."""
 
 
 class SlotLostError(RuntimeError):
-    """The slot does not know the job any more; its driver will hand it in again."""
+    """The slot was restarted and does not know the job; its driver will submit it again."""
 
 
 def serve(setup: Setup) -> None:
-    """One worker: take jobs from the slot until told to leave. An exception ends the group."""
+    """Run one worker: take jobs from the slot until it says to leave. An exception ends the group."""
+    # ---- set up this process, so that no trial pays for it
     context = ray.train.get_context()
     world = World(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(setup["here"])
-    torch.set_num_threads(setup["threads"])  # Ray allows one thread unless told otherwise
+    torch.set_num_threads(setup["threads"])  # Ray sets one thread by default
     memory.await_freed(world.device)
     _import_what_trials_need(world.device)
+
+    # ---- take one job after the other
     slot, done = get(setup["slot"]), ""
     while True:
-        order = ray.get(slot.take.remote(setup["generation"], done))
-        if order is None:
+        assignment = ray.get(slot.take.remote(setup["generation"], done))
+        if assignment is None:
             continue
-        if order.job is None:
+        if assignment.job is None:
             return
-        done = order.serial
-        if work(order.job, done, slot, world):
+        done = assignment.serial
+        if work(assignment.job, done, slot, world):
             if world.main:
                 ray.get(slot.renew.remote(setup["generation"]))
             return
 
 
 def _import_what_trials_need(device: torch.device) -> None:
-    """Import what torch imports on first use: the first trial, the baseline, must not pay for it."""
+    """Import the modules that torch imports on first use: the first trial, the baseline, must not pay for it."""
     parameter = torch.nn.Parameter(torch.zeros(1, device=device))
     torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
     import torchvision  # noqa: F401
 
 
 class ReportingObserver(Recorder):
-    """Records a job's points, tells them to its driver, and waits for what that decides."""
+    """Write a job's points to its journal, report them to its driver, and wait for the driver's decision."""
 
-    def __init__(self, job: Job, serial: str, slot: Any, points: int, asked: Sequence[object]) -> None:
-        """`asked`: stops the training, with a checkpoint, once there is something in it."""
-        super().__init__(job.folder, asked)
+    def __init__(self, job: Job, serial: str, slot: Any, points: int, stop_requests: Sequence[object]) -> None:
+        """`stop_requests`: a non-empty list stops the training, with a checkpoint."""
+        super().__init__(job.folder, stop_requests)
         self._job, self._serial, self._slot, self._points = job, serial, slot, points
 
     def point(self, point: Point) -> bool:
         super().point(point)
         ray.get(self._slot.post.remote(self._serial, point))
         if point.index == self._points:
-            return True  # the curve is complete; nobody needs to be asked
+            return True  # the curve is complete: there is nothing to decide
         while (answer := ray.get(self._slot.decision.remote(self._serial, point.index))) is None:
             pass
         if answer == "unknown":
@@ -117,87 +116,84 @@ class ReportingObserver(Recorder):
 
 
 def work(job: Job, serial: str, slot: Any, world: World) -> bool:
-    """Train one job. Ends in an `end` event; a fault that may have harmed the process is raised after it.
+    """Train one job and write its `end` event; then raise a fault that may have harmed the process.
 
-    Returns whether the training has changed settings of the process, on any rank. They are put back, but what was made
-    under them may live on: the next job needs other processes.
+    Returns whether the training has changed settings of the process, on any rank. They are put back, but objects that
+    were made under them may live on: the next job needs other processes. Raises what says nothing about the
+    configuration (a lost rank, a full disk, a slot that is gone) without an `end`.
     """
     print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
-    known = record.read_trial(job.folder)
-    if world.agree(float(known is not None and known.finished)):
+
+    # ---- a trial that has ended meanwhile is only reported
+    trial = record.read_trial(job.folder)
+    if world.agree(float(trial is not None and trial.finished)):
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
-        if world.main and known is not None:
-            ray.get(slot.post.remote(serial, known.end))
+        if world.main and trial is not None:
+            ray.get(slot.post.remote(serial, trial.end))
         return False
+
+    # ---- train
     settings: dict[str, Any] = {}
     changed: list[str] = []
-    try:
-        # A file is imported once, for all trials of its workload: what it sets meanwhile is theirs too.
+    draining: list[str] = []
+
+    def train() -> Outcome:
+        # A file is imported once, for all trials of its workload: what it sets meanwhile stays set for all of them.
         _ = cfg.of(cfg.from_dict(job.config, where=job.name)).code
-        settings = process_settings.read()
+        settings.update(process_settings.read())
         nodes = job.kind.place.nodes if world.main else ()
-        with subscribe(doing := ProgressFile(job.folder if world.main else None)), cluster.watched(nodes) as draining:
-            outcome = _train(job, serial, slot, world, doing.part, draining)
-        if world.main and draining and not outcome.finished:  # its checkpoint is written, and its driver goes elsewhere
+        progress = ProgressFile(job.folder if world.main else None)
+        with subscribe(progress), cluster.watched(nodes) as draining_nodes:
+            outcome = _train(job, serial, slot, world, progress.part, draining_nodes)
+        draining.extend(draining_nodes)
+        return outcome
+
+    try:
+        # The slot's or the cluster's fault says nothing about this trial.
+        not_of_trial = (SlotLostError, RayError)
+        result = run_trial(train, world, job.folder, not_of_trial)
+
+        # ---- end the trial, unless it goes on elsewhere or its failure says nothing about it
+        if result.error is not None:
+            if result.end is not None:
+                _write_traceback(result.error, job.folder, world.rank)
+                _end(job, serial, slot, result.end)
+            raise result.error
+        assert result.end is not None
+        if world.main and draining and result.end.status == "pruned":
+            # Its checkpoint is written, and its driver continues it on other nodes.
             ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
         elif world.main:
-            status = "ok" if outcome.finished else "pruned"
-            _end(job, serial, slot, End(status, "", outcome.seconds, outcome.steps, outcome.peak))
-    except NotFiniteError as error:  # raised on all ranks alike: the group is as good as before
-        if world.main:
-            _end(job, serial, slot, End("nan", str(error), peak=memory.peak_mib(world.device)))
-    except (SlotLostError, ray.exceptions.RayError):
-        raise  # the cluster goes down or the slot is gone: that says nothing about this trial
-    except Exception as error:
-        _blame(error, job, serial, slot, world)
-        raise
+            _end(job, serial, slot, result.end)
     finally:
         changed = process_settings.restore(settings)
         _reset(world.device)
+
+    # ---- does the next trial need other processes?
     if changed:
-        what = f"train(trial) has changed the process: {', '.join(changed)}"
-        print(f"{job.name}: {what}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
+        message = f"train(trial) has changed the process: {', '.join(changed)}"
+        print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
     return world.any(bool(changed))
 
 
-def _blame(error: Exception, job: Job, serial: str, slot: Any, world: World) -> None:
-    """End the trial for what its training raised, unless it was no fault of the configuration's."""
-    if _lost_a_process(error, world.size):
-        return  # a rank or a loader process was killed: the group dies, and the driver decides what that means
-    if isinstance(error, OSError) and error.errno in environment.DISK_FAULTS:
-        return  # the disk's fault: the trial is neither good nor bad, and no end could be written
-    if (why := environment.unwritable(job.folder)) is not None:  # not all that writes says so by its error
-        raise OSError(why) from error
-    status, reason = "oom" if memory.is_oom(error) else "error", code.described(error)
+def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
+    """Write what broke the training on this rank beside the trial's journal."""
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
-        (job.folder / f"traceback-rank{world.rank}.txt").write_text(
+        (folder / f"traceback-rank{rank}.txt").write_text(
             code.trace(error), encoding="utf-8", errors="backslashreplace"
         )
-    held = memory.shares_mib(error, world.device, world.size) if status == "oom" else {}
-    _end(
-        job, serial, slot, messages.out_of_memory(End(status, reason, peak=memory.peak_mib(world.device), memory=held))
-    )
 
 
 def _end(job: Job, serial: str, slot: Any, end: End) -> None:
-    """Write the end of the trial to its journal, then tell its driver."""
-    with contextlib.suppress(OSError):  # the driver still hears of it
+    """Write the end of the trial to its journal, then report it to its driver."""
+    with contextlib.suppress(OSError):  # the driver still gets it
         messages.end(job.folder, end)
         (job.folder / DOING).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
 
 
-def _lost_a_process(error: Exception, ranks: int) -> bool:
-    """Whether a collective failed because another rank is gone, or loading because its process was killed."""
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        return "killed by signal" in str(error) or "exited unexpectedly" in str(error)  # whoever notices first says it
-    if memory.is_oom(error):  # NCCL says it of its own buffers too
-        return False
-    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in GONE)
-
-
 def _reset(device: torch.device) -> None:
-    """Undo what tunediff sets for the whole process, and free what a trial left."""
+    """Undo what tunediff sets for the whole process, and free the memory that a trial left."""
     precision.set_backends(Precision(), device.type)
     torch.manual_seed(0)
     random.seed(0)
@@ -207,27 +203,35 @@ def _reset(device: torch.device) -> None:
 
 
 def _train(
-    job: Job, serial: str, slot: Any, world: World, told: Callable[[str], object], asked: Sequence[object]
+    job: Job, serial: str, slot: Any, world: World, on_part: Callable[[str], object], stop_requests: Sequence[object]
 ) -> Outcome:
-    """The training, its final evaluation and its profile; `told` hears which part of its time begins, `asked` stops it
-    with a checkpoint once there is something in it."""
+    """Train, and run the job's final evaluation and its profile.
+
+    `on_part` is called with the name of each part of the time that begins; a non-empty list `stop_requests` stops the
+    training with a checkpoint.
+    """
+    # ---- record who trains, on what
     config: Systems = cfg.from_dict(job.config, where=job.name)
-    clock = Clock(job.budget, world.synchronize, told=told)
-    teller = ReportingObserver(job, serial, slot, config.evaluation.points, asked)
+    clock = Clock(job.budget, world.synchronize, told=on_part)
+    observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-        teller.journal.write(
+        observer.journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
         )  # fmt: skip
+
+    # ---- train
     with cold_cache(config.compile):
-        kept = job.folder if job.keeps else None
-        outcome = run(Engine(config, job.budget, world, teller, folder=kept, evaluates=job.evaluates, clock=clock))
+        folder = job.folder if job.keeps else None
+        outcome = run(Engine(config, job.budget, world, observer, folder=folder, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
         Journal(job.folder).write("unread", knobs=outcome.unread)
     if not outcome.finished:
         return outcome
+
+    # ---- keep the weights, judge them once more, and profile a few steps
     if world.main and job.keeps:
         about = weights.about(config, job.folder, outcome.steps)
         weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
@@ -246,10 +250,13 @@ def _train(
 def evaluate_finally(
     config: Systems, protocol: Mapping[str, Any], outcome: Outcome, world: World, folder: Path
 ) -> None:
-    """Judge the finished model once more with other `evaluation.` knobs; writes the journal's `final` event."""
-    done = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
-    if world.agree(float(outcome.steps in done)):
-        return  # an attempt that was killed had come this far
-    found = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
+    """Judge the finished model once more with other `evaluation.` knobs and write the journal's `final` event.
+
+    Does nothing where an earlier attempt, which was killed later, has done so already.
+    """
+    judged_steps = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
+    if world.agree(float(outcome.steps in judged_steps)):
+        return
+    findings = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
     if world.main:
-        Journal(folder).write("final", steps=outcome.steps, **found)
+        Journal(folder).write("final", steps=outcome.steps, **findings)

@@ -1,0 +1,83 @@
+"""What an exception of a training means: a status, or nothing about the configuration."""
+
+import errno
+import types
+
+import pytest
+import torch
+
+from tunediff.core import environment
+from tunediff.core.trial_record import NotFiniteError
+from tunediff.distributed import alone
+from tunediff.training import memory
+from tunediff.training.run_trial import end_of, run_trial
+
+DEAD_LOADER = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+
+class NotOfTrialError(RuntimeError):
+    pass
+
+
+def raising(error):
+    def train():
+        raise error
+
+    return train
+
+
+@pytest.mark.parametrize(("finished", "status"), [(True, "ok"), (False, "pruned")])
+def test_a_training_that_returns_is_ok_or_pruned(finished, status):
+    outcome = types.SimpleNamespace(finished=finished, seconds={"train": 2.0}, steps=3, peak={"peak_memory_mib": 4.0})
+    result = run_trial(lambda: outcome, alone())
+    assert (result.end.status, result.end.steps, result.end.seconds, result.end.peak) == (
+        status, 3, {"train": 2.0}, {"peak_memory_mib": 4.0},
+    )  # fmt: skip
+    assert result.outcome is outcome
+    assert result.error is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (NotFiniteError("the loss is not finite"), "nan", "the loss is not finite"),
+        (MemoryError("no"), "oom", "MemoryError: no"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom", "OutOfMemoryError: CUDA out of memory"),
+        (ZeroDivisionError("why"), "error", "ZeroDivisionError: why"),
+    ],
+)
+def test_an_exception_becomes_a_status(tmp_path, monkeypatch, error, status, reason):
+    shares = {"total_mib": 2000.0, "demand_mib": 1900.0, "others_mib": 50.0}
+    monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
+    result = run_trial(raising(error), alone(), tmp_path)
+    assert (result.end.status, result.end.reason, result.outcome) == (status, reason, None)
+    assert result.error is (None if status == "nan" else error), "what is not finite harms no process"
+    assert result.end.peak["peak_memory_mib"] > 0
+    assert result.end.memory == (shares if status == "oom" else {})
+    assert (end_of(error).status, end_of(error).peak) == (status, {})
+
+
+@pytest.mark.parametrize("error", [DEAD_LOADER, OSError(errno.ENOSPC, "full"), NotOfTrialError("the slot is gone")])
+def test_what_says_nothing_about_the_configuration_has_no_end(error):
+    result = run_trial(raising(error), alone(), not_of_trial=(NotOfTrialError,))
+    assert (result.end, result.outcome, result.error) == (None, None, error)
+
+
+def test_a_disk_fault_behind_another_error_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+    error = ValueError("could not be written")
+    result = run_trial(raising(error), alone(), tmp_path)
+    assert (result.end, str(result.error), result.error.__cause__) == (None, "No space left on device", error)
+    assert run_trial(raising(error), alone()).end.status == "error", "where no folder is named, none is looked at"
+
+
+def test_an_interrupt_passes():
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(raising(KeyboardInterrupt()), alone())
+
+
+def test_processes_that_held_the_memory_are_named(monkeypatch):
+    shares = {"total_mib": 2000.0, "demand_mib": 100.0, "others_mib": 1500.0}
+    monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
+    end = end_of(MemoryError("no"), alone())
+    assert (end.reason, end.memory) == ("MemoryError: no; other processes held 1,500 of 2,000 MiB", shares)

@@ -1,0 +1,64 @@
+"""Write a profile into its folder: tables, figures, the report and all numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from tunediff import cli
+from tunediff.profiling import tables
+from tunediff.profiling.result import Profile
+
+
+def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
+    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what they are."""
+    from tunediff.profiling import figures  # imports matplotlib, which would count in the memory that is measured
+
+    names = {
+        "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
+    }  # fmt: skip
+    pd.DataFrame(profile["operations"]["longest"]).to_csv(folder / "operations.csv", index=False)
+    figures.step(profile, folder / "step.png")
+    if (lines := profile["memory"]["timeline"]) is not None:
+        names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
+        pd.DataFrame(lines).to_csv(folder / "memory.csv", index=False)
+        figures.memory(profile, folder / "memory.png")
+    if profile["sweep"] is not None and profile["sweep"]["rows"]:
+        names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
+        pd.DataFrame(profile["sweep"]["rows"]).to_csv(folder / "batch_sweep.csv", index=False)
+        figures.sweep(profile, profile["sweep"], folder / "batch_sweep.png")
+    (folder / "profile.json").write_text(numbers(profile), encoding="utf-8")
+    (folder / "profile.md").write_text(markdown(profile, list(names.values())), encoding="utf-8")
+    return {kind: folder / name for kind, name in names.items()}
+
+
+def numbers(profile: Profile) -> str:
+    """Return the profile as JSON, without the timeline that memory.csv holds and without advice's empty `tried`."""
+    memory = {name: value for name, value in profile["memory"].items() if name not in ("timeline", "phases")}
+    advice = [dataclasses.asdict(entry) for entry in profile["advice"]]
+    for entry in advice:
+        if entry["tried"] is None:
+            del entry["tried"]
+    content = {"schema": cli.SCHEMA, **profile, "memory": memory, "advice": advice}
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def markdown(profile: Profile, files: Sequence[str]) -> str:
+    """Return the report as Markdown, with those of the figures that are among `files`."""
+    machine = profile["environment"]
+    about = (
+        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
+        f"torch {machine['versions']['torch']}, Python {machine['python']}"
+    )
+    parts = [section.markdown(files) for section in tables.sections(profile)]
+    after = (
+        f"`{profile['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
+        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.\n"
+    )
+    snapshot = [] if profile["snapshot"] is None else [f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n"]
+    head = f"# Profile of {profile['name']}\n\n`{profile['command']}`\n\n{about}\n"
+    return "\n".join([head, *parts, after, *snapshot])

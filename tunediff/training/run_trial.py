@@ -1,0 +1,94 @@
+"""Run one training and say how it ended: the only place that maps an exception to a status of `record.STATUSES`.
+
+The workers of a search, `tunediff.train`, `tunediff.profile` and the check of a workload all use it, so that they agree
+on what an exception means. What each of them then does (write a journal, print a line, end the process) is its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from tunediff.config import code
+from tunediff.core import environment
+from tunediff.core.trial_record import End, NotFiniteError
+from tunediff.distributed import World
+from tunediff.training import memory
+from tunediff.training.crowding import name_other_processes
+from tunediff.training.engine import Outcome
+
+LOST_PEER_SIGNS = (
+    # gloo
+    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
+    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's watchdog
+    "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
+    "nccl communicator was aborted", "collective operation timeout",
+)  # fmt: skip
+"""Parts of the message of a collective whose peer is gone, in lower case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialResult:
+    """How `run_trial` ended."""
+
+    end: End | None
+    """None: `error` says nothing about the configuration."""
+    outcome: Outcome | None = None
+    """Of a training that ran to its end or was asked to stop."""
+    error: Exception | None = None
+    """What broke the training and may have harmed its process. It keeps the tensors of the training alive. None where
+    the process is as good as before: status `ok`, `pruned` or `nan`."""
+
+
+def run_trial(
+    train: Callable[[], Outcome], world: World, folder: Path | None = None,
+    not_of_trial: tuple[type[Exception], ...] = (),
+) -> TrialResult:  # fmt: skip
+    """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
+
+    `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error` is then an
+    `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about the configuration.
+    """
+    try:
+        outcome = train()
+    except NotFiniteError as error:  # raised on all ranks alike
+        return TrialResult(end_of(error, world))
+    except Exception as error:
+        if isinstance(error, not_of_trial) or lost_a_process(error, world.size):
+            return TrialResult(None, error=error)
+        if isinstance(error, OSError) and error.errno in environment.DISK_FAULTS:
+            return TrialResult(None, error=error)  # no end could be written either
+        # Not everything that fails to write a file says so by its class.
+        if folder is not None and (why := environment.unwritable(folder)) is not None:
+            full = OSError(why)
+            full.__cause__ = error
+            return TrialResult(None, error=full)
+        return TrialResult(end_of(error, world), error=error)  # here: what the training held is still there to measure
+    status = "ok" if outcome.finished else "pruned"
+    return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
+
+
+def end_of(error: BaseException, world: World | None = None) -> End:
+    """Return the end of a trial whose training raised `error`: `nan`, `oom` or `error`, with its reason.
+
+    Call it where the error is handled: of a `world` it measures the memory that the training holds.
+    """
+    peak = memory.peak_mib(world.device) if world is not None else {}
+    if isinstance(error, NotFiniteError):
+        return End("nan", str(error), peak=peak)
+    reason = code.described(error)
+    if not memory.is_oom(error):
+        return End("error", reason, peak=peak)
+    shares = memory.shares_mib(error, world.device, world.size) if world is not None else {}
+    return name_other_processes(End("oom", reason, peak=peak, memory=shares))
+
+
+def lost_a_process(error: Exception, ranks: int) -> bool:
+    """Return whether a collective failed because another rank is gone, or loading because its process was killed."""
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        # The rank that owns the process and torch's signal handler word it differently.
+        return "killed by signal" in str(error) or "exited unexpectedly" in str(error)
+    if memory.is_oom(error):  # NCCL reports its own buffers with the signs of a lost peer
+        return False
+    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in LOST_PEER_SIGNS)

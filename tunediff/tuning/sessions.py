@@ -1,0 +1,91 @@
+"""Sessions of a search: when each ran (`sessions.jsonl`) and why one had to stop (`StoppedError`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+
+
+class StoppedError(RuntimeError):
+    """The search had to stop for a reason outside of it, such as a full disk; it can be resumed once that is gone."""
+
+
+class NotStartedError(StoppedError):
+    """Ray did not start on this machine."""
+
+
+def spent_s(folder: Path) -> float:
+    """Return the wall-clock of the sessions so far, in seconds; a session that was killed lasted until its last line.
+
+    Lines are compared on the monotonic clock, which nobody sets. Where a session has no line but its first, the last
+    line of the trials' journals counts.
+    """
+    # ---- the lines of every session
+    try:
+        text = (folder / "sessions.jsonl").read_text()
+    except FileNotFoundError:
+        return 0.0
+    sessions: list[list[dict[str, Any]]] = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
+            if (entry := json.loads(line))["event"] == "begin" or not sessions:
+                sessions.append([])
+            sessions[-1].append(entry)
+
+    # ---- the duration of every session
+    stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
+    total = 0.0
+    for own, following in zip(sessions, [*sessions[1:], None], strict=True):
+        first, last = own[0], own[-1]
+        # Earlier versions wrote no monotonic clock.
+        clock = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"
+        total += max(0.0, last[clock] - first[clock])
+        if last is first:
+            until = following[0]["time"] if following is not None else math.inf
+            total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
+    return total
+
+
+def confirming_folders(folder: Path) -> list[Path]:
+    """Return the folders of all confirming runs of a search, those with longer budgets included."""
+    files = (path for pattern in ("confirm*", "confirm*/*x") for path in folder.glob(f"{pattern}/search.yaml"))
+    return sorted(path.parent for path in files)
+
+
+def all_spent_s(folder: Path) -> float:
+    """Return the wall-clock of a search's sessions so far, confirming runs included."""
+    return sum(map(spent_s, [folder, *confirming_folders(folder)]))
+
+
+def alive(folder: Path) -> None:
+    """Note that the session goes on, so that its duration is known to here if it is killed."""
+    with contextlib.suppress(OSError):  # the trials report a full disk
+        _note(folder, "alive")
+
+
+def _note(folder: Path, event: str, **content: Any) -> None:
+    """Append a line to `sessions.jsonl`. Raises `OSError`."""
+    now = {"time": time.time(), "monotonic_s": time.monotonic()}
+    with open(folder / "sessions.jsonl", "a") as file:
+        file.write(json.dumps({"event": event, **now, **content}) + "\n")
+
+
+@contextlib.contextmanager
+def noted(folder: Path) -> Iterator[None]:
+    """Note that a session begins, with its command and hardware, and that it ends."""
+    _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the trials report a full disk
+            _note(folder, "end")
