@@ -10,6 +10,10 @@ starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evalu
 evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
 many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
 to nothing about device memory, and of lists that save the more of it the longer they are.
+
+A workload that generates images has `sample_images(network, config, request)`, which yields (number of the first image,
+uint8 [b, C, H, W]) for what a `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in
+`PACKAGE.commands`, with the objects of `tunediff.workloads.contract`; this module imports torch late.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import typing
 from collections.abc import Iterator, Mapping
@@ -71,9 +76,11 @@ class Quantity:
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
     "evaluation_protocol": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
-    "evaluation_once": ("knobs",),
+    "evaluation_once": ("knobs",), "sample_images": ("network", "config", "request"),
 }  # fmt: skip
 """Functions that a workload may have, and what they take."""
+COMMANDS = ("sample_images", "sampler_options", "foreign_format")
+"""Hooks of the commands that use saved models: of a package of ours, in `PACKAGE.commands`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,18 +130,30 @@ class Workload:
         """Where `train` stands; imports torch."""
         return importlib.import_module(f"{self.package}.train") if self.package else self.declared
 
-    def get_hook(self, function: str) -> Any:
-        """A function of the workload that not every workload has, or None.
+    @functools.cached_property
+    def commands(self) -> ModuleType | None:
+        """Return the module with the hooks in `COMMANDS`, or None; of a package of ours it imports no torch."""
+        if not self.package:
+            return self.declared
+        name = f"{self.package}.commands"
+        return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
-        One of the user's that only has the same name, and takes something else, is not meant.
+    def get_hook(self, name: str) -> Any:
+        """Return a function or an object of the workload that not every workload has, or None.
+
+        A user's function that has the same name by chance and takes other arguments is not the hook.
         """
-        found = getattr(self.declared, function, None) or getattr(self.code, function, None)
-        if self.file is not None and found is not None:
+        if name in COMMANDS:
+            hook = getattr(self.commands, name, None)
+        else:
+            hook = getattr(self.declared, name, None) or getattr(self.code, name, None)
+        if self.file is not None and hook is not None:
+            # The objects among the hooks have no signature: a user's file cannot have them.
             try:
-                inspect.signature(found).bind(*OPTIONAL[function])
-            except (TypeError, ValueError):
+                inspect.signature(hook).bind(*OPTIONAL[name])
+            except (KeyError, TypeError, ValueError):
                 return None
-        return found
+        return hook
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
@@ -204,6 +223,12 @@ def _shipped(name: str) -> Workload:
 def of(config: Configuration) -> Workload:
     """The workload that a configuration belongs to."""
     return find(config.schema.workload)
+
+
+def shipped_hooks(name: str) -> dict[str, Any]:
+    """Return this hook of each of our own workloads that has it, by the workload's name."""
+    hooks = {shipped: find(shipped).get_hook(name) for shipped in SHIPPED}
+    return {shipped: hook for shipped, hook in hooks.items() if hook is not None}
 
 
 def baseline_names() -> list[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.knobs import Knobs, Model
     from tunediff.workloads.diffusion.unet import UNet
 
+NAME = "diffusers"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -90,6 +91,29 @@ def _json(content: Mapping[str, object]) -> bytes:
 def is_pipeline(folder: Path) -> bool:
     """Whether the folder looks like a pipeline or a model of diffusers."""
     return any((folder / name).is_file() for name in ("model_index.json", "unet/config.json", "config.json"))
+
+
+def read_model(folder: Path) -> tuple[Any, Path]:
+    """Return (configuration, file of weights) of a pipeline: its data, model and process; the rest are defaults.
+
+    Raises `ConfigError` as `read_config` and `weights_file` do.
+    """
+    values, base = read_config(folder), default()
+    values["evaluation.steps"] = min(base.evaluation.steps, values["process.steps"])
+    if values["data.image_size"] < 16:  # Inception says nothing about such images
+        values["evaluation.extractor"] = "classifier"
+    return cfg.override(base, values, where=str(folder)), weights_file(folder)
+
+
+def read_state(weights: Path) -> dict[str, Tensor]:
+    """Return the weights in the file of a pipeline, for our `UNet`. Raises `ConfigError` as `read_unet` does."""
+    return read_unet(weights.parent)[1]
+
+
+def example(folder: Path, config: Any) -> str:
+    """Return the call that samples from a pipeline as we do."""
+    steps = config.process.steps
+    return f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
 
 
 def read_config(folder: Path) -> Values:

@@ -15,10 +15,11 @@ from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features
+from tunediff.evaluation.generation import shares
 from tunediff.evaluation.judge import Distances, Judge
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
-from tunediff.workloads.diffusion.sampling import generate, shares
+from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 CHECKED = 128

@@ -20,11 +20,11 @@ from tunediff.data.knobs import Data
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.generation import Noise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
-from tunediff.workloads.diffusion.sampling import Noise, shares
 
 log = logging.getLogger(__name__)
 
