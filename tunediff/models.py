@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
-from tunediff.config.knobs import refuse
 from tunediff.core import record, text
 from tunediff.workloads import contract
 
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
 WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", record.CHECKPOINT, "config.yaml"
+
+
+LACKS = {
+    "sample_images": "generate images (it has no function sample_images)",
+    "foreign_format": "know another library's files",
+}
+"""What a workload without a hook does not do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +97,9 @@ def find_with_hook(
             what = str(search.folder / "trials" / evidence.choose(search, trial).name)
         saved = find(what, storage)
     workload = cfg.of(saved.config)
-    lacks = f"{saved.name}: is a model of {workload.title}, which has no {hook}; {purpose} is for {shipped}"
-    refuse(workload.get_hook(hook) is None, lacks)
+    if workload.get_hook(hook) is None:
+        lacks = f"which does not {LACKS[hook]}; {purpose} is for {shipped}"
+        raise ConfigError(f"{saved.name}: is a model of {workload.title}, {lacks}")
     return saved
 
 
