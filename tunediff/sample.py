@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = models.find_with_hook(
         "sample_images", "sample", args.run, args.storage, own=own, run_code=args.trust_code
     )  # fmt: skip
-    config = _configure(model.config, args)
+    config, args.seed, args.batch_size = _configure(model.config, args)
     cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)
 
@@ -84,27 +84,26 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out: {out!r} is not allowed with --strip; allowed: a name that ends in .png")
 
 
-def _configure(config: Any, args: argparse.Namespace) -> Any:
-    """Return the model's configuration with the options; sets `args.seed` and `args.batch_size` where they are left.
+def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
+    """Return (the model's configuration with the options, seed of the noise, batch size).
 
     Raises `ConfigError` naming the option.
     """
     options = contract.sampler_options(config)
     values = options.requested(args, {})
     if isinstance(config.evaluation, Evaluation):
-        # In this order the options are refused.
-        sampler = {"sampler": values.pop("sampler", None)}
-        wanted = {**sampler, "seed": args.seed, **values, "batch_size": args.batch_size}
-        config = contract.with_evaluation(config, wanted)
-        args.seed, args.batch_size = config.evaluation.seed, config.evaluation.batch_size
+        # The sampler comes first: other options are checked against it.
+        values = {**values, "seed": args.seed, "batch_size": args.batch_size}
+        config = contract.with_evaluation(config, values)
+        seed, batch_size = config.evaluation.seed, config.evaluation.batch_size
     else:
-        args.seed = args.seed if args.seed is not None else 0
-        args.batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
-        cli.allow(args.seed >= 0, "--seed", args.seed, "a whole number of at least 0")
-        cli.allow(args.batch_size >= 1, "--batch-size", args.batch_size, "a whole number of at least 1")
+        seed = args.seed if args.seed is not None else 0
+        batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
+        cli.allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
+        cli.allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
     if args.strip and "steps" not in options.describe(config):
         raise ConfigError(f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown")
-    return config
+    return config, seed, batch_size
 
 
 def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
