@@ -5,8 +5,9 @@ Judged by the Fréchet distance of 512 images in the features of a small classif
 FD (classifier). It is no FID, and is compared only with numbers of this file.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from tunediff import Choice, Metric, Range, Trial
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.evaluation.features import Classifier
+from tunediff.evaluation.generation import SampleRequest
 from tunediff.evaluation.judge import Judge
 
 
@@ -37,12 +39,17 @@ UNIT = "images"
 BASELINE = {"loader.batch_size": 64, "loader.workers": 0}
 
 
-def train(trial: Trial) -> None:
-    unet = UNet2DModel(
+def network(knobs: Knobs) -> nn.Module:
+    unet: nn.Module = UNet2DModel(
         sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, norm_num_groups=8,
-        block_out_channels=(trial.knobs.channels, 2 * trial.knobs.channels), add_attention=False,
+        block_out_channels=(knobs.channels, 2 * knobs.channels), add_attention=False,
         down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
     )  # fmt: skip
+    return unet
+
+
+def train(trial: Trial) -> None:
+    unet = network(trial.knobs)
     net = trial.prepare(unet)
     optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
     averaged = AveragedModel(unet, multi_avg_fn=get_ema_multi_avg_fn(trial.knobs.ema), use_buffers=True)
@@ -83,3 +90,10 @@ def heun(net: nn.Module, x: Tensor, steps: int = 5) -> Tensor:
         first = velocity(net, x, now)
         x = x + (first + velocity(net, x + first / steps, then)) / 2 / steps
     return ((x + 1) * 127.5).round().clamp(0, 255).byte()
+
+
+@torch.no_grad()
+def sample_images(net: nn.Module, config: Any, request: SampleRequest) -> Iterator[tuple[int, Tensor]]:
+    """What `python -m tunediff.sample RUN --trust-code` draws."""
+    for start, stop in request.batches():
+        yield start, heun(net, request.noise(start, stop, (1, 8, 8)))

@@ -20,6 +20,7 @@ from tunediff import evaluate
 from tunediff.core import environment, progress
 from tunediff.data import images as data
 from tunediff.evaluation import features, names
+from tunediff.evaluation.generation import Noise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
 from tunediff.workloads.diffusion import diffusers_export, knobs, unet
@@ -203,6 +204,63 @@ def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path,
     assert evaluate.main([*words, "--split", "all"]) == 0
     assert ", all, 40 images" in capsys.readouterr().out
     assert (tmp_path / "pipeline" / "evaluation-ddim-16.json").exists()
+
+
+GENERATOR = """
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+
+from tunediff import Fixed, Metric
+from tunediff.data.knobs import Data
+from tunediff.evaluation.knobs import Evaluation
+
+
+@dataclass(frozen=True)
+class Knobs:
+    data: Data = field(default_factory=Data)
+    evaluation: Annotated[Evaluation, Fixed()] = field(default_factory=Evaluation)
+
+
+OBJECTIVE = Metric("frechet", "min")
+PRESETS = {"digits": {
+    "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
+    "data.split": "all", "evaluation.extractor": "classifier",
+}}
+
+
+def train(trial):
+    raise NotImplementedError
+
+
+def network(knobs):
+    return torch.nn.Conv2d(1, 1, 1)
+
+
+def sample_images(network, config, request):
+    for start, stop in request.batches():
+        yield start, (128 + 50 * network(request.noise(start, stop, (1, 8, 8)))).clamp(0, 255).byte()
+"""
+
+
+def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(GENERATOR)
+    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("mine.py:digits")))
+    conv = torch.nn.Conv2d(1, 1, 1)
+    save_file(conv.state_dict(), tmp_path / "small.safetensors")
+    out, found = measured(capsys, "--images", "150", "--batch-size", "40", "--seeds", "2", "--out", "kept.npz")
+    assert "sampler: mine\n" in out
+    assert "reference: digits, all, 1797 images\n" in out
+    assert list(found["metrics"]) == NAMES
+    assert (found["sampler"], found["seeds"], found["images"]) == ({"name": "mine"}, [0, 1], 150)
+    noise = Noise(0, (1, 8, 8), "cpu").initial(0, 150)
+    expected = (128 + 50 * conv(noise)).clamp(0, 255).byte()[:, 0]
+    with np.load("kept.npz") as kept:
+        assert np.abs(kept["arr_0"][..., 0].astype(int) - expected.numpy()).max() <= 1
+    assert "--sampler: mine.py has no such option" in refused(capsys, "small.yaml", "--sampler", "ddim", "--steps", "5")
 
 
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):

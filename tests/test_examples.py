@@ -4,12 +4,17 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, measure_here, ranks, train, weights
 from tunediff import config as cfg
-from tunediff import search
+from tunediff import sample, search
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.training.weights import save
 
 FOLDER = Path(__file__).parent.parent / "examples"
 NAMES = ["classifier", "flow", "ranker"]
@@ -45,6 +50,49 @@ def test_an_example_trains_and_is_judged(name, knobs, batches, low, high):
     if name == "flow":
         assert told.points[-1]["label"] == "FD (classifier)"
         assert told.shown["samples"].shape == (64, 1, 8, 8)
+
+
+def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsys):
+    """The same images in any batch size; the file of the workload runs only if the user says so."""
+    monkeypatch.chdir(tmp_path)
+    config, folder = example("flow", loader__batch_size=8), tmp_path / "ray_results" / "flow-run"
+    journal = Journal(folder)
+    journal.start(config, {}, 3.0)
+    journal.end(record.End("ok", seconds={"train": 3.0}, steps=1))
+    save(weights(train(config, samples=8)), folder / "weights.safetensors", {})
+
+    assert sample.main(["flow-run"]) == 2
+    assert "flow.py is not allowed: sample is for diffusion; allowed: diffusion, or" in capsys.readouterr().err
+    trusted = ["flow-run", "--trust-code", "--images", "10"]
+    for option, message in (
+        ("--strip", "--strip: flow.py has no sampler whose steps"),
+        ("--sampler=ddim", "--sampler: flow.py has no such option"),
+        ("--batch-size=0", "--batch-size: 0 is not allowed; allowed: a whole number of at least 1"),
+    ):
+        assert sample.main([*trusted[:2], option]) == 2
+        assert message in capsys.readouterr().err
+
+    assert sample.main(trusted) == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert (lines["images"], lines["sampler"], lines["seed"]) == ("10", "flow", "0")
+    assert lines["path"] == "ray_results/flow-run/samples-flow-run-flow.png"
+    assert np.asarray(Image.open(lines["path"])).shape == (2 * 34 + 2, 8 * 34 + 2)
+    arrays = []
+    for size in ("10", "4"):
+        assert sample.main([*trusted, "--batch-size", size, "--out", f"{size}.npz"]) == 0
+        arrays.append(np.load(f"{size}.npz")["arr_0"])
+    assert arrays[0].shape == (10, 8, 8, 1)
+    assert arrays[0].std() > 10
+    assert np.abs(arrays[0].astype(int) - arrays[1]).max() <= 1
+
+
+def test_a_model_that_generates_no_images_is_not_sampled(tmp_path, capsys):
+    config, folder = example("classifier"), tmp_path / "run"
+    Journal(folder).start(config, {}, 3.0)
+    (folder / "weights.safetensors").touch()
+    assert sample.main([str(folder), "--trust-code"]) == 2
+    message = "run: is a model of classifier.py, which does not generate images (it has no function sample_images)"
+    assert message in capsys.readouterr().err
 
 
 def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):

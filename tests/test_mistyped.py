@@ -225,4 +225,4 @@ def test_one_of_a_thing_is_not_called_many():
         "2 seeds",
         "1,000 seeds",
     ]
-    assert drawing.said({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"
+    assert drawing.format_sampler({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"

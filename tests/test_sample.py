@@ -20,9 +20,9 @@ from tests.test_models import network, run_folder
 from tunediff import config as cfg
 from tunediff import evaluate, export, sample
 from tunediff.core import progress
+from tunediff.evaluation.generation import Noise
 from tunediff.workloads.diffusion import diffusers_export, drawing
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import Noise
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 

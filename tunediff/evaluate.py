@@ -3,7 +3,7 @@
 RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
 .safetensors file with its configuration beside it, a checkpoint.pt, or a pipeline folder of diffusers. Draws 10,000
 images by ancestral sampling unless told otherwise; a model of another workload than diffusion is judged as in its
-training. Runs alone, or as
+training, unless its file has `sample_images` and our sections `data` and `evaluation`. Runs alone, or as
 `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference and
 extractor.
 """
@@ -30,11 +30,11 @@ from tunediff.core.files import numbered, write_text
 from tunediff.core.progress import Progress, shown
 from tunediff.data import sources
 from tunediff.data.knobs import Data
-from tunediff.evaluation import weights
-from tunediff.evaluation.knobs import PRETRAINED
+from tunediff.evaluation import image_files, weights
+from tunediff.evaluation.knobs import PRETRAINED, Evaluation
 from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
 from tunediff.models import Saved
-from tunediff.workloads.diffusion import drawing
+from tunediff.workloads import contract
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser, "names")
     add("--images", type=int, default=IMAGES, metavar="N", help="images (default: %(default)s)")
-    drawing.add_options(parser, str(STEPS), "linear", "0")
+    for options in contract.shipped_sampler_options():
+        options.add_options(parser, str(STEPS), "linear", "0")
     seeds = "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
     add("--seeds", type=int, default=1, metavar="K", help=seeds)
     add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
@@ -77,20 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
-    if cfg.of(model.config).name != "diffusion":
+    if not _has_full_protocol(model.config):
         return _judge(model, args.out, args.json)
     config = _configured(_with_data(model, args), args)
+    sampler = contract.sampler_options(config).describe(config)
     learned: Data = config.data
     other = args.split not in (None, learned.split)  # all images of another split, or the learned ones
     real = dataclasses.replace(learned, split=args.split, max_images=None) if other else learned
-    if model.kind == "diffusers":  # nobody knows what it learned; the classifier learns what it is compared with
+    if model.is_foreign:  # nobody knows what it learned; the classifier learns what it is compared with
         config = dataclasses.replace(config, data=real)
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
     if config.evaluation.extractor not in PRETRAINED:  # they are made from what is learned, whatever is compared with
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
-    numbers = model.folder / f"evaluation-{config.evaluation.sampler}-{args.images}.json"
+    numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
     images = args.out if args.out is not None and args.out.suffix != ".json" else None
     if args.out is not None:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
@@ -99,8 +101,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command, args.json))
 
 
+def _has_full_protocol(config: Any) -> bool:
+    """Return whether a model's images can be measured at full protocol.
+
+    Its workload generates images (`sample_images`), and its knobs have our sections `data` and `evaluation`.
+    """
+    sections = isinstance(getattr(config, "data", None), Data) and isinstance(config.evaluation, Evaluation)
+    return sections and cfg.of(config).get_hook("sample_images") is not None
+
+
 def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
-    """Whatever is not diffusion is judged by its workload's own evaluation, as its training was."""
+    """Judge a model by its workload's own evaluation, as its training did; returns the exit code."""
     path = out or model.folder / NUMBERS
     cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
     cli.check_writable("--out", path)
@@ -109,13 +120,14 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
     from tunediff.training.judging import judged
 
     with from_environment() as world, shown() if world.main else contextlib.nullcontext():
-        found = judged(cfg.override(model.config, {"parallel.workers": world.size}, check=False), model.state(), world)
+        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
+        values = judged(config, model.state(), world)
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
-            write_text(path, json.dumps({**about, **found}, indent=2))
-            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            write_text(path, json.dumps({**about, **values}, indent=2))
+            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
-            cli.result({**about, **found, "json": path}, as_json, {**about, "metrics": metrics, "json": path})
+            cli.result({**about, **values, "json": path}, as_json, {**about, "metrics": metrics, "json": path})
     return cli.OK
 
 
@@ -135,19 +147,21 @@ class _Task:
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
-    """Refuse what needs no model to be refused; returns the metrics that are wanted."""
-    drawing.check(args, "--out", args.out, ".npz", ".json")
+    """Refuse options that can be refused without the model; returns the metrics to compute."""
+    for options in contract.shipped_sampler_options():
+        options.check(args)
+    image_files.check_output("--out", args.out, ".npz", ".json")
     cli.allow(1 <= args.seeds <= MOST_SEEDS, "--seeds", args.seeds, f"a whole number from 1 to {MOST_SEEDS}")
     cli.allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
-    wanted = args.metrics.split(",")
-    for name in wanted:
+    metrics = args.metrics.split(",")
+    for name in metrics:
         cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
-    return tuple(kind for kind in KINDS if kind in wanted)
+    return tuple(kind for kind in KINDS if kind in metrics)
 
 
 def _with_data(model: Saved, args: argparse.Namespace) -> Any:
-    """The model's configuration, naming its images. Raises `ConfigError` where nobody knows what they are."""
-    if model.kind != "diffusers":
+    """Return the model's configuration, naming its images. Raises `ConfigError` where nobody knows what they are."""
+    if not model.is_foreign:
         if args.data is not None:
             raise ConfigError("--data: belongs to pipelines of diffusers; this model knows what it learned")
         return model.config
@@ -166,15 +180,13 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
 
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
-    """The model's configuration with what was asked for. Raises `ConfigError` naming the option."""
-    names = ("sampler", "images", "batch_size", "extractor", "weights_path")
-    wanted: dict[str, object] = {name: getattr(args, name) for name in names}
-    if args.sampler != "ddpm":
-        steps = STEPS if args.steps is None else args.steps
-        wanted |= {"steps": steps, "skip": args.skip or "linear", "eta": args.eta or 0.0}
+    """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
+    defaults = {"steps": STEPS, "skip": "linear", "eta": 0.0}
+    values = contract.sampler_options(config).requested(args, defaults)
+    values |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
     if args.extractor not in (None, config.evaluation.extractor):  # the weights that are named are another network's
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
-    config = drawing.configured(config, wanted)
+    config = contract.with_evaluation(config, values)
     if args.data_path is not None:
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
     if args.weights_path is not None and config.evaluation.extractor not in PRETRAINED:
@@ -187,19 +199,19 @@ def _evaluate(task: _Task) -> int:
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
+    from tunediff.evaluation.generation import SampleRequest, shares
     from tunediff.evaluation.quality import Quality, Real
     from tunediff.training import memory
-    from tunediff.workloads.diffusion.process import Diffusion
-    from tunediff.workloads.diffusion.sampling import generate, shares
 
     config, evaluation, n = task.config, task.config.evaluation, task.config.evaluation.images
-    shape = (config.data.channels, config.data.image_size, config.data.image_size)
+    options, sample_images = contract.sampler_options(config), cfg.of(config).get_hook("sample_images")
+    steps: int | None = options.describe(config).get("steps")
     with from_environment() as world, shown() if world.main else contextlib.nullcontext():
         memory.keep_freed(config.memory.keep_freed, world.device)
-        # ---- the model, the ruler, the real images
+        # ---- the model, the evaluation protocol, the real images
         with open(task.model.weights, "rb") as file:  # now: a training that goes on will replace it
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        network, diffusion = task.model.network(world.device), Diffusion(config.process, world.device)
+        network = task.model.network(world.device)
         images = data.load(task.real)
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
@@ -207,43 +219,47 @@ def _evaluate(task: _Task) -> int:
 
         # ---- sampling
         seconds, values = [], []
-        drawing.announce(network, config, task.seeds * n, world)
+        options.announce(network, config, task.seeds * n, world)
         batches, _ = shares(n, world.size, evaluation.batch_size)
-        with Progress("sampling", task.seeds * batches * drawing.sampler(config)["steps"], "steps") as progress:
+        unit = "steps" if steps is not None else "batches"
+        with Progress("sampling", task.seeds * batches * (steps or 1), unit) as progress:
             for seed in range(evaluation.seed, evaluation.seed + task.seeds):
                 quality = Quality(extractor, n, world.device, task.kinds)
                 out = task.images if seed == evaluation.seed else None
-                drawn = drawing.Drawn(out, n, shape, world) if out is not None else None
-                seeded = dataclasses.replace(evaluation, seed=seed)
-                images_of_seed = generate(
-                    network, diffusion, seeded, shape, n, world.device,
-                    rank=world.rank, world=world.size, progress=progress.step,
+                store = image_files.ImageStore(out, n, world) if out is not None else None
+                request = SampleRequest(
+                    n, seed, evaluation.batch_size, world.device, world.rank, world.size,
+                    progress=None if steps is None else progress.step,
                 )  # fmt: skip
-                takers = [quality.update] if drawn is None else [quality.update, drawn.add]
-                seconds.append(_draw(images_of_seed, takers, world))
+                receivers: list[Callable[[int, Tensor], None]] = [quality.update]
+                if store is not None:
+                    receivers.append(store.add)
+                if steps is None:
+                    receivers.append(lambda *_: progress.step())
+                seconds.append(_draw(sample_images(network, config, request), receivers, world))
                 quality.merge(world)
-                if drawn is not None:
-                    drawn.write()
+                if store is not None:
+                    store.write()
                 if world.main:
                     values.append(quality.values(real))
 
         # ---- result
         if world.main:
-            found = _result(task, digest, images, extractor, values, seconds, world)
-            written = _write(found, task.numbers)
+            result = _result(task, digest, images, extractor, values, seconds, world)
+            path = _write(result, task.numbers)
             if task.as_json:
-                cli.print_json(found | {"json": str(written)})
+                cli.print_json(result | {"json": str(path)})
             else:
-                print(_table(found))
-                print("".join(_cautions(found, extractor.dim)), end="")
-                print(f"json: {written}")
+                print(_table(result, options))
+                print("".join(_cautions(result, extractor.dim)), end="")
+                print(f"json: {path}")
     return cli.OK
 
 
 def _draw(
-    batches: Iterator[tuple[int, Tensor]], takers: Sequence[Callable[[int, Tensor], None]], world: World
+    batches: Iterator[tuple[int, Tensor]], receivers: Sequence[Callable[[int, Tensor], None]], world: World
 ) -> float:
-    """Draw all batches and give them to all `takers`; returns the seconds of sampling alone.
+    """Draw all batches and call all `receivers` with each; returns the seconds of sampling alone.
 
     Raises `NonFiniteError` on all ranks at once.
     """
@@ -256,12 +272,12 @@ def _draw(
             while True:
                 world.synchronize()  # what the metrics have queued is not sampling
                 begin = time.monotonic()
-                drawn = next(batches, None)
+                batch = next(batches, None)
                 seconds += time.monotonic() - begin
-                if drawn is None:
+                if batch is None:
                     break
-                for take in takers:
-                    take(*drawn)
+                for receive in receivers:
+                    receive(*batch)
     except NonFiniteError as error:
         failure = str(error)
     if world.any(bool(failure)):  # no rank may leave alone: the others would wait in the sums to come
@@ -274,7 +290,7 @@ def _result(
     task: _Task, digest: str, images: Images, extractor: Extractor, values: Sequence[dict[str, Value]],
     seconds: list[float], world: World,
 ) -> dict[str, Any]:  # fmt: skip
-    """Everything that was found and how, in JSON types."""
+    """Return the metrics and how they were measured, in JSON types."""
     import torch
 
     evaluation, cuda = task.config.evaluation, world.device.type == "cuda"
@@ -284,7 +300,7 @@ def _result(
         "weights_sha256": digest,
         "fingerprint": cfg.fingerprint(task.model.config),
         "images": evaluation.images,
-        "sampler": drawing.sampler(task.config),
+        "sampler": contract.sampler_options(task.config).describe(task.config),
         "seeds": [evaluation.seed + index for index in range(task.seeds)],
         "sampling_s": sum(seconds),
         "sampling_s_per_seed": seconds,
@@ -297,7 +313,8 @@ def _result(
         },
         "extractor": {"name": extractor.name, "label": extractor.label, "digest": extractor.digest},
         "metrics": {
-            name: _over_seeds(name_of(name, extractor.label), [found[name] for found in values]) for name in values[0]
+            name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])
+            for name in values[0]
         },
         "kept": None if task.images is None else str(task.images.absolute()),
         "command": task.command,
@@ -307,35 +324,36 @@ def _result(
 
 
 def _over_seeds(name: str, values: Sequence[Value]) -> dict[str, Any]:
-    per_seed = [found.value for found in values]
-    known = [value for value in per_seed if value is not None]
-    within = {} if values[0].within_sd is None else {"within_sd": [found.within_sd for found in values]}
+    """Return one metric's values of all seeds, their mean and standard deviation."""
+    per_seed = [value.value for value in values]
+    numbers = [number for number in per_seed if number is not None]
+    within = {} if values[0].within_sd is None else {"within_sd": [value.within_sd for value in values]}
     return {
         "name": name,
-        "value": statistics.fmean(known) if known else None,
-        "sd": statistics.stdev(known) if len(known) > 1 else None,
+        "value": statistics.fmean(numbers) if numbers else None,
+        "sd": statistics.stdev(numbers) if len(numbers) > 1 else None,
         "images": values[0].images,
         "per_seed": per_seed,
         **within,
     }
 
 
-def _table(found: dict[str, Any]) -> str:
-    """How it was measured, as `key: value`, then one line per metric."""
-    reference, sd = found["reference"], len(found["seeds"]) > 1
+def _table(result: dict[str, Any], options: contract.SamplerOptions) -> str:
+    """Return how it was measured, as `key: value`, then one line per metric."""
+    reference, sd = result["reference"], len(result["seeds"]) > 1
     lines = {
-        "model": f"{found['model']} ({found['weights']})",
-        "images": found["images"],
-        "sampler": drawing.said(found["sampler"]),
-        "seeds": ", ".join(map(str, found["seeds"])),
-        "sampling_s": found["sampling_s"],
-        "images_per_s": found["images_per_s"],
+        "model": f"{result['model']} ({result['weights']})",
+        "images": result["images"],
+        "sampler": options.format_sampler(result["sampler"]),
+        "seeds": ", ".join(map(str, result["seeds"])),
+        "sampling_s": result["sampling_s"],
+        "images_per_s": result["images_per_s"],
         "reference": f"{reference['name']}, {reference['split']}, {reference['images']} images",
-        "extractor": found["extractor"]["name"],
-        **({} if found["kept"] is None else {"kept": found["kept"]}),
+        "extractor": result["extractor"]["name"],
+        **({} if result["kept"] is None else {"kept": result["kept"]}),
     }
     rows = [["metric", "value", *["± sd"] * sd, "N"]]
-    for metric in found["metrics"].values():
+    for metric in result["metrics"].values():
         value = "–" if metric["value"] is None else f"{metric['value']:.4g}"
         spread = "–" if metric["sd"] is None else f"{metric['sd']:.2g}"
         count = "∞" if metric["images"] is None else str(metric["images"])
@@ -343,21 +361,21 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join([text.block(lines), *text.table(rows)])
 
 
-def _cautions(found: dict[str, Any], dim: int) -> Iterator[str]:
-    """What is said below the table of distances over few images; each with its line end."""
-    if (infinite := found["metrics"].get("frechet_infinite")) is None:
+def _cautions(result: dict[str, Any], dim: int) -> Iterator[str]:
+    """Yield the notes below the table about distances over few images; each with its line end."""
+    if (infinite := result["metrics"].get("frechet_infinite")) is None:
         return
-    label, n = found["extractor"]["label"], found["images"]
-    if said := caution(label, n, dim):
-        yield f"note: {said}\n"
+    label, n = result["extractor"]["label"], result["images"]
+    if warning := caution(label, n, dim):
+        yield f"note: {warning}\n"
     if infinite["value"] is None:
-        why = f"N/4 of {STRAIGHT} per feature, of which there are {dim:,}"
-        yield f"note: {infinite['name']} needs {4 * STRAIGHT * dim:,} images: {why}\n"
+        needed = f"N/4 of {STRAIGHT} per feature, of which there are {dim:,}"
+        yield f"note: {infinite['name']} needs {4 * STRAIGHT * dim:,} images: {needed}\n"
 
 
-def _write(found: Mapping[str, object], path: Path) -> Path:
+def _write(result: Mapping[str, object], path: Path) -> Path:
     """Write as JSON under this name, or with -2, -3, … where it is taken; returns the name."""
-    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     for name in numbered(path.parent, path.stem, path.suffix):
         with (
             cli.writing("--out", name),

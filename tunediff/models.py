@@ -1,23 +1,23 @@
-"""Finds a saved model by what a user calls it: a training, a search, an exported file, a pipeline of diffusers.
+"""Find a saved model by what a user calls it: a training, a search, an exported file, a pipeline of diffusers.
 
-Finding reads configurations only; torch is imported when the weights are wanted, or when the configuration itself is
+Finding reads configurations only; torch is imported when the weights are read, or when the configuration itself is
 inside a checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
-from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.workloads.diffusion import diffusers_export
+from tunediff.workloads import contract
 
 if TYPE_CHECKING:
     import torch
@@ -26,21 +26,35 @@ if TYPE_CHECKING:
 WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", record.CHECKPOINT, "config.yaml"
 
 
+LACKS = {
+    "sample_images": "generate images (it has no function sample_images)",
+    "foreign_format": "know another library's files",
+}
+"""What a workload without a hook does not do."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Saved:
     """A model on disk."""
 
     config: Any  # of a pipeline of diffusers, data, model and process; the rest are defaults
     weights: Path  # the file that holds them
-    kind: Literal["run", "weights", "diffusers"]
+    kind: str
     """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration;
-    `diffusers`: a pipeline folder."""
+    `diffusers`: a pipeline folder, as `ForeignFormat.NAME` says."""
     name: str  # for file names: `train-digits`, `night-t0003`, `best`
     folder: Path  # where results about it are written unless told otherwise
 
+    @property
+    def is_foreign(self) -> bool:
+        """Return whether it is a model of another library, whose training data are not known."""
+        return self.kind not in ("run", "weights")
+
     def network(self, device: torch.device | str) -> Any:
-        """The network with the weights that were evaluated, in evaluation mode, without gradients, in the order of
-        memory that its configuration names. Raises `ConfigError` when the file is damaged or holds other weights.
+        """Return the network with the weights that were evaluated, in evaluation mode, without gradients.
+
+        Its memory format is the one that the configuration names. Raises `ConfigError` when the file is damaged or
+        holds other weights.
         """
         import torch
 
@@ -57,20 +71,25 @@ class Saved:
         return network.eval().requires_grad_(False)
 
     def state(self) -> Any:
-        """The weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""
+        """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""
         from tunediff.training.weights import read
 
-        if self.kind == "diffusers":
-            return diffusers_export.read_unet(self.weights.parent)[1]
+        if self.is_foreign:
+            return cfg.of(self.config).get_hook("foreign_format").read_state(self.weights)
         return read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
 
 
-def find_of(workload: str, purpose: str, what: str, storage: Path, trial: str | None = None) -> Saved:
-    """As `find`, for a command that is for one of our workloads alone: tells by the name, and runs no user's file.
+def find_with_hook(
+    hook: str, purpose: str, what: str, storage: Path, trial: str | None = None, own: str = "", run_code: bool = False
+) -> Saved:
+    """Find a model as `find` does, for the command `purpose`, which needs this hook of the model's workload.
 
-    `trial`: of the search that `what` names. Raises `ConfigError` for models of other workloads.
+    `trial`: of the search that `what` names. `own`: how the message ends about a user's workload, whose file is run
+    only if `run_code` is true. Raises `ConfigError` for models of workloads without the hook.
     """
-    with cfg.shipped_only(f"{purpose} is for {workload}; allowed: {workload}"):
+    shipped = ", ".join(cfg.shipped_hooks(hook))
+    refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{own}")
+    with contextlib.nullcontext() if run_code else refusal:
         if trial is not None:
             from tunediff import analysis, search_space
             from tunediff.analysis import evidence
@@ -78,14 +97,15 @@ def find_of(workload: str, purpose: str, what: str, storage: Path, trial: str | 
             search = analysis.read(search_space.folder_of(what, storage))
             what = str(search.folder / "trials" / evidence.choose(search, trial).name)
         saved = find(what, storage)
-    title = cfg.of(saved.config).title
-    other = saved.config.schema.workload != workload
-    refuse(other, f"{saved.name}: is a model of {title}; {purpose} is for {workload}")
+    workload = cfg.of(saved.config)
+    if workload.get_hook(hook) is None:
+        lacks = f"which does not {LACKS[hook]}; {purpose} is for {shipped}"
+        raise ConfigError(f"{saved.name}: is a model of {workload.title}, {lacks}")
     return saved
 
 
 def find(what: str, storage: Path = text.STORAGE) -> Saved:
-    """The model that `what` names, as a path or as a name in `storage`.
+    """Return the model that `what` names, as a path or as a name in `storage`.
 
     - a training folder: its averaged weights, or while it is unfinished those of its checkpoint; `checkpoint.pt` itself
     - a search: its best trial; `NAME/t0003`: that trial
@@ -95,8 +115,9 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
 
     Raises `ConfigError` saying what was looked for and which names are near.
     """
-    named = [Path(what).expanduser(), storage / what]
-    paths = [path for one in named for path in (one, one.parent / "trials" / one.name) if path.exists()]  # NAME/t0003
+    names = [Path(what).expanduser(), storage / what]
+    # The second form is that of NAME/t0003.
+    paths = [path for name in names for path in (name, name.parent / "trials" / name.name) if path.exists()]
     for path in paths:
         if not path.is_dir():
             return _of_file(path)
@@ -108,37 +129,42 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
-        if diffusers_export.is_pipeline(path):
-            return _of_pipeline(path)
+        for foreign in contract.foreign_formats():
+            if foreign.is_pipeline(path):
+                config, weights = foreign.read_model(path)
+                return Saved(config, weights, foreign.NAME, path.absolute().name, path)
     if paths:
         raise ConfigError(
             f"{what}: no model in this folder; looked for a search (search.yaml), a training ({record.JOURNAL}, "
             f"{WEIGHTS}, {_CHECKPOINT}) and a pipeline of diffusers (model_index.json, config.json)"
         )
-    names = list(_names(storage))
-    near = difflib.get_close_matches(what, names, n=5, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names[:20]) or 'none'}"
+    stored = list(_names(storage))
+    near = difflib.get_close_matches(what, stored, n=5, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(stored[:20]) or 'none'}"
     raise ConfigError(f"{what}: no such file or folder, and no training or search of that name in {storage}; {hint}")
 
 
 def _names(storage: Path) -> Iterator[str]:
+    """Yield the names of all models in `storage`, those of trials behind their search."""
+    formats = contract.foreign_formats()
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
         if (folder / "search.yaml").is_file():
             yield folder.name
             journals = sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
             yield from (f"{folder.name}/{journal.parent.name}" for journal in journals)
-        elif (folder / record.JOURNAL).is_file() or diffusers_export.is_pipeline(folder):
+        elif (folder / record.JOURNAL).is_file() or any(foreign.is_pipeline(folder) for foreign in formats):
             yield folder.name
 
 
 def _of_run(folder: Path) -> Saved:
+    """Return the model of a training folder, from its journal, its config.yaml or its checkpoint, whichever exists."""
     weights = next((folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
     if weights is None:
-        if (known := record.read_trial(folder)) is not None and known.status not in (None, "ok"):
-            raise ConfigError(f"{folder}: no weights: it ended as {known.status}, and only what ends as ok keeps them")
+        if (trial := record.read_trial(folder)) is not None and trial.status not in (None, "ok"):
+            raise ConfigError(f"{folder}: no weights: it ended as {trial.status}, and only what ends as ok keeps them")
         raise ConfigError(f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation")
-    if (known := record.read_trial(folder)) is not None:
-        config = cfg.from_dict(cfg.nest(known.config), str(folder / record.JOURNAL))
+    if (trial := record.read_trial(folder)) is not None:
+        config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
     elif (folder / _CONFIG).is_file():
         config = cfg.load(folder / _CONFIG)
     elif weights.name == _CHECKPOINT:
@@ -149,8 +175,8 @@ def _of_run(folder: Path) -> Saved:
 
 
 def _name_of_run(folder: Path) -> str:
-    place = folder.absolute()
-    return f"{place.parent.parent.name}-{place.name}" if place.parent.name == "trials" else place.name
+    folder = folder.absolute()
+    return f"{folder.parent.parent.name}-{folder.name}" if folder.parent.name == "trials" else folder.name
 
 
 def _of_checkpoint(path: Path) -> Saved:
@@ -161,6 +187,7 @@ def _of_checkpoint(path: Path) -> Saved:
 
 
 def _of_file(path: Path) -> Saved:
+    """Return the model of a checkpoint, or of a configuration and weights that lie beside each other."""
     config, weights = path, path.with_suffix(".safetensors")
     if path.suffix == ".pt":
         return _of_checkpoint(path)
@@ -168,9 +195,9 @@ def _of_file(path: Path) -> Saved:
         if path.name == WEIGHTS and (path.parent / record.JOURNAL).is_file():
             return _of_run(path.parent)
         beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
-        if not (there := [candidate for candidate in beside if candidate.is_file()]):
+        if not (existing := [candidate for candidate in beside if candidate.is_file()]):
             raise ConfigError(f"{path}: weights without a configuration; looked for {', '.join(map(str, beside))}")
-        config = there[0]
+        config = existing[0]
     elif path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder")
     elif not weights.is_file():
@@ -178,16 +205,8 @@ def _of_file(path: Path) -> Saved:
     return Saved(cfg.load(config), weights, "weights", weights.stem, weights.parent)
 
 
-def _of_pipeline(folder: Path) -> Saved:
-    values, default = diffusers_export.read_config(folder), diffusers_export.default()
-    values["evaluation.steps"] = min(default.evaluation.steps, values["process.steps"])
-    if values["data.image_size"] < 16:  # Inception says nothing about such images
-        values["evaluation.extractor"] = "classifier"
-    config = cfg.override(default, values, where=str(folder))
-    return Saved(config, diffusers_export.weights_file(folder), "diffusers", folder.absolute().name, folder)
-
-
 def _inside(path: Path, key: str) -> dict[str, Any]:
+    """Return an entry of a checkpoint. Raises `ConfigError` where it is none."""
     from tunediff.training.weights import read
 
     content = read(path).get(key)

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
+from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.files import numbered
 from tunediff.core.progress import Progress, shown
+from tunediff.evaluation import image_files
+from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
-from tunediff.workloads.diffusion import drawing
+from tunediff.workloads import contract
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,116 +33,144 @@ if TYPE_CHECKING:
     from tunediff.distributed import World
 
 STRIP_IMAGES, STRIP_COLUMNS = 8, 10
+BATCH_SIZE = 64
+"""Images at once on each process, where a workload has no `evaluation.batch_size`."""
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample; see `--help`."""
+    # ---- options
     parser = cli.parser("sample", __doc__ or "")
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser, "names")
     add("--images", type=int, metavar="N", help="images (default: 64, with --strip 8)")
-    kinds = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
-    add("--out", type=Path, help=f"{kinds}(default: a new samples-….png in the folder of the model)")
+    outputs = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
+    add("--out", type=Path, help=f"{outputs}(default: a new samples-….png in the folder of the model)")
     add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
-    drawing.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
+    for options in contract.shipped_sampler_options():
+        options.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
+    add("--trust-code", action="store_true", help="run the file of a workload of your own, as it lies beside the model")
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
-    model = models.find_of("diffusion", "sample", args.run, args.storage)
-    wanted = {name: getattr(args, name) for name in ("sampler", "seed", "steps", "skip", "eta", "batch_size")}
-    config = drawing.configured(model.config, wanted)
+
+    # ---- the model. Weights may come from somebody else: their program runs only if the user says so
+    own = ", or the model's own file with --trust-code"
+    model = models.find_with_hook(
+        "sample_images", "sample", args.run, args.storage, own=own, run_code=args.trust_code
+    )  # fmt: skip
+    config, args.seed, args.batch_size = _configure(model.config, args)
     cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse what needs no model to be refused."""
+    """Refuse options that can be refused without the model. Raises `ConfigError`."""
     most = STRIP_IMAGES if args.strip else 1_000_000
     cli.allow(1 <= args.images <= most, "--images", args.images, f"a whole number of at least 1 and at most {most}")
-    known = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
-    cli.allow(known, "--device", args.device, "cpu, cuda, cuda:N")
-    drawing.check(args, "--out", args.out, ".png", ".npz")
+    is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
+    cli.allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
+    for options in contract.shipped_sampler_options():
+        options.check(args)
+    image_files.check_output("--out", args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
         out = str(args.out)
         raise ConfigError(f"--out: {out!r} is not allowed with --strip; allowed: a name that ends in .png")
 
 
+def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
+    """Return (the model's configuration with the options, seed of the noise, batch size).
+
+    Raises `ConfigError` naming the option.
+    """
+    options = contract.sampler_options(config)
+    values = options.requested(args, {})
+    if isinstance(config.evaluation, Evaluation):
+        # The sampler comes first: other options are checked against it.
+        values = {**values, "seed": args.seed, "batch_size": args.batch_size}
+        config = contract.with_evaluation(config, values)
+        seed, batch_size = config.evaluation.seed, config.evaluation.batch_size
+    else:
+        seed = args.seed if args.seed is not None else 0
+        batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
+        cli.allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
+        cli.allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
+    if args.strip and "steps" not in options.describe(config):
+        raise ConfigError(f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown")
+    return config, seed, batch_size
+
+
 def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
+    """Draw the images, write them and print where they are; returns the exit code."""
     from tunediff.distributed import from_environment
     from tunediff.training import memory
 
-    how = drawing.sampler(config)
+    options = contract.sampler_options(config)
+    sampler = options.describe(config)
     try:
         with from_environment() as world:
             memory.keep_freed(config.memory.keep_freed, world.device)
-            images, seconds = _draw(model, config, how["steps"], args, world)
+            images, seconds = _draw(model, config, sampler.get("steps"), args, world)
             if world.main:
-                path = args.out if images is None else _write(images, args, model, how["name"])
+                path = args.out if images is None else _write(images, args, model, sampler["name"])
                 lines = {
-                    "images": args.images, "sampler": drawing.said(how), "seed": config.evaluation.seed,
+                    "images": args.images, "sampler": options.format_sampler(sampler), "seed": args.seed,
                     "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
-                cli.result(lines, args.json, lines | {"sampler": how})
+                cli.result(lines, args.json, lines | {"sampler": sampler})
     except OSError as error:
         print(f"error: {args.out or model.folder}: {error}", file=sys.stderr)
         return cli.FAILED
     return cli.OK
 
 
-def _draw(model: Saved, config: Any, steps: int, args: argparse.Namespace, world: World) -> tuple[Tensor | None, float]:
-    """(images uint8 of all ranks, [n, C, H, W] or of a strip [n, columns, C, H, W], None where they went to a folder;
-    seconds of sampling).
+def _draw(
+    model: Saved, config: Any, steps: int | None, args: argparse.Namespace, world: World
+) -> tuple[Tensor | None, float]:
+    """Return (images of all ranks, seconds of sampling); `steps`: of the sampler, None where it has none.
 
-    The columns of a strip: x_T, states evenly spaced over the steps, the image. A `NonFiniteError` may meet one rank
-    alone: nothing waits for the others.
+    The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a folder. The columns
+    of a strip: x_T, states evenly spaced over the steps, the image. A `NonFiniteError` may meet one rank alone:
+    nothing waits for the others.
     """
-    import torch
-
+    from tunediff.evaluation.generation import SampleRequest, shares
     from tunediff.training.precision import evaluation_precision
-    from tunediff.workloads.diffusion.process import Diffusion
-    from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
 
-    n, evaluation = args.images, config.evaluation
-    shape = (config.data.channels, config.data.image_size, config.data.image_size)
+    # ---- the network, and the images of this rank
+    n, workload = args.images, cfg.of(config)
     device = _device(args.device) if args.device is not None else world.device
-    network, diffusion = model.network(device), Diffusion(config.process, device)
-    columns = min(STRIP_COLUMNS, steps + 1) if args.strip else 1
-    kept = {round(i * steps / (columns - 1)) for i in range(1, columns)}
-    drawn = drawing.Drawn(args.out, n, (columns, *shape) if args.strip else shape, world)
-    noise = Noise(evaluation.seed, shape, device)
-    states: list[Tensor] = []
-    turns, _ = shares(n, world.size, evaluation.batch_size)
+    network = model.network(device)
+    columns = min(STRIP_COLUMNS, steps + 1) if args.strip and steps is not None else 1
+    store = image_files.ImageStore(args.out, n, world)
+    batches, _ = shares(n, world.size, args.batch_size)
+    contract.sampler_options(config).announce(network, config, n, world, device)
+    work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
 
-    def watch(k: int, _: int, x: Tensor) -> None:
-        progress.step()
-        if k + 1 in kept:
-            states.append(to_uint8(x))
-
-    drawing.announce(network, config, n, world, device)
-    work = Progress("sampling", turns * steps, "steps")
+    # ---- sampling
     with shown() if world.main else contextlib.nullcontext(), work as progress, evaluation_precision(device):
+        request = SampleRequest(
+            n, args.seed, args.batch_size, device, world.rank, world.size, columns,
+            progress=None if steps is None else progress.step,
+        )  # fmt: skip
+        generated = workload.get_hook("sample_images")(network, config, request)
         world.barrier()
         begin = time.monotonic()
-        for start, batch in generate(
-            network, diffusion, evaluation, shape, n, device, rank=world.rank, world=world.size, progress=watch
-        ):
-            if args.strip:
-                count = len(batch)
-                seen = [to_uint8(noise.initial(start, start + count)), *(x[:count] for x in states)]
-                batch = torch.stack(seen, 1)
-                states.clear()
-            drawn.add(start, batch)
+        for start, images in generated:
+            store.add(start, images)
+            if steps is None:
+                progress.step()
         seconds = world.largest(time.monotonic() - begin)
-    return drawn.whole(), seconds
+    return store.gather(), seconds
 
 
 def _device(name: str) -> Any:
+    """Return the device of this name. Raises `ConfigError` for a GPU that is not there."""
     import torch
 
     device = torch.device(name)
@@ -149,13 +180,13 @@ def _device(name: str) -> Any:
 
 
 def _write(images: Tensor, args: argparse.Namespace, model: Saved, sampler: str) -> Path:
-    """Write what `_draw` has returned as one file; returns its path."""
+    """Write what `_draw` returned as one file; returns its path."""
     names = numbered(model.folder, f"{'strip' if args.strip else 'samples'}-{model.name}-{sampler}", ".png")
     path: Path = args.out or next(path for path in names if not path.exists())
     if args.strip:
-        drawing.write(images.flatten(0, 1), path, images.shape[1])
+        image_files.write_images(images.flatten(0, 1), path, images.shape[1])
     else:
-        drawing.write(images, path, max(8, math.isqrt(len(images) - 1) + 1))
+        image_files.write_images(images, path, max(8, math.isqrt(len(images) - 1) + 1))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The ruler that our own classifier workload has trained: what ships, and what `evaluation.weights_path` may name."""
+"""The extractor that our own classifier workload has trained: what ships, and what `evaluation.weights_path` may name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tunediff.config import ConfigError
 from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.workloads.diffusion.knobs import ruler
+from tunediff.workloads.diffusion.knobs import evaluation_protocol
 
 
 def of(path: Path | None = None) -> Evaluation:
@@ -114,10 +114,12 @@ def test_a_search_says_what_judges_it(tmp_path: Path) -> None:
     config = cfg.override(cfg.baseline("cifar10"), {"evaluation.extractor": "cifar10-resnet"})
     known = weights.trained(of())
     said = f"against cifar10 at 32×32, in the features of a ResNet-18 of width 16, right on {100 * known.accuracy:.1f} % of CIFAR-10's"
-    assert said in ruler(config)
-    assert f"minutes of training on {known.samples:,} images (weights {known.digest[:8]})" in ruler(config)
+    assert said in evaluation_protocol(config)
+    assert f"minutes of training on {known.samples:,} images (weights {known.digest[:8]})" in evaluation_protocol(
+        config
+    )
     gone = cfg.override(config, {"evaluation.weights_path": str(tmp_path / "gone")})
-    assert ruler(gone).endswith("against cifar10 at 32×32"), "a report may be made where the file is not"
+    assert evaluation_protocol(gone).endswith("against cifar10 at 32×32"), "a report may be made where the file is not"
 
 
 # ------------------------------------------------------------------------------------------------ weights of one's own

@@ -29,6 +29,7 @@ from tunediff.config.workload import (
     from_dict,
     is_users,
     of,
+    shipped_hooks,
     shipped_only,
     take_along,
 )
@@ -37,6 +38,6 @@ __all__ = [
     "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity", "Range", "Schema",
     "Systems", "Values", "Workload", "apart", "baseline", "baseline_names", "differences", "dump", "effective", "find",
     "fingerprint", "flat", "flatten", "from_dict", "is_users", "load", "named", "nest", "neutral", "not_effective",
-    "of", "override", "parse_overrides", "read_yaml", "shipped_only", "take_along", "to_dict", "with_absolute_paths",
-    "with_relative_paths", "with_words",
+    "of", "override", "parse_overrides", "read_yaml", "shipped_hooks", "shipped_only", "take_along", "to_dict",
+    "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

@@ -1,21 +1,19 @@
 """Find workloads, and describe what a workload declares.
 
-A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user, or one of our
-packages, which declare the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported
-when a training starts. It may also declare:
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
+keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
+may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
+no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
+called; `QUANTITIES`, what its points hold besides what all have; `evaluation_protocol(config)`, which says in a
+sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything
+starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
+evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
+many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
+to nothing about device memory, and of lists that save the more of it the longer they are.
 
-- `BASELINE`: system knobs by dotted name that its baseline sets.
-- `SEARCH`: spaces of these knobs for searches without a search file.
-- `PRESETS`: named baselines (`mine.py:NAME` for a file), applied after `BASELINE`.
-- `UNIT`: what a sample is called.
-- `QUANTITIES`: what its points contain besides the quantities of all points.
-- `evaluation_protocol(config)`: a sentence that says how its objective is measured.
-- `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
-- `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
-- `evaluation_work(knobs)`: how many passes of a sample through the network one evaluation needs.
-- `evaluation_pass(knobs, device)`: a function that makes one such pass with a given number of samples, to be timed.
-- `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists that save more
-  memory the longer they are.
+A workload that generates images has `sample_images(network, config, request)`, which yields (number of the first image,
+uint8 [b, C, H, W]) for what a `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in
+`PACKAGE.commands`, with the objects of `tunediff.workloads.contract`; this module imports torch late.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import typing
 from collections.abc import Iterator, Mapping
@@ -77,9 +76,11 @@ class Quantity:
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
     "evaluation_protocol": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
-    "evaluation_once": ("knobs",),
+    "evaluation_once": ("knobs",), "sample_images": ("network", "config", "request"),
 }  # fmt: skip
-"""Optional functions of a workload, with their arguments."""
+"""Functions that a workload may have, and what they take."""
+COMMANDS = ("sample_images", "sampler_options", "foreign_format")
+"""Hooks of the commands that use saved models: of a package of ours, in `PACKAGE.commands`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,16 +132,28 @@ class Workload:
         """Return the module with `train`; imports torch."""
         return importlib.import_module(f"{self.package}.train") if self.package else self.declared
 
-    def get_hook(self, function: str) -> Any:
-        """Return an optional function of the workload (see `OPTIONAL`), or None.
+    @functools.cached_property
+    def commands(self) -> ModuleType | None:
+        """Return the module with the hooks in `COMMANDS`, or None; of a package of ours it imports no torch."""
+        if not self.package:
+            return self.declared
+        name = f"{self.package}.commands"
+        return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
-        A user's function that has the same name but takes other arguments is ignored.
+    def get_hook(self, name: str) -> Any:
+        """Return a function or an object of the workload that not every workload has, or None.
+
+        A user's function that has the same name by chance and takes other arguments is not the hook.
         """
-        hook = getattr(self.declared, function, None) or getattr(self.code, function, None)
+        if name in COMMANDS:
+            hook = getattr(self.commands, name, None)
+        else:
+            hook = getattr(self.declared, name, None) or getattr(self.code, name, None)
         if self.file is not None and hook is not None:
+            # The objects among the hooks have no signature: a user's file cannot have them.
             try:
-                inspect.signature(hook).bind(*OPTIONAL[function])
-            except (TypeError, ValueError):
+                inspect.signature(hook).bind(*OPTIONAL[name])
+            except (KeyError, TypeError, ValueError):
                 return None
         return hook
 
@@ -216,6 +229,12 @@ def _shipped(name: str) -> Workload:
 def of(config: Configuration) -> Workload:
     """Return the workload that a configuration belongs to."""
     return find(config.schema.workload)
+
+
+def shipped_hooks(name: str) -> dict[str, Any]:
+    """Return this hook of each of our own workloads that has it, by the workload's name."""
+    hooks = {shipped: find(shipped).get_hook(name) for shipped in SHIPPED}
+    return {shipped: hook for shipped, hook in hooks.items() if hook is not None}
 
 
 def baseline_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Files that can always be made again: never the reason for a failed run."""
+"""Cache files that can always be made again; a failure to read or write one never stops a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def cache_dir() -> Path:
-    """`$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and not necessarily there yet.
+    """Return `$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and it may not exist yet.
 
     Where the home folder cannot be written, and holds no cache, it is a folder in the temporary folder.
     """
@@ -32,9 +32,9 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process of this machine at a time make `path`; the others wait, then find it made.
+    """Let one process of this machine at a time make `path`; the others wait until it exists.
 
-    The lock is a file beside `path` and falls with the process that holds it. Where no such file can be written
+    The lock is a file beside `path`, released when the process that holds it ends. Where no such file can be written
     (a folder without write permission, a file system without locks), every process works for itself.
     """
     handle: BinaryIO | None = None
@@ -52,9 +52,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def once(path: Path, read: Callable[[Path], _T], make: Callable[[], _T], write: Callable[[BinaryIO, _T], object]) -> _T:
-    """What `path` holds; where there is no such file or `read` raises, what `make` returns, which is then put there.
+    """Return what `read` reads from `path`; if that fails, call `make`, write its result to `path` and return it.
 
-    A damaged file, a full or a read-only disk costs a warning, not the run.
+    A damaged file, a full or a read-only disk causes a warning, no error.
     """
     with locked(path):
         try:

@@ -1,4 +1,4 @@
-"""What is done to image files to make them images of one size and colour, in words. Imports no torch."""
+"""Describe how image files were changed to one size and colour. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TURNED = (5, 6, 7, 8)
 
 
 class UnusableError(ValueError):
-    """A file that is not to be decoded, with the reason."""
+    """A file that is not decoded, with the reason."""
 
 
 class Seen(NamedTuple):
-    """A file as it was before it was fitted."""
+    """Size and colours of an image file before it was resized and converted."""
 
     width: int
     height: int
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, image: Image.Image) -> Seen:
-        """An image that was opened and read."""
+        """Describe an image that was opened and read."""
         width, height = image.size
         if "exif" in image.info and image.getexif().get(0x0112) in _TURNED:
             width, height = height, width
@@ -42,10 +42,10 @@ class Seen(NamedTuple):
 
 
 def reason(error: Exception) -> str:
-    """Why a file is no image among the others, as its owner would say it."""
-    said = str(error)
+    """Return why a file was skipped, as a phrase that follows a count: `3 cut short`."""
+    message = str(error)
     if isinstance(error, UnusableError):
-        return said
+        return message
     if isinstance(error, UnidentifiedImageError):
         return "without an image inside (no PNG, JPEG, WebP or BMP)"
     if isinstance(error, FileNotFoundError):
@@ -56,45 +56,46 @@ def reason(error: Exception) -> str:
         return "damaged in the archive"
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
         return "without permission to read"
-    if isinstance(error, EOFError) or "truncated" in said or "Truncated" in said:
+    if isinstance(error, EOFError) or "truncated" in message or "Truncated" in message:
         return "cut short"
-    return f"damaged ({said.splitlines()[0] if said else type(error).__name__})"
+    return f"damaged ({message.splitlines()[0] if message else type(error).__name__})"
 
 
 def notes(seen: Sequence[Seen], data: Data) -> list[str]:
-    """Sentences on the images that lose their edges, change their size and their colours."""
-    side, count, said = data.image_size, f"of {len(seen):,}", []
-    if lost := [1 - min(one[:2]) / max(one[:2]) for one in seen if one.width != one.height]:
-        said.append(
+    """Return sentences about the images that are cropped, resized or converted."""
+    side, count, sentences = data.image_size, f"of {len(seen):,}", []
+    if lost := [1 - min(image[:2]) / max(image[:2]) for image in seen if image.width != image.height]:
+        sentences.append(
             f"cropped: {len(lost):,} {count} are not square and lose their edges, up to {max(lost):.0%} of a side"
         )
-    if changed := sorted({one[:2] for one in seen if min(one[:2]) != side}, key=lambda size: size[0] * size[1]):
-        resized = sum(min(one[:2]) != side for one in seen)
+    if changed := sorted({image[:2] for image in seen if min(image[:2]) != side}, key=lambda size: size[0] * size[1]):
+        resized = sum(min(image[:2]) != side for image in seen)
         sizes = " … ".join(f"{width}×{height}" for width, height in dict.fromkeys((changed[0], changed[-1])))
-        said.append(f"resized: {resized:,} {count}, from {sizes} to {side}×{side}")
-    if small := [min(one[:2]) for one in seen if min(one[:2]) < side]:
+        sentences.append(f"resized: {resized:,} {count}, from {sizes} to {side}×{side}")
+    if small := [min(image[:2]) for image in seen if min(image[:2]) < side]:
         least = max(LEAST_SIDE, min(small))
-        smaller = sum(one < least for one in small)
+        smaller = sum(image < least for image in small)
         hint = f"data.image_size={least} enlarges {f'{smaller:,} still' if smaller else 'none'}"
-        said.append(
+        sentences.append(
             f"WARNING: enlarged: {len(small):,} {count} are smaller than {side} pixels and become blurred; {hint}"
         )
-    if kinds := Counter(kind for one in seen for kind in _conversions(one, data.channels)):
-        said.append(f"converted: {', '.join(f'{number:,} {kind}' for kind, number in kinds.most_common())}")
-    return said
+    if kinds := Counter(kind for image in seen for kind in _conversions(image, data.channels)):
+        sentences.append(f"converted: {', '.join(f'{number:,} {kind}' for kind, number in kinds.most_common())}")
+    return sentences
 
 
-def _conversions(one: Seen, channels: int) -> Iterator[str]:
-    grey = one.mode in ("1", "L", "LA") or one.mode.startswith(("I", "F"))
-    if one.mode.startswith("I"):
+def _conversions(image: Seen, channels: int) -> Iterator[str]:
+    """Yield how the colours of an image are changed, as phrases that follow a count."""
+    grey = image.mode in ("1", "L", "LA") or image.mode.startswith(("I", "F"))
+    if image.mode.startswith("I"):
         yield "of 16 bits to 8"
-    if one.transparent:
+    if image.transparent:
         yield "without their transparency"
-    if one.mode in ("P", "PA"):
+    if image.mode in ("P", "PA"):
         yield "of a palette"
     elif grey and channels == 3:
         yield "grey to RGB"
     elif not grey and channels == 1:
         yield "colour to grey"
-    elif one.mode not in ("RGB", "RGBA") and not grey:
-        yield f"{one.mode} to RGB"
+    elif image.mode not in ("RGB", "RGBA") and not grey:
+        yield f"{image.mode} to RGB"

@@ -1,4 +1,4 @@
-"""A gate for loader processes: while the clock of a training stands still, they load nothing."""
+"""A gate for loader processes: while the clock of a training is stopped, they load nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 POLL_S = 0.002
-"""How often a waiting process looks at the gate. It is no lock, which a process that is killed would never release."""
+"""Interval at which a waiting process checks the gate. It is no lock: a killed process would never release one."""
 
 
 class Gate:
-    """Open or closed, for all loader processes of a training; it goes to them with the data set.
+    """Open or closed, for all loader processes of a training; it is sent to them with the data set.
 
-    Without it they would fill their queues while a model is judged or saved, and the training would get these batches
-    for nothing: the more, the larger `loader.prefetch_factor` is.
+    Without it they would fill their queues while a model is evaluated or saved, and the training would get these
+    batches without their time being counted: the more, the larger `loader.prefetch_factor` is.
     """
 
     def __init__(self, workers: int) -> None:
@@ -28,30 +28,31 @@ class Gate:
         self._owner = os.getpid()
 
     def close(self) -> None:
-        """Let each process finish the item that it is loading, and begin no other."""
+        """Let each process finish the item that it is loading, and start no other."""
         self._closed.fill_(1)
 
     def open(self) -> None:
-        """Let them load."""
+        """Let the processes load."""
         self._closed.fill_(0)
 
     @property
     def batches(self) -> int:
-        """How many batches the loader processes have finished."""
+        """Return how many batches the loader processes have finished."""
         return int(self._batches.sum())
 
     def wait(self) -> None:
-        """Return when the gate is open, or when the process that would open it is gone."""
+        """Return when the gate is open, or when the process that would open it has ended."""
         while self._closed.item() and _lives(self._owner):
             time.sleep(POLL_S)
 
     def count(self) -> None:
-        """Note in a loader process that it has finished a batch."""
+        """Count a batch, in the loader process that has finished it."""
         if (info := get_worker_info()) is not None:
             self._batches[info.id] += 1
 
 
 def _lives(process: int) -> bool:
+    """Return whether a process with this id exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

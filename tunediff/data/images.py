@@ -1,4 +1,4 @@
-"""The real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of image files."""
+"""Load real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of image files."""
 
 from __future__ import annotations
 
@@ -59,23 +59,27 @@ class Images:
 
     @property
     def said(self) -> list[str]:
-        """How many there are, which files are not among them and why, and what was done to the others."""
+        """Return lines about the set: how many images, which files were skipped and why, how others were changed."""
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
             reasons.setdefault(reason, []).append(name)
         named = (
             f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
-            for reason, names in sorted(reasons.items(), key=lambda one: -len(one[1]))
+            for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
         )
-        gone = f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files: {'; '.join(named)}"
-        return [f"data: {len(self):,} images at {side}×{side} ({self.name})", *[gone] * bool(reasons), *self.notes]
+        skipped = f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files: {'; '.join(named)}"
+        return [
+            f"data: {len(self):,} images at {side}×{side} ({self.name})",
+            *[skipped] * bool(reasons),
+            *self.notes,
+        ]
 
     def __len__(self) -> int:
         return len(self.pixels)
 
 
 def told(data: Data, most: int | None = None) -> list[str]:
-    """What is said of a set before it is learned: `Images.said`, of `most` files where there are more to decode.
+    """Return what is printed about a set before a search: `Images.said`, of at most `most` files to decode.
 
     Raises `ConfigError` as `load` does.
     """
@@ -87,7 +91,7 @@ def told(data: Data, most: int | None = None) -> list[str]:
 
 
 def in_unit_range(flip: bool) -> Prepare:
-    """What makes training images of bytes: float32 in [−1, 1], with `flip` each mirrored with probability ½."""
+    """Return what turns bytes into training images: float32 in [−1, 1]; `flip` mirrors each with probability ½."""
 
     def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
         batch = pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)  # a copy: a batch may be asked for again
@@ -100,7 +104,7 @@ def in_unit_range(flip: bool) -> Prepare:
 
 
 def load(data: Data) -> Images:
-    """The images that `data` describes; the last two sets stay in memory.
+    """Return the images that `data` describes; the last two sets stay in memory.
 
     Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than two images remain.
     """
@@ -110,7 +114,7 @@ def load(data: Data) -> Images:
 
 @functools.lru_cache(maxsize=2)
 def _load(data: Data, source: sources.Listing | Path | None) -> Images:
-    """`source`, as `sources.find` returns it, tells when files have changed meanwhile."""
+    """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have changed."""
     if source is None:
         images = _digits(data)
     elif isinstance(source, Path):
@@ -143,14 +147,14 @@ def _images(
 
 
 def _chosen(count: int, max_images: int | None) -> npt.NDArray[np.int64]:
-    """Which of `count` images are learned, ascending: all, or the first so many of a shuffle that never changes."""
+    """Return the indices of the learned images, ascending: all, or the first `max_images` of a fixed shuffle."""
     order = np.random.RandomState(0).permutation(count)
     return np.sort(order[:max_images]).astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------------------------- digits
 def _digits(data: Data) -> Images:
-    """scikit-learn's digits: grey levels 0…16, scaled to 0…255."""
+    """Load scikit-learn's digits: grey levels 0…16, scaled to 0…255."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -163,7 +167,7 @@ def _digits(data: Data) -> Images:
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
 def _cifar10(data: Data, root: Path) -> Images:
-    """torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies its checksums)."""
+    """Load torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies its checksums)."""
     from torchvision.datasets import CIFAR10
 
     parts = {"train": [True], "test": [False], "all": [True, False]}[data.split]
@@ -185,17 +189,18 @@ def _cifar10(data: Data, root: Path) -> Images:
 # -------------------------------------------------------------------------------------------------------- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
     """Decode the files of a listing, or read what an earlier run decoded."""
-    found = once(_cache(data, listing), _read_cache, lambda: _decode(data, listing), _write_cache)
-    if len(found.pixels) < 2:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in found.skipped[:3])
-        why = f"{len(found.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
+    decoded = once(_cache(data, listing), _read_cache, lambda: _decode(data, listing), _write_cache)
+    if len(decoded.pixels) < 2:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.skipped[:3])
+        why = f"{len(decoded.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
         sources.refuse("path", listing.path, why)
-    labels = found.labels if found.class_names else None
-    return _images(f"{data.name} {listing.path}", found.pixels, labels, found.class_names, found.skipped, found.notes)
+    labels = decoded.labels if decoded.class_names else None
+    name = f"{data.name} {listing.path}"
+    return _images(name, decoded.pixels, labels, decoded.class_names, decoded.skipped, decoded.notes)
 
 
 def _cache(data: Data, listing: sources.Listing | Path | None) -> Path:
-    """Where the decoded files of a listing lie."""
+    """Return the cache file of the decoded images of a listing."""
     assert isinstance(listing, sources.Listing)
     setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
     setting += [data.image_size, data.channels, data.max_images]
@@ -219,13 +224,13 @@ def _read_cache(path: Path) -> _Decoded:
         return _Decoded(stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped, notes["notes"])
 
 
-def _write_cache(file: BinaryIO, found: _Decoded) -> None:
-    notes = json.dumps({"class_names": found.class_names, "skipped": found.skipped, "notes": found.notes})
-    np.savez(file, pixels=found.pixels, labels=found.labels, notes=np.array(notes))
+def _write_cache(file: BinaryIO, decoded: _Decoded) -> None:
+    notes = json.dumps({"class_names": decoded.class_names, "skipped": decoded.skipped, "notes": decoded.notes})
+    np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(notes))
 
 
 def _decode(data: Data, listing: sources.Listing) -> _Decoded:
-    """What cannot be decoded is noted as skipped."""
+    """Decode all files of a listing; those that cannot be decoded are recorded as skipped."""
     chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
     names = [listing.names[index] for index in chosen]
     pixels = np.zeros((len(names), data.channels, data.image_size, data.image_size), np.uint8)
@@ -238,7 +243,7 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
         return archive.read(name) if archive else (listing.path / name).read_bytes()
 
     def decode(index: int) -> str | fitting.Seen:
-        """What it was, or why the file is skipped."""
+        """Decode one file; returns its size and colours, or why it is skipped."""
         try:
             with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
                 pixels[index] = _fit(image, data)
@@ -248,26 +253,26 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
 
     # Threads suffice: Pillow and zlib release the interpreter lock.
     threads, work = ThreadPool(machine.cores()), Progress("reading image files", len(names), "files")
-    found = []
+    results = []
     with archive or contextlib.nullcontext(), threads as pool, work as progress:
-        for one in pool.imap(decode, range(len(names)), chunksize=8):
-            found.append(one)
+        for result in pool.imap(decode, range(len(names)), chunksize=8):
+            results.append(result)
             progress.step()
-    good = [index for index, one in enumerate(found) if isinstance(one, fitting.Seen)]
-    labels = [listing.labels[chosen[index]] for index in good] if listing.labels else []
-    failed = [(name, why) for name, why in zip(names, found, strict=True) if isinstance(why, str)]
+    readable = [index for index, result in enumerate(results) if isinstance(result, fitting.Seen)]
+    labels = [listing.labels[chosen[index]] for index in readable] if listing.labels else []
+    failed = [(name, why) for name, why in zip(names, results, strict=True) if isinstance(why, str)]
     return _Decoded(
-        pixels[good] if failed else pixels,
+        pixels[readable] if failed else pixels,
         np.asarray(labels, np.int64),
         listing.class_names,
         sorted([*listing.skipped, *failed]),
-        fitting.notes([one for one in found if isinstance(one, fitting.Seen)], data),
+        fitting.notes([result for result in results if isinstance(result, fitting.Seen)], data),
     )
 
 
 # ------------------------------------------------------------------------------------------------------------- pixels
 def _fit(image: Image.Image, data: Data) -> Pixels:
-    """uint8 [C, H, W] of one decoded file: upright, in the wanted colours, shorter side resized, centre kept."""
+    """Return uint8 [C, H, W] of one decoded file: upright, in the colours of `data`, resized, centre cropped."""
     if "exif" in image.info:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16 bits per pixel, of which Pillow's own conversion would clip the upper half
@@ -281,7 +286,7 @@ def _fit(image: Image.Image, data: Data) -> Pixels:
 
 
 def _fit_all(pixels: Pixels, data: Data) -> Pixels:
-    """uint8 [N, C, H, W] from [N, h, w] or [N, h, w, 3]."""
+    """Return uint8 [N, C, H, W] from [N, h, w] or [N, h, w, 3]."""
     if pixels.shape[1:] == (data.image_size, data.image_size, 3) and data.channels == 3:
         return pixels.transpose(0, 3, 1, 2)
     return np.stack([_fit(Image.fromarray(array), data) for array in pixels])

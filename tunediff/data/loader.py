@@ -1,5 +1,5 @@
-"""Endless training batches. Which items a step sees, and what is drawn for each of them, follows from seed and step:
-not from the number of processes, of accumulation passes or of loader workers, and not from where a run was resumed.
+"""Endless training batches. The items of a step, and the random numbers of each item, depend on seed and step alone:
+not on the number of processes, of accumulation passes or of loader workers, nor on where a run was resumed.
 
 The global generators are seeded before a data set makes an item, by `seed` and the item's place among all that the
 training sees, and before a collate function makes a batch of them. A stream has one seed for each pass through it.
@@ -36,18 +36,18 @@ from tunediff.data import randomness
 from tunediff.data.gate import Gate, GatedCollate, GatedItems
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
-"""What is learned from: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
+"""Training data: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of items."""
 Uniform = Callable[[str], Tensor]
 """For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however
 the batch is divided over processes and passes."""
 Prepare = Callable[[Any, Uniform], Any]
-"""Makes of a batch on the device what the training gets, such as numbers of bytes, some of them mirrored."""
+"""Turns a batch on the device into what the training gets, such as bytes into floats, some of them mirrored."""
 
 
 def mix(*parts: object) -> int:
-    """A seed in [0, 2⁶³) from any printable parts; different parts give unrelated seeds."""
+    """Return a seed in [0, 2⁶³) from any printable parts; different parts give unrelated seeds."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
 
 
@@ -55,40 +55,43 @@ def build(
     source: Source, loader: Loader, order: Order, device: torch.device, start: int = 0, prepare: Prepare | None = None,
     collate: Collate | None = None,
 ) -> Batches:  # fmt: skip
-    """The batches of one training process, from `loader.resident` memory or from loader workers.
+    """Return the batches of one training process, from `loader.resident` memory or from loader workers.
 
     `start` is the number of micro-batches this process has already consumed, which a stream does not skip; `prepare`
-    makes of a batch on the device what the training gets. Raises `ConfigError` if what is to be resident is no tensor,
-    or if there is no shared memory for the workers.
+    turns a batch on the device into what the training gets. Raises `ConfigError` if resident data are no tensors, or if
+    there is no shared memory for the workers.
     """
     made: Generator[Any] | _Loaded
-    held = None if collate is not None else tensors(source)
+    tensor_source = None if collate is not None else tensors(source)
     if loader.resident:
-        what = "only tensors, tuples and dictionaries of them, and a TensorDataset can lie on the device"
-        refuse(held is None, f"loader.resident: True is not allowed: {what}; allowed: false")
-        held = to_device(held, device)
-        made = (_selected(held, order.indices(number)) for number in itertools.count(start))
+        allowed_kinds = "only tensors, tuples and dictionaries of them, and a TensorDataset can lie on the device"
+        refuse(tensor_source is None, f"loader.resident: True is not allowed: {allowed_kinds}; allowed: false")
+        tensor_source = to_device(tensor_source, device)
+        made = (_selected(tensor_source, order.indices(number)) for number in itertools.count(start))
     else:
-        made = _Loaded(source if held is None else held, loader, order, device, start, collate)
+        made = _Loaded(source if tensor_source is None else tensor_source, loader, order, device, start, collate)
     return Batches(made, order, device, start, loader.non_blocking, prepare)
 
 
 def tensors(source: Any) -> Any:
-    """What is only tensors, a row for each item: a tensor, or a tuple or a dictionary of tensors; None: it is not."""
-    found = source.tensors if isinstance(source, TensorDataset) else source
-    parts = list(found.values()) if isinstance(found, Mapping) else found if isinstance(found, tuple) else [found]
-    return found if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
+    """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary; else None."""
+    content = source.tensors if isinstance(source, TensorDataset) else source
+    if isinstance(content, Mapping):
+        parts = list(content.values())
+    else:
+        parts = list(content) if isinstance(content, tuple) else [content]
+    return content if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
 
 
 def columns(source: Any) -> list[Tensor]:
-    """The tensors of what is only tensors; [] otherwise."""
-    found = tensors(source)
-    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
-    return [] if found is None else list(parts)
+    """Return the tensors of a source that is only tensors; [] otherwise."""
+    content = tensors(source)
+    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, tuple) else (content,)
+    return [] if content is None else list(parts)
 
 
 def length(source: Any) -> int | None:
-    """How many items there are; None for a stream. Raises `ConfigError` for what is no source."""
+    """Return the number of items; None for a stream. Raises `ConfigError` for anything but a source."""
     if lengths := [len(column) for column in columns(source)]:
         refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}")
         return lengths[0]
@@ -96,11 +99,12 @@ def length(source: Any) -> int | None:
         return None
     if isinstance(source, DataLoader):
         raise ConfigError("trial.batches takes a data set; a loader of your own goes to trial.steps(loader)")
-    known = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping | tuple)
-    if not known and isinstance(source, Iterable) and not isinstance(source, Mapping | tuple):
+    is_group = isinstance(source, Mapping | tuple)
+    is_indexed = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_group
+    if not is_indexed and isinstance(source, Iterable) and not is_group:
         return None
     odd = f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__ and __getitem__, an "
-    refuse(not known, f"trial.batches: {odd}IterableDataset, a list of items")
+    refuse(not is_indexed, f"trial.batches: {odd}IterableDataset, a list of items")
     return len(source)
 
 
@@ -125,11 +129,11 @@ class Order:
         return self.batch_size // (self.world * self.passes)
 
     def first(self, number: int) -> int:
-        """Place of the first sample of this process's micro-batch `number` among all samples of the training."""
+        """Return the position of the first sample of this process's micro-batch among all samples of the training."""
         return (number * self.world + self.rank) * self.micro
 
     def indices(self, number: int) -> Tensor:
-        """int64 [micro]: the samples of this process's micro-batch `number`, counted from 0."""
+        """Return the samples of this process's micro-batch `number`, counted from 0: int64 [micro]."""
         first = self.first(number)
         last, pieces = first + self.micro, []
         while first < last:
@@ -139,7 +143,7 @@ class Order:
         return torch.cat(pieces)
 
     def uniform(self, number: int, purpose: str) -> Tensor:
-        """float32 [micro] in [0, 1), a number for each item of the micro-batch, drawn for the whole step at once."""
+        """Return a number in [0, 1) for each item of the micro-batch, float32 [micro], drawn for the whole step."""
         step, turn = divmod(number, self.passes)
         generator = torch.Generator().manual_seed(mix(purpose, self.seed, step))
         first = (turn * self.world + self.rank) * self.micro
@@ -152,7 +156,7 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
 
 
 class Batches:
-    """One micro-batch after the other, without end. Close it to stop its loader workers."""
+    """An endless series of micro-batches. Close it to stop its loader workers."""
 
     def __init__(
         self, source: Generator[Any] | _Loaded, order: Order, device: torch.device, start: int, non_blocking: bool,
@@ -164,7 +168,7 @@ class Batches:
         """What loader processes wait at; None without any."""
 
     def fetch(self) -> tuple[int, Any]:
-        """Number and content of the next micro-batch as it lies in host memory (`loader.resident`: on the device).
+        """Return number and content of the next micro-batch, in host memory (`loader.resident`: on the device).
 
         Waits for loader workers; raises RuntimeError if one has died.
         """
@@ -172,13 +176,13 @@ class Batches:
         return self._next - 1, next(self._source)
 
     def move(self, fetched: tuple[int, Any]) -> Any:
-        """A fetched micro-batch on the device, as the training gets it; may be asked for again."""
+        """Return a fetched micro-batch on the device, as the training gets it; may be called again."""
         number, content = fetched
         batch = to_device(content, self._device, self._non_blocking)
         return batch if self._prepare is None else self._prepare(batch, lambda what: self._order.uniform(number, what))
 
     def close(self) -> None:
-        """Stop the loader workers now; log_exceptions when there are none or they are stopped already."""
+        """Stop the loader workers now; does nothing when there are none or they are stopped already."""
         self._source.close()
 
     def __enter__(self) -> Batches:
@@ -189,7 +193,7 @@ class Batches:
 
 
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """All tensors in tuples, lists and dictionaries, on the device."""
+    """Return the content with all tensors in tuples, lists and dictionaries on the device."""
     if isinstance(content, Tensor):
         return content.to(device, non_blocking=non_blocking)
     if isinstance(content, Mapping):
@@ -201,7 +205,7 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
 
 
 def _selected(source: Any, indices: Tensor, as_float: bool = False) -> Any:
-    """The rows of a tensor, or of each of several; `as_float`: bytes become float32."""
+    """Return these rows of a tensor, or of each of several; `as_float`: bytes become float32."""
     if isinstance(source, tuple):
         return tuple(_selected(part, indices, as_float) for part in source)
     if isinstance(source, Mapping):
@@ -230,21 +234,21 @@ class _Loaded:
                 "prefetch_factor": loader.prefetch_factor,
                 "persistent_workers": loader.persistent_workers,
             }
-        # Batches are without end; only where loader processes shall not persist does an iteration end with a pass.
+        # The iteration is endless; it ends with a pass over the set only where loader processes must not persist.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
         items = GatedItems(self.gate, source) if self.gate is not None and tensors(source) is None else source
         if length(source) is None:
             stream = _Stream(cast(Any, items), order, start, collate)
-            what: dict[str, Any] = {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
+            dataset_options: dict[str, Any] = {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
         else:
-            what = {
+            dataset_options = {
                 "dataset": _Places(), "batch_sampler": _Numbers(order, start, pass_length),
                 "collate_fn": functools.partial(_items, items, loader.transfer == "float32", collate, order.seed),
             }  # fmt: skip
         if self.gate is not None:
-            what["collate_fn"] = GatedCollate(self.gate, what["collate_fn"] or default_collate)
+            dataset_options["collate_fn"] = GatedCollate(self.gate, dataset_options["collate_fn"] or default_collate)
         self._loader = DataLoader(
-            **what,
+            **dataset_options,
             num_workers=loader.workers,
             pin_memory=loader.pin_memory and device.type == "cuda",
             # Without a generator of its own it would draw from, and so shift, the training's.
@@ -278,7 +282,7 @@ class _Loaded:
 
     def close(self) -> None:
         if self.gate is not None:
-            self.gate.open()  # a process that waits there would not hear that it shall end
+            self.gate.open()  # a process that waits there would not notice the shutdown
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
 
@@ -296,13 +300,13 @@ def _share(source: Source, loader: Loader) -> None:
 
 
 def _items(source: Any, as_float: bool, collate: Collate | None, seed: int, micro_batch: tuple[int, list[int]]) -> Any:
-    """A whole batch: the place of its first item, and the items' indices."""
+    """Return a whole batch, from the position of its first item and the items' indices."""
     first, indices = micro_batch
     if collate is None and tensors(source) is not None:
         return _selected(source, torch.tensor(indices), as_float)
     if collate is None and type(source) is list:
         return default_collate([source[index] for index in indices])
-    # A loader process draws for nobody else.
+    # In a loader process nothing else uses the generators.
     with randomness.forked() if get_worker_info() is None else contextlib.nullcontext():
         if tensors(source) is not None:  # rows of tensors, for a function of the user's
             items = [_row(source, index) for index in indices]
@@ -313,12 +317,13 @@ def _items(source: Any, as_float: bool, collate: Collate | None, seed: int, micr
 
 
 def _drawn(source: Any, index: int, seed: int) -> Any:
-    """An item, and what is drawn for it, wherever and whenever it is made."""
+    """Return an item; its random numbers depend on `seed` alone, in whatever process it is loaded."""
     randomness.seed(seed)
     return source[index]
 
 
 def _row(source: Any, index: int) -> Any:
+    """Return a row of a tensor, or of each of several."""
     if isinstance(source, Mapping):
         return {name: part[index] for name, part in source.items()}
     return tuple(part[index] for part in source) if isinstance(source, tuple) else source[index]
@@ -339,8 +344,8 @@ class _Dealt(IterableDataset[Any]):
 class _Stream(IterableDataset[Any]):
     """Batches of the items of a stream that belong to this process.
 
-    Each process runs through the whole stream and takes its part. So all draw alike in it: a stream that is shuffled
-    has the same order for all of them, and an item is the same whoever takes it.
+    Each process runs through the whole stream and takes its part. So random numbers are equal in all of them: a
+    shuffled stream has the same order in each process, and an item is the same in whichever process takes it.
     """
 
     def __init__(self, source: Iterable[Any], order: Order, start: int, collate: Collate | None) -> None:
@@ -375,17 +380,17 @@ def _unchanged(batch: Any) -> Any:
 
 
 class _Places(Dataset[Any]):
-    """Hands on what `_Numbers` says, to whom makes a batch of it."""
+    """Passes the output of `_Numbers` to the collate function."""
 
     def __getitems__(self, micro_batch: tuple[int, list[int]]) -> tuple[int, list[int]]:
         return micro_batch
 
 
 class _Numbers(Sampler[tuple[int, list[int]]]):
-    """One micro-batch after the other: the place of its first item, and its indices as plain numbers: tensors would
-    cost a file handle each.
+    """Yields for each micro-batch the position of its first item, and its indices.
 
-    Without end, or `length` at a time, each iteration going on where the one before ended.
+    The indices are plain numbers: tensors would cost a file handle each. Endless, or `length` at a time, each iteration
+    continuing where the last one ended.
     """
 
     def __init__(self, order: Order, start: int, length: int | None) -> None:

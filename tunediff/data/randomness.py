@@ -1,4 +1,4 @@
-"""The global generators on the CPU, those of torch, numpy and `random`: seeded, saved and put back together."""
+"""Seed, save and restore the global CPU generators of torch, numpy and `random` together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seed(value: int) -> None:
-    """Seed all three. Generators of GPUs stay as they are."""
+    """Seed all three. Generators of GPUs are not changed."""
     # torch.manual_seed visits every kind of device: a hundred times as long, too long for each item of a data set.
     torch.default_generator.manual_seed(value)
     seed_libraries(value)
@@ -25,7 +25,7 @@ def seed_libraries(value: int) -> None:
 
 
 def library_state() -> dict[str, list[Any]]:
-    """The states of numpy and `random` as tensors and numbers, which `torch.load` reads with `weights_only`."""
+    """Return the states of numpy and `random` as tensors and numbers, which `torch.load` reads with `weights_only`."""
     _, words, gauss = random.getstate()
     _, keys, *rest = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
     return {
@@ -35,7 +35,7 @@ def library_state() -> dict[str, list[Any]]:
 
 
 def set_library_state(state: Mapping[str, list[Any]]) -> None:
-    """Put back what `library_state` has returned."""
+    """Restore what `library_state` returned."""
     words, gauss = state["random"]
     random.setstate((3, tuple(words.tolist()), gauss))
     keys, *rest = state["numpy"]
@@ -43,12 +43,12 @@ def set_library_state(state: Mapping[str, list[Any]]) -> None:
 
 
 def state() -> tuple[Any, ...]:
-    """The states of all three, for this process only."""
+    """Return the states of all three, for this process only."""
     return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
 
 
 def set_state(state: tuple[Any, ...]) -> None:
-    """Put back what `state` has returned."""
+    """Restore what `state` returned."""
     of_torch, of_numpy, of_random = state
     torch.set_rng_state(of_torch)
     numpy.random.set_state(of_numpy)
@@ -57,7 +57,7 @@ def set_state(state: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after it."""
+    """Restore the generators at the end: what is drawn inside does not change what is drawn after it."""
     before = state()
     try:
         yield

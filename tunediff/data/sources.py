@@ -1,4 +1,4 @@
-"""Which files make up a set of images, found without reading one of them.
+"""Find the files of a set of images without reading them.
 
 Nothing here imports torch, so that a wrong path is refused at once.
 """
@@ -29,7 +29,7 @@ _DIGITS_IMAGES = 1_797
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The image files of one split, in sorted order, and every file that was passed over."""
+    """The image files of one split, in sorted order, and every file that was skipped."""
 
     path: Path
     """The folder or zip, absolute."""
@@ -49,13 +49,13 @@ def check(data: Data) -> None:
 
     Where CIFAR-10 is still to be downloaded, its server is asked for an answer.
     """
-    found = find(data)
-    if isinstance(found, Path) and not holds_cifar10(found):
+    source = find(data)
+    if isinstance(source, Path) and not holds_cifar10(source):
         require_cifar10_server(data)
 
 
 def find(data: Data) -> Listing | Path | None:
-    """Image files, or the folder of torchvision's CIFAR-10, or None for the digits. Raises `ConfigError`."""
+    """Return the image files, or the folder of torchvision's CIFAR-10, or None for the digits. Raises `ConfigError`."""
     if data.name == "digits":
         if data.split != "all":
             refuse("split", data.split, "the digits have no train and test part; allowed: all")
@@ -64,17 +64,17 @@ def find(data: Data) -> Listing | Path | None:
 
 
 def count(data: Data) -> int:
-    """Images of a set by the names of its files. Raises `ConfigError` as `check` does."""
-    found = find(data)
-    total = len(found.names) if isinstance(found, Listing) else _CIFAR10_IMAGES[data.split]
-    total = _DIGITS_IMAGES if found is None else total
+    """Return the number of images of a set by the names of its files. Raises `ConfigError` as `check` does."""
+    source = find(data)
+    total = len(source.names) if isinstance(source, Listing) else _CIFAR10_IMAGES[data.split]
+    total = _DIGITS_IMAGES if source is None else total
     return min(total, data.max_images or total)
 
 
 def has_labels(data: Data) -> bool:
-    """Whether every image will have a class. Raises `ConfigError` as `check` does."""
-    found = find(data)
-    return not isinstance(found, Listing) or found.labels is not None
+    """Return whether every image will have a class. Raises `ConfigError` as `check` does."""
+    source = find(data)
+    return not isinstance(source, Listing) or source.labels is not None
 
 
 def refuse(key: str, value: object, why: str) -> NoReturn:
@@ -85,7 +85,7 @@ def refuse(key: str, value: object, why: str) -> NoReturn:
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
 def cifar10_root(data: Data) -> Path | None:
-    """Folder of torchvision's copy of CIFAR-10, there already or not; None if the set is made of image files."""
+    """Return the folder of torchvision's CIFAR-10, which may not exist; None if the set is made of image files."""
     if data.name != "cifar10":
         return None
     if data.path is None:
@@ -101,7 +101,7 @@ def cifar10_root(data: Data) -> Path | None:
 
 
 def holds_cifar10(root: Path) -> bool:
-    """Whether torchvision's CIFAR-10, unpacked or as its archive, lies in this folder."""
+    """Return whether torchvision's CIFAR-10, unpacked or as its archive, lies in this folder."""
     return (root / CIFAR10_FOLDER).is_dir() or (root / "cifar-10-python.tar.gz").is_file()
 
 
@@ -114,7 +114,7 @@ def require_cifar10_server(data: Data) -> None:
 
 
 def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
-    """Raise the `ConfigError` for a CIFAR-10 that is neither here nor to be had."""
+    """Raise the `ConfigError` for a CIFAR-10 that is neither here nor can be downloaded."""
     refuse(
         "path", data.path,
         f"CIFAR-10 is not there and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with a "
@@ -124,7 +124,7 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
 
 # -------------------------------------------------------------------------------------------------------- image files
 def listing(data: Data) -> Listing:
-    """The image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split.
+    """Return the image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split.
 
     Images that do not lie in train/ and test/ are all of `train`.
     """
@@ -138,12 +138,15 @@ def listing(data: Data) -> Listing:
 
 @functools.lru_cache(maxsize=4)
 def _zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
-    """Remembered, for the directory of a large archive takes a while to read; `status` tells when it has changed."""
+    """List a zip, cached since the directory of a large one takes long to read; `status` changes with the file."""
     return _listing(data, path, dict(sorted(_zip_files(path))), status)
 
 
 def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None) -> Listing:
-    """`files`: every file below `path`, in sorted order, with two numbers that change when it is rewritten."""
+    """Return the listing of one split.
+
+    `files`: every file below `path`, in sorted order, with two numbers that change when it is rewritten.
+    """
     skipped = [(name, reason) for name in files if (reason := _why_not(name))]
     names = [name for name in files if not _why_not(name)]
 
@@ -152,11 +155,11 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: 
     while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {None, "train", "test"}:
         depth += 1
     if tops & {"train", "test"}:
-        wanted = {"train", "test"} if data.split == "all" else {data.split}
+        splits = {"train", "test"} if data.split == "all" else {data.split}
         outside = [name for name in names if _part(name, depth) not in ("train", "test")]
         skipped += [(name, "outside train/ and test/") for name in outside]
-        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - wanted]
-        names = [name for name in names if _part(name, depth) in wanted]
+        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - splits]
+        names = [name for name in names if _part(name, depth) in splits]
         depth += 1
     elif names and data.split == "test":
         refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: train, all")
@@ -179,7 +182,7 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: 
 
 
 def _why_not(name: str) -> str:
-    """Why a file is no image by its name; '' if it is one."""
+    """Return why a file is no image by its name; '' if it is one."""
     parts = PurePosixPath(name)
     if "__MACOSX" in parts.parts or any(part.startswith(".") for part in parts.parts):
         return "hidden file"
@@ -189,18 +192,19 @@ def _why_not(name: str) -> str:
 
 
 def _part(name: str, depth: int) -> str | None:
-    """The folder at this depth on the way to a file; None where the file itself comes first."""
+    """Return the folder at this depth on the path to a file; None where the path has fewer folders."""
     folders = name.split("/")[:-1]
     return folders[depth] if depth < len(folders) else None
 
 
 def _stat(path: Path) -> tuple[int, int]:
+    """Return (bytes, modified ns) of a file."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(relative name, (bytes, modified ns)) of every file below a folder. Linked folders are followed once."""
+    """Yield (relative name, (bytes, modified ns)) of every file below a folder. Linked folders are followed once."""
     if not os.path.isdir(path):
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 
@@ -221,7 +225,7 @@ def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, (bytes, checksum)) of every file in a zip."""
+    """Return (name, (bytes, checksum)) of every file in a zip."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()

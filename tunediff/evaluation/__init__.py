@@ -1,4 +1,4 @@
-"""How a model is judged: images drawn from it (`sampling`), features (`features`), distances (`distance`).
+"""Judge generators: requests for images (`generation`), features (`features`), distances (`distance`).
 
-`evaluator` and `validation` are what every evaluation within a training takes; `quality` is for a finished model.
+`judge` is for the evaluations within a training; `quality` is for a finished model.
 """

@@ -20,7 +20,7 @@ class NonFiniteError(NotFiniteError):
 
 
 class FeatureStatistics:
-    """Count, mean and covariance of feature vectors that come in batches, on one process or on several."""
+    """Count, mean and covariance of feature vectors that are added in batches, on one process or on several."""
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
         # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer products [d, d].
@@ -37,17 +37,17 @@ class FeatureStatistics:
         self._sums[1 + self._dim :] += (features.T @ features).flatten()
 
     def include(self, other: FeatureStatistics) -> None:
-        """Add what another set of vectors, of the same length and on the same device, has collected."""
+        """Add the statistics of other vectors, of the same length and on the same device."""
         self._sums += other._sums
 
     def exchanged(self, features: Tensor, others: Tensor) -> FeatureStatistics:
-        """These statistics, had some of the features they have seen been `others`."""
-        found = FeatureStatistics(self._dim, self._sums.device)
-        found.update(features)
-        found._sums.neg_()
-        found.include(self)
-        found.update(others)
-        return found
+        """Return these statistics with some of the features exchanged for `others`."""
+        statistics = FeatureStatistics(self._dim, self._sums.device)
+        statistics.update(features)
+        statistics._sums.neg_()
+        statistics.include(self)
+        statistics.update(others)
+        return statistics
 
     def merge(self, world: World) -> None:
         """Add up the statistics of all ranks; every rank must call it."""
@@ -55,17 +55,20 @@ class FeatureStatistics:
 
     @property
     def count(self) -> int:
-        """Vectors seen."""
+        """Return the number of vectors added."""
         return int(self._sums[0].item())
 
     @property
     def mean(self) -> Tensor:
-        """float64 [d]."""
+        """Return the mean, float64 [d]."""
         return self._sums[1 : 1 + self._dim] / self._sums[0]
 
     @property
     def cov(self) -> Tensor:
-        """float64 [d, d], unbiased (divided by N − 1). Raises ValueError for fewer than two vectors."""
+        """Return the covariance, float64 [d, d], unbiased (divided by N − 1).
+
+        Raises ValueError for fewer than two vectors.
+        """
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 feature vectors, not {self.count}")
         mean, products = self.mean, self._sums[1 + self._dim :].view(self._dim, self._dim)
@@ -74,7 +77,7 @@ class FeatureStatistics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reference:
-    """The real images, as far as a distance to them needs it."""
+    """Statistics and features of the real images that a distance to them needs."""
 
     mean: Tensor
     """float64 [d]."""
@@ -89,26 +92,26 @@ class Reference:
 
     @classmethod
     def of(cls, statistics: FeatureStatistics, features: Tensor) -> Reference:
-        """From the statistics of all real images and the features of some."""
+        """Build it from the statistics of all real images and the features of some."""
         cov = statistics.cov
         return cls(statistics.mean, cov, symmetric_root(cov), statistics.count, features)
 
     def to(self, device: torch.device | str) -> Reference:
-        """The same reference on another device."""
+        """Return the same reference on another device."""
         return Reference(
             self.mean.to(device), self.cov.to(device), self.root.to(device), self.count, self.features.to(device)
         )
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
-    """S with S·S = matrix, for a symmetric positive semidefinite matrix [d, d]; rounding below zero counts as zero."""
+    """Return S with S·S = matrix, symmetric positive semidefinite [d, d]; eigenvalues below zero count as zero."""
     values, vectors = torch.linalg.eigh(matrix)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root
 
 
 def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
-    """Squared Fréchet distance between two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½) (Dowson & Landau 1982;
+    """Return the squared Fréchet distance of two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½) (Dowson & Landau 1982;
     Heusel et al. 2017, arXiv 1706.08500).
 
     C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: that makes the trace of the root faster and
@@ -123,7 +126,7 @@ def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
 
 
 def kid(a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, seed: int = 2020) -> tuple[float, float]:
-    """(mean, standard deviation) over random subsets of the unbiased squared MMD with kernel (x·y/d + 1)³
+    """Return (mean, standard deviation) over random subsets of the unbiased squared MMD with kernel (x·y/d + 1)³
     (Bińkowski et al. 2018, arXiv 1801.01401, §3 and appendix D).
 
     Features are [n, d] and [m, d]; subsets are drawn as torch-fidelity draws them, so that the same seed gives its
@@ -148,16 +151,16 @@ def kid(a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, se
 
 
 def kernel_distance(a: Tensor, b: Tensor) -> tuple[float, float] | None:
-    """`kid` with subsets of 1,000 vectors, or of half of the smaller set where that is less.
+    """Return `kid` with subsets of 1,000 vectors, or of half of the smaller set where that is less.
 
-    None where it is less than 32: that would be noise.
+    None where the subsets would have fewer than 32 vectors: that would be noise.
     """
     subset_size = min(1000, len(a) // 2, len(b) // 2)
     return None if subset_size < _SMALLEST_SUBSET else kid(a, b, subset_size=subset_size)
 
 
 def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Tensor:
-    """[subsets]: the kernel summed over all pairs of a subset of `a` with a subset of `b`."""
+    """Return the kernel summed over all pairs of a subset of `a` with a subset of `b`, [subsets]."""
     sums = a.new_zeros(len(chosen_a))
     for rows, chosen in zip(torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True):
         kernel = (rows @ b.T / a.shape[1] + 1).pow_(3)
@@ -166,5 +169,5 @@ def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Te
 
 
 def _kernel_of_itself(a: Tensor) -> Tensor:
-    """[n]: the kernel of each vector with itself."""
+    """Return the kernel of each vector with itself, [n]."""
     return (a.square().sum(1) / a.shape[1] + 1).pow(3)

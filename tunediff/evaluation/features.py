@@ -34,30 +34,33 @@ log = logging.getLogger(__name__)
 
 
 class Extractor(Protocol):
-    """What an evaluation needs of a feature network."""
+    """The interface of a feature network."""
 
     name: str
     """Short name for files: "inception-v3-compat", "cifar10-resnet", "classifier", "random"."""
     label: str
-    """What the Fréchet distance of these features may be called; "FID" only with FID's own network and weights."""
+    """Name of the Fréchet distance of these features; "FID" only with FID's own network and weights."""
     digest: str
     """Hex digest of the weights: features with different digests are not comparable."""
     dim: int
     """d, length of a feature vector."""
     classes: int
-    """K, classes the network tells apart; 0 where it tells none."""
+    """K, number of classes of the network; 0 without classes."""
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
+        """Return features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
         return self.with_logits(images)[0]
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, d] and logits of the classes [B, K], both float32, in one pass."""
+        """Return features [B, d] and logits of the classes [B, K], both float32, in one pass."""
         ...
 
 
 def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
-    """The extractor of `evaluation.extractor` on `device`. Raises `ConfigError` if weights or labels are missing."""
+    """Return the extractor of `evaluation.extractor` on `device`.
+
+    Raises `ConfigError` if weights or labels are missing.
+    """
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device)
     if evaluation.extractor == "cifar10-resnet":
@@ -66,7 +69,7 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
 
 
 def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
-    """(what takes as long as the extractor, d): a classifier need not be trained to see what it costs."""
+    """Return (a function that takes as long as the extractor, d): a classifier need not be trained to be timed."""
     dim = weights.length(evaluation, data.image_size)
     if evaluation.extractor == "inception":
         return Inception(weights.find(evaluation), device), dim
@@ -87,16 +90,16 @@ class Inception(Extractor):
     classes = 1008
     _CHUNK = 64  # images of 299×299 at once: about 1 GiB of activations
 
-    def __init__(self, found: weights.Weights, device: torch.device | str) -> None:
+    def __init__(self, file: weights.Weights, device: torch.device | str) -> None:
         """Raises `ConfigError` if the file holds anything but the tensors of this network."""
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        self.label, self.digest, self._device = found.label, found.digest, torch.device(device)
+        self.label, self.digest, self._device = file.label, file.digest, torch.device(device)
         # torch-fidelity unpickles its file without restriction, which would run code hidden in a foreign one. So the
         # file is read here as plain tensors, and torch-fidelity gets those.
         tensors = io.BytesIO()
         try:
-            torch.save(torch.load(found.path, map_location="cpu", weights_only=True), tensors)
+            torch.save(torch.load(file.path, map_location="cpu", weights_only=True), tensors)
             tensors.seek(0)
             with torch.random.fork_rng(devices=[]):  # building layers draws initial weights
                 self._network: Any = FeatureExtractorInceptionV3(
@@ -105,7 +108,7 @@ class Inception(Extractor):
         except Exception as error:  # a file of any other kind fails in as many ways
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigError(
-                f"evaluation.weights_path: {str(found.path)!r} is not allowed: it does not hold the weights of "
+                f"evaluation.weights_path: {str(file.path)!r} is not allowed: it does not hold the weights of "
                 f"torch-fidelity's Inception network ({reason}); allowed: a copy of {weights.FILE_NAME}"
             ) from None
         self._network.to(self._device)
@@ -113,8 +116,8 @@ class Inception(Extractor):
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
         with torch.no_grad(), evaluation_precision(self._device):
-            found = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
-        return torch.cat([features for features, _ in found]), torch.cat([logits for _, logits in found])
+            outputs = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
+        return torch.cat([features for features, _ in outputs]), torch.cat([logits for _, logits in outputs])
 
 
 # ----------------------------------------------------------------------------------------------------- CIFAR-10's own
@@ -122,8 +125,8 @@ class Resnet(Extractor):
     """The pooled features of a ResNet-18 that our own `classification` workload has trained on CIFAR-10.
 
     It needs no download and no labels. Grey becomes RGB; images of other sides are resized to 32×32, bicubic and
-    antialiased as the files of a set are (bilinear told 8 of 100 fewer right from 16×16). Of CIFAR-10's held-out images
-    it tells 85.5 % right, 81.1 % of them in grey, 79.1 % from 24×24, 59.7 % from 16×16.
+    antialiased as the files of a set are (bilinear: 8 of 100 fewer right from 16×16). Of CIFAR-10's held-out images
+    it classifies 85.5 % right, 81.1 % of them in grey, 79.1 % from 24×24, 59.7 % from 16×16.
     """
 
     name = "cifar10-resnet"
@@ -131,19 +134,19 @@ class Resnet(Extractor):
     _SIDE = 32
     _CHUNK = 256  # images at once
 
-    def __init__(self, found: weights.Trained, device: torch.device | str) -> None:
+    def __init__(self, trained: weights.Trained, device: torch.device | str) -> None:
         """Raises `ConfigError` if the file does not hold the weights of this network."""
-        self.label, self.digest, self._device = found.label, found.digest, torch.device(device)
+        self.label, self.digest, self._device = trained.label, trained.digest, torch.device(device)
         with torch.device("meta"):
-            network = networks.resnet18(found.width, 3, self.classes)
-        known = safetensors.torch.load_file(found.path)
-        check_fit(known, network, f"evaluation.weights_path: {found.path}")
-        tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in known.items()}
+            network = networks.resnet18(trained.width, 3, self.classes)
+        stored = safetensors.torch.load_file(trained.path)
+        check_fit(stored, network, f"evaluation.weights_path: {trained.path}")
+        tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
         network.load_state_dict(tensors, assign=True)
         network.to(memory_format=torch.channels_last)  # 1.5 times as fast on a CPU
         network.requires_grad_(False).eval().to(self._device)
         self._body, self._head = network[:-1], network[-1]
-        self.dim = 8 * found.width
+        self.dim = 8 * trained.width
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), evaluation_precision(self._device):
@@ -182,7 +185,7 @@ class Classifier(Extractor):
         self._network.requires_grad_(False).eval().to(self._device)
         self.classes = len(images.class_names)
         self.accuracy = trained.accuracy
-        """Share of a held-out tenth of the images whose class is found."""
+        """Share of a held-out tenth of the images that is classified right."""
         self.digest = _digest(trained.tensors)
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,8 +215,8 @@ class Random(Extractor):
         self._device, self._layers = torch.device(device), _network(images).body.requires_grad_(False)
         for layer in self._layers:
             if isinstance(layer, nn.BatchNorm2d):
-                layer.momentum = 1.0  # what it is shown once is what it keeps
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED))  # files lie class by class
+                layer.momentum = 1.0  # running statistics become those of the one batch below
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED))  # files are sorted by class
         self._most = max(8, _PIXELS // images.pixels[0, 0].numel())
         with torch.no_grad(), evaluation_precision(torch.device("cpu")), _one_thread():
             self.dim = self._features(images.pixels[order[: min(self._most, 1000)]]).shape[1]
@@ -223,22 +226,23 @@ class Random(Extractor):
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), evaluation_precision(self._device):
-            found = torch.cat([self._features(part.to(self._device)) for part in torch.split(images, self._most)])
-        return found, found[:, :0]
+            features = torch.cat([self._features(part.to(self._device)) for part in torch.split(images, self._most)])
+        return features, features[:, :0]
 
     def _features(self, images: Tensor) -> Tensor:
-        values, found = images.float() / 127.5 - 1, []
+        values, means = images.float() / 127.5 - 1, []
         for layer in self._layers:
             values = layer(values)
             if isinstance(layer, nn.SiLU):
-                found.append(values.mean((2, 3)))
-        return torch.cat(found, 1)
+                means.append(values.mean((2, 3)))
+        return torch.cat(means, 1)
 
 
 _PIXELS = 2**21  # at once: about 1 GiB of activations
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
+    """Return the sha256 of all tensors and their names."""
     content = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         content.update(name.encode() + tensor.numpy().tobytes())
@@ -285,7 +289,7 @@ class _Network(nn.Module):
 
 
 def _network(images: Images) -> _Network:
-    """The untrained network for these images; torch's generators stay as they are."""
+    """Return the untrained network for these images; torch's generators are not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
         return _Network(images.pixels.shape[1], images.pixels.shape[2], max(1, len(images.class_names)))
@@ -293,7 +297,7 @@ def _network(images: Images) -> _Network:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """More would add up in another order, and on busy cores wait for each other for minutes."""
+    """Use one thread: more would sum in another order, and on busy cores wait for each other for minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -303,7 +307,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _read(path: Path, images: Images) -> _Trained:
-    """Raises if the file does not hold the network for these images."""
+    """Read a trained classifier. Raises if the file does not hold the network for these images."""
     tensors = safetensors.torch.load(path.read_bytes())
     trained = _Trained(tensors, tensors.pop("accuracy").item())
     _network(images).load_state_dict(trained.tensors)
@@ -315,7 +319,7 @@ def _write(file: BinaryIO, trained: _Trained) -> None:
 
 
 def _train(images: Images) -> _Trained:
-    """AdamW with a linearly falling learning rate for a fixed number of steps."""
+    """Train the classifier: AdamW with a linearly falling learning rate for a fixed number of steps."""
     assert images.labels is not None
     started = time.perf_counter()
     generator = torch.Generator().manual_seed(_SEED)
@@ -336,8 +340,8 @@ def _train(images: Images) -> _Trained:
             progress.step()
         network.eval()
         with torch.no_grad():
-            found = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
-    accuracy = (found == images.labels[held_out]).double().mean().item()
+            predicted = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
+    accuracy = (predicted == images.labels[held_out]).double().mean().item()
     seconds = time.perf_counter() - started
     log.info("classifier for %s: %.1f %% of held-out images right, %.1f s", images.name, 100 * accuracy, seconds)
     return _Trained({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, accuracy)

@@ -1,4 +1,4 @@
-"""Any generator's images against real ones: what a training calls at every point."""
+"""Compare any generator's images with real ones, at every evaluation of a training."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Distances(TypedDict):
     evaluation_images: int
     """N, generated images."""
     label: str
-    """What the Fréchet distance may be called: FID, or FD and the extractor."""
+    """Name of the Fréchet distance: FID, or FD and the extractor."""
     precision_shift: NotRequired[float]
-    """By what share the distance would be another if all images were made exactly: the first n of N are exchanged for
-    exact ones, and the change is taken N/n times, since small changes of single images add up."""
+    """Relative change of the distance if all images were made in float32: the first n of N are exchanged for exact
+    ones, and the change is multiplied by N/n, since small changes of single images add up."""
 
 
 def rehearsal(dim: int, images: int, device: torch.device) -> Callable[[int], object]:
-    """The distances of one evaluation of so many images, computed so many times: to see what they cost."""
+    """Return a function that computes the distances of one evaluation so many times, to time them."""
     features = torch.rand(min(images, KID_IMAGES), dim, device=device)
     statistics = FeatureStatistics(dim, device)
     statistics.update(features)
@@ -54,17 +54,17 @@ class Judge:
     """Judges generators against one set of real images. Built once, called by all ranks together."""
 
     last_images: Tensor
-    """uint8 [≤ 64, C, H, W] on the CPU: the first images that were last judged, on every rank."""
+    """uint8 [≤ 64, C, H, W] on the CPU: the first images of the last evaluation, on every rank."""
 
     def __init__(self, images: Images, extractor: Extractor, world: World, batch_size: int = 256) -> None:
-        """`batch_size`: real images whose features are taken at once, where no earlier run has kept them."""
+        """`batch_size`: real images whose features are computed at once, if the cache does not hold them."""
         self._world, self.extractor = world, extractor
         self.reference = reference(images, extractor, world.device, batch_size)
 
     def __call__(
         self, batches: Iterable[Tensor], count: int | None = None, exact: Callable[[], Tensor] | None = None
     ) -> Distances:
-        """How far images uint8 [b, C, H, W] on the device are from the real ones; of several ranks, each gives its own.
+        """Return the distances of images uint8 [b, C, H, W] on the device to the real ones; each rank passes its own.
 
         All batches but the last are of one size, and rank r's are numbers r, r + ranks, …: then the result does not
         depend on the number of ranks beyond rounding. They are drawn in float32 and without gradients. Raises, on all
@@ -74,17 +74,21 @@ class Judge:
         """
         world = self._world
         statistics = FeatureStatistics(self.extractor.dim, world.device)
-        shown: list[Tensor] = []
-        kept: list[Tensor] = []
+        first_images: list[Tensor] = []
+        first_features: list[Tensor] = []
         failure = ""
         try:
             with torch.no_grad(), evaluation_precision(world.device):  # a trial's own number format must not judge it
                 for batch in batches:
-                    found = self.extractor(batch)
-                    statistics.update(found)
-                    for some, part, most in ((shown, batch, GRID_IMAGES), (kept, found, KID_IMAGES)):
-                        if sum(map(len, some)) * world.size < most:
-                            some.append(part.cpu())
+                    features = self.extractor(batch)
+                    statistics.update(features)
+                    # The first images for the grid, the first features for the kernel distance.
+                    for collected, part, most in (
+                        (first_images, batch, GRID_IMAGES),
+                        (first_features, features, KID_IMAGES),
+                    ):
+                        if sum(map(len, collected)) * world.size < most:
+                            collected.append(part.cpu())
         except NonFiniteError as error:
             failure = str(error)
 
@@ -95,8 +99,8 @@ class Judge:
         if count is not None and statistics.count < count:
             raise TimeoutError(f"evaluation stopped after {statistics.count} of {count} images")
         distance = frechet(statistics, self.reference)
-        self.last_images = _in_turn(world.gather(shown))[:GRID_IMAGES]
-        first = _in_turn(world.gather(kept))[:KID_IMAGES].to(world.device)
+        self.last_images = _in_turn(world.gather(first_images))[:GRID_IMAGES]
+        first = _in_turn(world.gather(first_features))[:KID_IMAGES].to(world.device)
         kid = kernel_distance(first, self.reference.features)
         distances: Distances = {
             "frechet": world.agree(distance),
@@ -110,7 +114,7 @@ class Judge:
         return distances
 
     def _shift(self, statistics: FeatureStatistics, first: Tensor, others: Tensor) -> float:
-        """See `precision_shift`; `first`: features of the first images judged."""
+        """Return `precision_shift`; `first`: features of the first images judged."""
         n, distance = len(others), frechet(statistics, self.reference)
         exchanged = statistics.exchanged(first[:n], self.extractor(others))
         change = abs(frechet(exchanged, self.reference) - distance) * statistics.count / n
@@ -118,5 +122,5 @@ class Judge:
 
 
 def _in_turn(of_ranks: list[list[Tensor]]) -> Tensor:
-    """Everything in the order of its number: each rank's first, then each one's second, and so on."""
+    """Return all parts in the order of image numbers: the first of each rank, then the second of each, and so on."""
     return torch.cat([part for turn in itertools.zip_longest(*of_ranks) for part in turn if part is not None])

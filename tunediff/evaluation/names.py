@@ -1,4 +1,4 @@
-"""What the metrics of `quality` are called. Imports no torch, so that an unknown one is refused at once."""
+"""Names of the metrics of `quality`. Imports no torch, so that an unknown one is refused at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ KINDS: dict[str, tuple[str, ...]] = {
     "is": ("inception_score",),
     "pr": ("precision", "recall"),
 }
-"""What can be asked for, and the values it gives."""
+"""Values of `--metrics`, and the metrics that each computes."""
 
 
 STRAIGHT = 4
-"""From so many images per feature on the bias of a Fréchet distance goes with 1/N, as its extrapolation needs."""
+"""Images per feature above which the bias of a Fréchet distance is about c/N, as its extrapolation needs."""
 
 
 def caution(label: str, images: int, dim: int) -> str:
-    """What a Fréchet distance over so many images with `dim` features is not; '' where it is what it says.
+    """Return the caution about a Fréchet distance over so many images with `dim` features; '' for enough images.
 
     An estimated covariance has at most N − 1 ranks: below `dim` + 1 images it is singular (Chong & Forsyth 2020, arXiv
     1911.07023, on the bias that remains above).
@@ -28,7 +28,7 @@ def caution(label: str, images: int, dim: int) -> str:
 
 
 def name_of(value: str, label: str) -> str:
-    """What a value may be called in a table, given what the Fréchet distance of the same features may be called.
+    """Return the name of a metric in a table; `label` is the name of the Fréchet distance of the same features.
 
     FID, KID and IS stand for Inception with its reference weights; everything else names its extractor. Precision and
     recall always do, for the published ones use yet another network (VGG16).

@@ -135,8 +135,8 @@ class InceptionMixer(nn.Module):
         small = F.avg_pool2d(x, self.reduction, ceil_mode=True) if self.reduction > 1 else x
         heads: Tensor = self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head)).transpose(-1, -2)
         q, k, v = heads.unbind(1)  # [B, heads, tokens, head]
-        found = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(small.shape)
-        return F.interpolate(found, x.shape[-2:]) if self.reduction > 1 else found
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(small.shape)
+        return F.interpolate(attended, x.shape[-2:]) if self.reduction > 1 else attended
 
 
 class InceptionBlock(Block):

@@ -1,4 +1,4 @@
-"""What many images of a finished model are worth: more metrics than an evaluation within a training has time for."""
+"""Metrics of many images of a finished model: more than an evaluation within a training has time for."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Value(NamedTuple):
     value: float | None
     """None where there are too few images to say anything."""
     images: int | None
-    """Generated images behind it; None for the limit of infinitely many."""
+    """Number of generated images; None for the limit of infinitely many."""
     within_sd: float | None = None
     """Standard deviation over subsets (KID) or splits (IS) of these very images; says nothing about other seeds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Real:
-    """The real images' side, as far as the metrics that were asked for need it."""
+    """Statistics and features of the real images, for the metrics that are computed."""
 
     reference: Reference | None
     """Of all real images."""
@@ -48,7 +48,7 @@ class Real:
     def of(
         cls, images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, kinds: Collection[str]
     ) -> Real:
-        """From the cache folder or computed; `kinds` are keys of `names.KINDS`."""
+        """Read them from the cache folder or compute them; `kinds` are keys of `names.KINDS`."""
         return cls(
             reference(images, extractor, device, batch_size) if "fd" in kinds else None,
             real_features(images, extractor, device, batch_size, FEATURES) if {"kid", "pr"} & set(kinds) else None,
@@ -56,7 +56,7 @@ class Real:
 
 
 class Quality:
-    """The metrics of n generated images that come in batches, in any order, on one process or on several."""
+    """The metrics of n generated images that are added in batches, in any order, on one process or on several."""
 
     def __init__(
         self, extractor: Extractor, n: int, device: torch.device | str, kinds: Collection[str] = tuple(KINDS)
@@ -65,9 +65,9 @@ class Quality:
         self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
         self._stops = [n // 4, n // 2, n]
         self._parts = [FeatureStatistics(extractor.dim, device) for _ in self._stops] if "fd" in kinds else []
-        kept = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
-        # Every rank fills in the rows of its own images; the sum over ranks is the whole.
-        self._features = torch.zeros(kept, extractor.dim, device=device)
+        count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
+        # Every rank fills in the rows of its own images; the sum over ranks has them all.
+        self._features = torch.zeros(count, extractor.dim, device=device)
         self._score = InceptionScore(n, extractor.classes, device) if "is" in kinds else None
 
     def update(self, start: int, images: Tensor) -> None:
@@ -84,7 +84,7 @@ class Quality:
             self._score.update(start, logits)
 
     def merge(self, world: World) -> None:
-        """Put together what the ranks have seen; every rank must call it, after its last image."""
+        """Sum the statistics over ranks; every rank must call it, after its last image."""
         for part in self._parts:
             part.merge(world)
         if self._score is not None:
@@ -93,9 +93,9 @@ class Quality:
             world.sum(self._features)
 
     def values(self, real: Real) -> dict[str, Value]:
-        """By the names in `names.KINDS`, of the kinds that were asked for."""
-        found: dict[str, Value] = {}
-        kept = len(self._features)
+        """Return the metrics of the chosen kinds, by the names in `names.KINDS`."""
+        metrics: dict[str, Value] = {}
+        count = len(self._features)
         with torch.no_grad(), evaluation_precision(self._device):
             if self._parts:
                 assert real.reference is not None
@@ -103,27 +103,28 @@ class Quality:
                 for part in self._parts:
                     seen.include(part)
                     distances.append(frechet(seen, real.reference))
-                found["frechet_quarter"], found["frechet_half"], found["frechet"] = map(Value, distances, self._stops)
+                names = ("frechet_quarter", "frechet_half", "frechet")
+                metrics |= zip(names, map(Value, distances, self._stops), strict=True)
                 # With fewer images per feature the bias follows another law than 1/N: see `extrapolated`.
                 straight = self._stops[0] >= STRAIGHT * self._extractor.dim
-                found["frechet_infinite"] = Value(extrapolated(self._stops, distances) if straight else None, None)
+                metrics["frechet_infinite"] = Value(extrapolated(self._stops, distances) if straight else None, None)
             if "kid" in self._kinds:
                 assert real.features is not None
                 mean, sd = kernel_distance(self._features, real.features) or (None, None)
-                found["kid"] = Value(mean, kept, sd)
+                metrics["kid"] = Value(mean, count, sd)
             if self._score is not None:
                 mean, sd = self._score.value() or (None, None)
-                found["inception_score"] = Value(mean, self._stops[-1], sd)
+                metrics["inception_score"] = Value(mean, self._stops[-1], sd)
             if "pr" in self._kinds:
                 assert real.features is not None
                 precision, recall = precision_recall(self._features, real.features) or (None, None)
-                found |= {"precision": Value(precision, kept), "recall": Value(recall, kept)}
-        return {name: found[name] for names in KINDS.values() for name in names if name in found}
+                metrics |= {"precision": Value(precision, count), "recall": Value(recall, count)}
+        return {name: metrics[name] for names in KINDS.values() for name in names if name in metrics}
 
 
 def extrapolated(counts: list[int], distances: list[float]) -> float:
-    """The Fréchet distance of infinitely many images: where a straight line in 1/N meets 0 (Chong & Forsyth 2020,
-    arXiv 1911.07023, §3.2).
+    """Return the Fréchet distance of infinitely many images: the value at 1/N = 0 of a straight line in 1/N (Chong &
+    Forsyth 2020, arXiv 1911.07023, §3.2).
 
     The bias is about c/N with c depending on the model, so that equal N do not make it equal. Theirs is a fit through
     15 random subsets; this one, by least squares as well, goes through the distances of these few. It is too low where
@@ -158,7 +159,7 @@ class InceptionScore:
         world.sum(self._sums)
 
     def value(self) -> tuple[float, float] | None:
-        """(mean, standard deviation) over the splits; None if one would be empty, or without classes."""
+        """Return (mean, standard deviation) over the splits; None if one would be empty, or without classes."""
         if self._n < SPLITS or self._sums.shape[1] == 2:
             return None
         count = self._sums[:, -1]
@@ -168,7 +169,7 @@ class InceptionScore:
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | None:
-    """Shares of the generated features [n, d] within the real manifold and of the real ones [m, d] within the generated
+    """Return the shares of generated features [n, d] in the real manifold, and of real ones [m, d] in the generated one
     (Kynkäänniemi et al. 2019, arXiv 1904.06991, k = 3), as torch-fidelity computes them; None for 3 or fewer of either.
 
     A manifold is made of spheres around its features that reach to the third-nearest other one. Here the features are
@@ -178,7 +179,7 @@ def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | N
         return None
     from torch_fidelity.metric_prc import prc_features_to_metric
 
-    found = prc_features_to_metric(
+    metrics = prc_features_to_metric(
         generated, real, prc_neighborhood=NEIGHBOURS, prc_batch_size=2500, save_cpu_ram=True, verbose=False
     )
-    return found["precision"], found["recall"]
+    return metrics["precision"], metrics["recall"]

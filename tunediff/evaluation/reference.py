@@ -1,4 +1,4 @@
-"""The real images' side of every distance, computed once per set, extractor and machine."""
+"""Statistics and features of the real images, computed once per set, extractor and machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = 1  # raise it when the same images and extractor would give other num
 
 
 def reference(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
-    """Statistics of all `images`, on `device`: read from the cache folder, or computed and put there."""
+    """Return the statistics of all `images`, on `device`: read from the cache folder, or computed and written there."""
 
     def read(path: Path) -> Reference:
         stored = _read(path, min(len(images), KID_FEATURES), extractor.dim)
@@ -36,52 +36,55 @@ def reference(images: Images, extractor: Extractor, device: torch.device | str, 
 def real_features(
     images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
 ) -> Tensor:
-    """Features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle; cached likewise."""
-    chosen = _shuffled(len(images))[:count]
+    """Return features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle; cached."""
+    indices = _shuffled(len(images))[:count]
 
     def read(path: Path) -> Tensor:
-        return _read(path, len(chosen), extractor.dim)["features"]
+        return _read(path, len(indices), extractor.dim)["features"]
 
     def make() -> Tensor:
-        found = []
-        with Progress(f"features of real images ({extractor.name})", len(chosen)) as progress:
-            for part in torch.split(chosen, batch_size):
-                found.append(extractor(images.pixels[part].to(device)).float())
+        features = []
+        with Progress(f"features of real images ({extractor.name})", len(indices)) as progress:
+            for part in torch.split(indices, batch_size):
+                features.append(extractor(images.pixels[part].to(device)).float())
                 progress.more(len(part))
-        return torch.cat(found).cpu()
+        return torch.cat(features).cpu()
 
-    path = cache_path(images, extractor, f"features{len(chosen)}")
+    path = cache_path(images, extractor, f"features{len(indices)}")
     return once(path, read, make, lambda file, made: np.savez(file, features=made)).to(device)
 
 
 def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
-    """The file for this reference: its name holds everything the numbers depend on."""
+    """Return the cache file of this reference; its name holds everything the numbers depend on."""
     parts = [images.digest[:16], str(len(images)), extractor.name, extractor.digest[:16], str(_VERSION)]
     return cache_dir() / f"{kind}-{'-'.join(parts)}.npz"
 
 
 def _shuffled(count: int) -> Tensor:
-    """Numbers of all images in an order that never changes: files are sorted by class."""
+    """Return the indices of all images in a fixed random order: files are sorted by class."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _compute(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
+    """Return the statistics of all images, with the features of the first `KID_FEATURES` of the shuffle."""
     statistics = FeatureStatistics(extractor.dim, device)
-    kept = torch.zeros(len(images), dtype=torch.bool)
-    kept[_shuffled(len(images))[:KID_FEATURES]] = True
+    selected = torch.zeros(len(images), dtype=torch.bool)
+    selected[_shuffled(len(images))[:KID_FEATURES]] = True
     features = []
     with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
-        for batch, keeps in zip(torch.split(images.pixels, batch_size), torch.split(kept, batch_size), strict=True):
-            found = extractor(batch.to(device))
-            statistics.update(found)
-            features.append(found[keeps.to(device)])
+        parts = zip(torch.split(images.pixels, batch_size), torch.split(selected, batch_size), strict=True)
+        for batch, of_batch in parts:
+            batch_features = extractor(batch.to(device))
+            statistics.update(batch_features)
+            features.append(batch_features[of_batch.to(device)])
             progress.more(len(batch))
     return Reference.of(statistics, torch.cat(features).float())
 
 
 def _read(path: Path, count: int, dim: int) -> dict[str, Tensor]:
+    """Read a cache file. Raises ValueError if it does not hold `count` features of length `dim`."""
     with np.load(path, allow_pickle=False) as stored:
-        found = {name: torch.from_numpy(array) for name, array in stored.items()}
-    if (shape := list(found["features"].shape)) != [count, dim]:
+        tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
+    if (shape := list(tensors["features"].shape)) != [count, dim]:
         raise ValueError(f"holds {shape} numbers, not {[count, dim]}")
-    return found
+    return tensors

@@ -1,4 +1,4 @@
-"""Where weights of extractors come from. Imports no torch, so that missing ones are refused before anything starts."""
+"""Find the weights of extractors. Imports no torch, so that missing ones are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILE_NAME = URL.rpartition("/")[2]
 DIGEST_PREFIX = "6726825d"
 """First digits of the file's sha256, which its name ends with."""
 TIMEOUT_S = 15.0
-"""Longest silence of the network before a download counts as failed."""
+"""Seconds without an answer after which a download fails."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Weights:
 
     @property
     def label(self) -> str:
-        """What a Fréchet distance measured with them may be called."""
+        """Return the name of a Fréchet distance that is measured with them."""
         return "FID" if self.digest.startswith(DIGEST_PREFIX) else "FD (inception, own weights)"
 
 
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
-"""What one training of `cifar10_classifier` left, as 16-bit numbers; docs/methods.md has the command."""
+"""Weights of one training of `cifar10_classifier`, as 16-bit numbers; docs/methods.md has the command."""
 _ALLOWED = "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18, or null"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A ResNet-18 that our own workload has trained to tell the classes of CIFAR-10, as its file says."""
+    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes it."""
 
     path: Path
     digest: str
@@ -63,14 +63,14 @@ class Trained:
     width: int
     """Channels of the first stage; the last has 8 times as many, which are the features."""
     accuracy: float
-    """Share of CIFAR-10's held-out images whose class it finds, 0 to 1."""
+    """Share of CIFAR-10's held-out images that it classifies right, 0 to 1."""
     train_s: float
     samples: int
-    """Images it has seen in these seconds of training."""
+    """Images trained on in these seconds."""
 
     @property
     def label(self) -> str:
-        """What a Fréchet distance measured with it may be called: `FD (cifar10-resnet, 88 %)`, rounded down.
+        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`, rounded down.
 
         Weights other than this package's add the first digits of their digest: no two trainings end alike.
         """
@@ -79,22 +79,22 @@ class Trained:
 
     @property
     def said(self) -> str:
-        """What it is and how it was trained, in half a sentence."""
+        """Return what it is and how it was trained, in half a sentence."""
         right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
         record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"
         return f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
 
 
 def trained(evaluation: Evaluation) -> Trained:
-    """The network of `evaluation.weights_path`, else this package's. Raises `ConfigError`."""
+    """Return the network of `evaluation.weights_path`, else this package's. Raises `ConfigError`."""
     path = SHIPPED if evaluation.weights_path is None else Path(evaluation.weights_path).expanduser().absolute()
     digest = _readable(path, _ALLOWED)
     try:
         with safe_open(path, "np") as file:
             about = file.metadata() or {}
         config, last = json.loads(about["config"]), json.loads(about["result"])
-        wanted = {"data.name": "cifar10", "data.image_size": 32, "data.channels": 3, "model.name": "resnet18"}
-        why = ", ".join(f"its {name} is {config[name]}" for name, value in wanted.items() if config[name] != value)
+        required = {"data.name": "cifar10", "data.image_size": 32, "data.channels": 3, "model.name": "resnet18"}
+        why = ", ".join(f"its {name} is {config[name]}" for name, value in required.items() if config[name] != value)
         if not why:
             return Trained(
                 path, digest, int(config["model.width"]), float(last["accuracy"]), float(last["train_s"]),
@@ -108,7 +108,7 @@ def trained(evaluation: Evaluation) -> Trained:
 
 
 def length(evaluation: Evaluation, image_size: int) -> int:
-    """d of the extractor's feature vectors; `random` takes those of all layers, of which larger images need more.
+    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger images need more.
 
     Raises `ConfigError`.
     """
@@ -119,9 +119,9 @@ def length(evaluation: Evaluation, image_size: int) -> int:
 
 
 def check(data: Data, evaluation: Evaluation) -> None:
-    """Refuse an extractor that cannot be built, before any training starts; fetches missing Inception weights.
+    """Refuse an extractor that cannot be built, before any training starts; downloads missing Inception weights.
 
-    Raises `ConfigError` naming the key and every way out.
+    Raises `ConfigError` naming the key and every alternative.
     """
     if evaluation.extractor == "inception":
         find(evaluation)
@@ -140,7 +140,7 @@ def refuse_unlabelled() -> None:
 
 
 def find(evaluation: Evaluation) -> Weights:
-    """The weights of `evaluation.weights_path`, else torch hub's copy, else a fresh download into torch hub.
+    """Return the weights of `evaluation.weights_path`, else torch hub's copy, else download them into torch hub.
 
     Raises `ConfigError`.
     """
@@ -148,7 +148,7 @@ def find(evaluation: Evaluation) -> Weights:
         path = Path(evaluation.weights_path).expanduser().absolute()
         allowed = f"a file of Inception weights such as {FILE_NAME}, or null to download it"
         return Weights(path, _readable(path, allowed))
-    path = _place()
+    path = _hub_file()
     with locked(path):
         if cached() is None:
             _download(path)
@@ -156,13 +156,13 @@ def find(evaluation: Evaluation) -> Weights:
 
 
 def cached() -> Path | None:
-    """torch hub's copy, where it is there and whole."""
-    path = _place()
+    """Return torch hub's copy, if it exists and is complete."""
+    path = _hub_file()
     return path if path.is_file() and _sha256(path).startswith(DIGEST_PREFIX) else None
 
 
 def unreachable() -> str | None:
-    """Why the weights could not be downloaded now; None: they could. Asks for nothing but the file's headers."""
+    """Return why the weights cannot be downloaded now, or None. Requests the file's headers only."""
     try:
         with urllib.request.urlopen(urllib.request.Request(URL, method="HEAD"), timeout=TIMEOUT_S):
             return None
@@ -170,12 +170,13 @@ def unreachable() -> str | None:
         return str(error)
 
 
-def _place() -> Path:
+def _hub_file() -> Path:
+    """Return the file of torch hub's copy, which may not exist."""
     return hub_dir() / "checkpoints" / FILE_NAME
 
 
 def _readable(path: Path, allowed: str) -> str:
-    """sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
+    """Return the sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
     try:
         return _sha256(path)
     except OSError as error:
@@ -184,18 +185,19 @@ def _readable(path: Path, allowed: str) -> str:
 
 
 def hub_dir() -> Path:
-    """torch.hub's folder, found by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else ~/.cache/torch.
+    """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else ~/.cache/torch.
 
-    Without any home folder it lies in the cache.
+    Without a home folder it is in the cache folder.
     """
-    place = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    folder = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
     try:
-        return Path(place).expanduser().absolute() / "hub"
+        return Path(folder).expanduser().absolute() / "hub"
     except RuntimeError:
         return cache_dir() / "hub"
 
 
 def _download(path: Path) -> None:
+    """Download the Inception weights and check their digest. Raises `ConfigError`."""
     log.info("downloading the Inception weights (91 MiB) to %s", path)
     try:
         with urllib.request.urlopen(URL, timeout=TIMEOUT_S) as response:
@@ -212,6 +214,7 @@ def _download(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
+    """Return the sha256 of a file, computed once for each version of it."""
     status = path.stat()
     return _sha256_of(path, status.st_size, status.st_mtime_ns)
 

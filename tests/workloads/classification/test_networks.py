@@ -96,7 +96,7 @@ def test_networks_of_torchvision_fit_the_data():
     for name in ("torchvision/resnet18", "torchvision/vit_b_32", "torchvision/mobilenet_v2"):
         config = knobs(model__name=name, data__image_size=32)
         with torch.device("meta"):
-            libraries.check(config.model, config.data, 10)
+            libraries.check(config.model.name, config.data, 10)
             assert train.network(config)(torch.empty(2, 1, 32, 32)).shape == (2, 10)
 
 

@@ -10,7 +10,7 @@ from tunediff.config import ConfigError
 from tunediff.data.images import load
 from tunediff.data.knobs import Data
 from tunediff.workloads.classification import sets
-from tunediff.workloads.classification.knobs import check_files, ruler
+from tunediff.workloads.classification.knobs import check_files, evaluation_protocol
 
 DIGITS = cfg.baseline("digits_classifier").data
 
@@ -50,14 +50,14 @@ def test_a_folder_without_test_gives_a_fifth(folder):
 
 def test_the_ruler_says_how_many_images_it_takes(folder):
     config = cfg.baseline("digits_classifier")
-    assert ruler(config) == "share of 359 held-out images that are classified right"
-    assert ruler(cfg.override(config, {"evaluation.images": 100})).startswith("share of 100 ")
-    assert ruler(cfg.baseline("cifar10_classifier")).startswith("share of 10,000 ")
+    assert evaluation_protocol(config) == "share of 359 held-out images that are classified right"
+    assert evaluation_protocol(cfg.override(config, {"evaluation.images": 100})).startswith("share of 100 ")
+    assert evaluation_protocol(cfg.baseline("cifar10_classifier")).startswith("share of 10,000 ")
     path = folder("train/red/0.png", "train/green/0.png", "test/red/0.png", "test/red/1.png", "test/green/0.png")
     folders = cfg.override(cfg.baseline("images_classifier"), {"data.path": path})
-    assert ruler(folders).startswith("share of 3 ")
+    assert evaluation_protocol(folders).startswith("share of 3 ")
     elsewhere = cfg.override(folders, {"data.path": "/not/here"})
-    assert ruler(elsewhere) == "share of held-out images that are classified right"
+    assert evaluation_protocol(elsewhere) == "share of held-out images that are classified right"
 
 
 @pytest.mark.parametrize(

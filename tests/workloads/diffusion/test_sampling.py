@@ -8,9 +8,10 @@ from torch import Tensor
 
 from tunediff.config import baseline, override
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.generation import Noise, shares
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import Noise, generate, shares, to_uint8
+from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
 SHAPE = (1, 4, 4)
 

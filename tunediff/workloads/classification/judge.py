@@ -1,4 +1,4 @@
-"""What every evaluation of a classifier finds: how many held-out images it gets right, and which not."""
+"""Measure a classifier on held-out images: accuracy, loss and the confusion of classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunediff.training.precision import evaluation_precision
 
 
 class Judge:
-    """Judges models by the same held-out images. All ranks call it together and get the same numbers."""
+    """Judges models on the same held-out images. All ranks call it together and get the same numbers."""
 
     def __init__(self, held_out: Images, batch_size: int, world: World) -> None:
         """`held_out` with labels; `batch_size`: images at once on each rank."""
@@ -26,15 +26,15 @@ class Judge:
         self._batch_size, self._world = batch_size, world
         self._scaled = in_unit_range(flip=False)
         self.table: dict[str, list[float]] = {}
-        """Of the last evaluation, a row for each class: its number, its images, the share of them that is right, and
-        how many of them were taken for which class."""
+        """Of the last evaluation, a row for each class: its number, its images, the share of them that is classified
+        right, and how many of them were classified as which class."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """`accuracy`, the share of images that are right, and `validation_loss`, their mean cross-entropy in nats.
+        """Return `accuracy`, the share classified right, and `validation_loss`, the mean cross-entropy in nats.
 
         In float32 and evaluation mode. Raises, on all ranks at once, `NotFiniteError`, and TimeoutError if
-        `should_stop()` held before all images were seen.
+        `should_stop()` was true before all images were classified.
         """
         world, count, size = self._world, len(self._labels), self._batch_size
         predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
@@ -44,7 +44,7 @@ class Judge:
         training = model.training
         model.eval()
         try:
-            # Every rank fills in rows of its own, in as many batches as every other has; the sum is the whole.
+            # Every rank fills in its own rows, in as many batches as every other rank; the sum over ranks is complete.
             work = Progress("held-out images", count)
             for start in range(0, count, world.size * size):
                 work.more(world.size * size * (start > 0))
@@ -67,15 +67,16 @@ class Judge:
         }
 
     def _logits(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """float32 [b, classes] and labels [b] of some of the images."""
+        """Return logits, float32 [b, classes], and labels [b] of these images."""
         pixels, labels = self._pixels[rows].to(self._world.device), self._labels[rows].to(self._world.device)
         with evaluation_precision(self._world.device):
             return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
 
     def _confusion(self, predicted: Tensor) -> dict[str, Any]:
+        """Return `table` for these class numbers [N]."""
         width = len(self._names)
         matrix = torch.bincount(self._labels * width + predicted, minlength=width * width).view(width, width)
         images, right = matrix.sum(1), matrix.diag()
-        taken = {f"as {name}": column.tolist() for name, column in zip(self._names, matrix.T, strict=True)}
+        columns = {f"as {name}": column.tolist() for name, column in zip(self._names, matrix.T, strict=True)}
         share = (right / images.clamp(min=1)).tolist()
-        return {"class": list(range(width)), "images": images.tolist(), "right": share, **taken}
+        return {"class": list(range(width)), "images": images.tolist(), "right": share, **columns}

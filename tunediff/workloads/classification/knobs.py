@@ -164,18 +164,18 @@ def check_files(knobs: Knobs, evaluates: bool) -> None:
     from tunediff.workloads.classification import libraries, sets
 
     sources.check(knobs.data)
-    libraries.check(knobs.model, knobs.data, sets.classes(knobs.data))
+    libraries.check(knobs.model.name, knobs.data, sets.classes(knobs.data))
 
 
 def evaluation_work(knobs: Knobs) -> float:
-    """Held-out images. Raises `ConfigError` where they are not at hand."""
+    """Return the number of held-out images. Raises `ConfigError` where their files are not here."""
     from tunediff.workloads.classification import sets
 
     return float(sets.held_out_count(knobs.data, knobs.evaluation.images))
 
 
 def evaluation_protocol(config: Any) -> str:
-    """What the objective is, in a sentence without its full stop."""
+    """Return what the objective is, in a sentence without its full stop."""
     from tunediff.workloads.classification import sets
 
     try:

@@ -10,20 +10,19 @@ from torch import nn
 from tunediff.config import ConfigError
 from tunediff.config.knobs import nearest
 from tunediff.data.knobs import Data
-from tunediff.workloads.classification.knobs import Model
 
 
-def check(model: Model, data: Data, classes: int) -> None:
+def check(model: str, data: Data, classes: int) -> None:
     """Refuse names that a library has not, and networks that do not fit the images. Raises `ConfigError`.
 
-    The network is built and asked once on the meta device, where nothing is computed.
+    `model`: `model.name`. The network is built and run once on the meta device, where nothing is computed.
     """
-    library, slash, name = model.name.partition("/")
+    library, slash, name = model.partition("/")
     if not slash:
         return
-    where = f"model.name: {model.name!r} is not allowed"
-    if name not in (known := names(library)):
-        raise ConfigError(f"{where}: {library} has no such network; {textwrap.shorten(nearest(name, known), 300)}")
+    where = f"model.name: {model!r} is not allowed"
+    if name not in (networks := names(library)):
+        raise ConfigError(f"{where}: {library} has no such network; {textwrap.shorten(nearest(name, networks), 300)}")
     try:
         with torch.device("meta"), torch.no_grad():
             network = build(library, name, data, classes).eval()
@@ -36,7 +35,7 @@ def check(model: Model, data: Data, classes: int) -> None:
 
 
 def names(library: str) -> list[str]:
-    """The classifiers of a library that give one tensor of logits, sorted."""
+    """Return the classifiers of a library that output one tensor of logits, sorted."""
     if library == "timm":
         import timm
 
@@ -47,7 +46,7 @@ def names(library: str) -> list[str]:
 
 
 def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
-    """The network with random weights."""
+    """Return the network with random weights."""
     if library == "timm":
         import timm
 
@@ -66,7 +65,7 @@ def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
 
 
 def _take_channels(network: nn.Module, channels: int) -> None:
-    """Another first convolution, with random weights."""
+    """Replace the first convolution by one for so many channels, with random weights."""
     name, first = next(pair for pair in network.named_modules() if isinstance(pair[1], nn.Conv2d))
     parent, _, attribute = name.rpartition(".")
     fitted = nn.Conv2d(

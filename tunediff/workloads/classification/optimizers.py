@@ -1,4 +1,4 @@
-"""SGD and AdamW and their schedule, as the section `optimizer` asks for them."""
+"""Build SGD or AdamW from the section `optimizer`, and follow its schedule."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tunediff.workloads.classification.knobs import AdamW, Sgd
 
 
 def build(section: Sgd | AdamW, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of these parameters."""
-    how: dict[str, Any] = {
+    """Return the optimizer of these parameters."""
+    options: dict[str, Any] = {
         "lr": section.lr, "weight_decay": section.weight_decay,
         "foreach": section.implementation == "foreach", "fused": section.implementation == "fused",
     }  # fmt: skip
     if isinstance(section, Sgd):
-        return torch.optim.SGD(parameters, momentum=section.momentum, nesterov=section.nesterov, **how)
-    return torch.optim.AdamW(parameters, betas=(0.9, section.beta2), **how)
+        return torch.optim.SGD(parameters, momentum=section.momentum, nesterov=section.nesterov, **options)
+    return torch.optim.AdamW(parameters, betas=(0.9, section.beta2), **options)
 
 
 def learning_rate(section: Sgd | AdamW, progress: float) -> float:
-    """The learning rate at a fraction of the budget, 0 to 1."""
+    """Return the learning rate at a fraction of the budget, 0 to 1."""
     rising = progress < section.warmup
     part = progress / section.warmup if rising else (progress - section.warmup) / (1 - section.warmup)
     if section.decay == "one_cycle":
@@ -40,5 +40,5 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, section: Sgd | AdamW, pr
 
 
 def _cosine(part: float) -> float:
-    """Falls from 1 to 0 along half a cosine."""
+    """Return half a cosine that falls from 1 to 0."""
     return 0.5 * (1 + math.cos(math.pi * part))

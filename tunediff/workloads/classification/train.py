@@ -1,4 +1,4 @@
-"""The training of a classifier: a loop such as anybody's, on the seam."""
+"""Train a classifier: an ordinary loop on `Trial`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["evaluation_pass", "network", "train"]
 
 
 def train(trial: Trial) -> None:
-    """Learn to tell the classes of images; all ranks call it."""
+    """Learn to classify images; all ranks call it."""
     knobs: Knobs = trial.knobs
     net = network(knobs)
     trial.prepare(net, blocks=networks.Block, flops_per_sample=flops_per_sample(knobs))
     optimizer = optimizers.build(knobs.optimizer, net.parameters())
     trial.keep(network=net, optimizer=optimizer)
 
-    # ---- data, and how the network is judged
+    # ---- data and evaluation
     data = sets.learned(knobs.data)
     trial.about(data=data.name, samples=len(data), said=load(knobs.data).said)
     if trial.evaluates:
         judge = judge_of(knobs, trial.world)
 
         def judged() -> dict[str, Any]:
-            found = judge(net, trial.should_stop)
+            metrics = judge(net, trial.should_stop)
             trial.show("confusion", judge.table)
-            return {**found}
+            return {**metrics}
 
         trial.evaluate_with(judged)
 
@@ -60,7 +60,7 @@ def train(trial: Trial) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the network
 def network(knobs: Knobs) -> nn.Module:
-    """The network of `model.name` for the channels, the side and the classes of the data, with random weights."""
+    """Return the network of `model.name`, for the channels, side and classes of the data, with random weights."""
     model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
     library, slash, name = model.name.partition("/")
     if slash:
@@ -72,7 +72,7 @@ def network(knobs: Knobs) -> nn.Module:
 
 
 def flops_per_sample(knobs: Knobs) -> float:
-    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
+    """Return the floating-point operations of one image in a training step: those of a forward pass, times three.
 
     The backward pass takes two products for each one of the forward pass (model FLOPs of PaLM, arXiv 2204.02311,
     appendix B). Products and convolutions only, as torch's own counter has them.
@@ -87,7 +87,7 @@ def flops_per_sample(knobs: Knobs) -> float:
 
 # ------------------------------------------------------------------------------------------------------ the images
 def augmented(flip: bool, padding: int) -> Prepare:
-    """What makes a training batch of bytes and labels: windows cut at random, mirrored, float32 in [−1, 1]."""
+    """Return what turns bytes and labels into a training batch: random crops, mirrored, float32 in [−1, 1]."""
     scaled = in_unit_range(flip)
 
     def prepare(batch: tuple[Tensor, Tensor], uniform: Uniform) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def augmented(flip: bool, padding: int) -> Prepare:
 
 
 def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
-    """Of each image [B, C, H, W] a window of the same size, at a random place within black borders of `padding`."""
+    """Cut a window of the same size from each image [B, C, H, W], at random within black borders of `padding`."""
     b, c, height, width = (torch.arange(size, device=pixels.device) for size in pixels.shape)
 
     def first(axis: str) -> Tensor:
@@ -112,12 +112,12 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------- judging
 def judge_of(knobs: Knobs, world: World) -> Judge:
-    """The judge of this data and protocol."""
+    """Return the judge of this data and evaluation protocol."""
     return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
 
 
 def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], object]:
-    """The network on so many held-out images."""
+    """Return a function that runs the network on so many held-out images."""
     net, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:

@@ -1,4 +1,4 @@
-"""Models to and from diffusers: `DDPMPipeline` folders, written and read without diffusers being installed.
+"""Write and read `DDPMPipeline` folders of diffusers, without diffusers being installed.
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it (google/ddpm-cifar10-32), name by name.
 What the other side cannot represent is refused, never approximated. Torch is imported only where weights are touched,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.knobs import Knobs, Model
     from tunediff.workloads.diffusion.unet import UNet
 
+NAME = "diffusers"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -88,12 +89,35 @@ def _json(content: Mapping[str, object]) -> bytes:
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def is_pipeline(folder: Path) -> bool:
-    """Whether the folder looks like a pipeline or a model of diffusers."""
+    """Return whether the folder looks like a pipeline or a model of diffusers."""
     return any((folder / name).is_file() for name in ("model_index.json", "unet/config.json", "config.json"))
 
 
+def read_model(folder: Path) -> tuple[Any, Path]:
+    """Return (configuration, file of weights) of a pipeline: its data, model and process; the rest are defaults.
+
+    Raises `ConfigError` as `read_config` and `weights_file` do.
+    """
+    values, base = read_config(folder), default()
+    values["evaluation.steps"] = min(base.evaluation.steps, values["process.steps"])
+    if values["data.image_size"] < 16:  # Inception says nothing about such images
+        values["evaluation.extractor"] = "classifier"
+    return cfg.override(base, values, where=str(folder)), weights_file(folder)
+
+
+def read_state(weights: Path) -> dict[str, Tensor]:
+    """Return the weights in the file of a pipeline, for our `UNet`. Raises `ConfigError` as `read_unet` does."""
+    return read_unet(weights.parent)[1]
+
+
+def example(folder: Path, config: Any) -> str:
+    """Return the call that samples from a pipeline as we do."""
+    steps = config.process.steps
+    return f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
+
+
 def read_config(folder: Path) -> Values:
-    """What a pipeline says about data, model and process, by dotted knob name.
+    """Return what a pipeline says about data, model and process, by dotted knob name.
 
     Raises `ConfigError` naming the file, the option and the value for whatever our U-Net or our process does not do.
     """
@@ -107,7 +131,7 @@ def read_config(folder: Path) -> Values:
 
 
 def weights_file(folder: Path) -> Path:
-    """The file with the weights of a pipeline. Raises `ConfigError` if there is none."""
+    """Return the file with the weights of a pipeline. Raises `ConfigError` if there is none."""
     names = (WEIGHTS, "diffusion_pytorch_model.bin")
     return _first(_unet_folder(folder), names, f"no weights; looked for {' and '.join(names)}")
 
@@ -125,7 +149,7 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
 
     values = _unet_values(_unet_folder(folder))
     file = weights_file(folder)
-    given = {_present_name(name): tensor for name, tensor in read(file).items()}
+    tensors = {_present_name(name): tensor for name, tensor in read(file).items()}
     config = cfg.override(default(), values, where=str(file), check=False)
     state = {}
     for name, tensor in _network(config.knobs).state_dict().items():
@@ -133,20 +157,20 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
         names = _their_names(config.model, name)
         part = (shape[0] // len(names), *shape[1:])
         for theirs in names:
-            if theirs not in given:
+            if theirs not in tensors:
                 raise ConfigError(f"{file}: {theirs} is missing")
-            if (found := shape_of(given[theirs])) != part:
+            if (actual := shape_of(tensors[theirs])) != part:
                 raise ConfigError(
-                    f"{file}: {theirs} has shape {words(found)}; by config.json it should be {words(part)}"
+                    f"{file}: {theirs} has shape {words(actual)}; by config.json it should be {words(part)}"
                 )
-        state[name] = torch.cat([given.pop(theirs) for theirs in names]).float()
-    if given:
-        raise ConfigError(f"{file}: {next(iter(given))} has no place in our U-Net")
+        state[name] = torch.cat([tensors.pop(theirs) for theirs in names]).float()
+    if tensors:
+        raise ConfigError(f"{file}: {next(iter(tensors))} has no place in our U-Net")
     return values, state
 
 
 def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
-    """Weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net folder.
+    """Read weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net folder.
 
     Raises `ConfigError` naming the first weight that is missing, too many or of another shape.
     """
@@ -173,11 +197,12 @@ def _network(knobs: Knobs) -> UNet:
 
 
 def default() -> Any:
-    """The configuration with every knob at its default."""
+    """Return the configuration with every knob at its default."""
     return cfg.find("diffusion").schema.default()
 
 
 def _unet_values(unet: Path) -> Values:
+    """Return and check what config.json says about data and model. Raises `ConfigError`."""
     path = unet / "config.json"
     values = options.read_unet(path)
     cfg.override(default(), values | {"evaluation.extractor": "classifier"}, where=str(path))
@@ -191,6 +216,7 @@ def _unet_folder(folder: Path) -> Path:
 
 
 def _first(folder: Path, names: Sequence[str], missing: str) -> Path:
+    """Return the first of these files that exists. Raises `ConfigError` with the text `missing`."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -207,7 +233,7 @@ _OLD_LEAVES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".pr
 
 
 def _their_names(model: Model, name: str) -> list[str]:
-    """diffusers' name of one of our weights; three for queries, keys and values, which we keep stacked."""
+    """Return diffusers' name of one of our weights; three for queries, keys and values, which we stack."""
     module, _, kind = name.rpartition(".")
     if module in _OUTER:
         return [f"{_OUTER[module]}.{kind}"]
@@ -220,7 +246,7 @@ def _their_names(model: Model, name: str) -> list[str]:
 
 
 def _layers(model: Model) -> dict[str, str]:
-    """Their name of each layer that may be there: our flat lists hold their nested ones in order."""
+    """Return diffusers' name of each layer that may exist: our flat lists hold their nested ones in order."""
     names = {"middle.0": "mid_block.resnets.0", "middle.1": "mid_block.resnets.1"}
     for side, blocks in (("down", model.blocks), ("up", model.blocks + 1)):
         inner = [*(f"resnets.{block}" for block in range(blocks)), f"{side}samplers.0"]
@@ -230,7 +256,7 @@ def _layers(model: Model) -> dict[str, str]:
 
 
 def _present_name(name: str) -> str:
-    """Older pipelines name the maps of their attention otherwise."""
+    """Return the present name of a weight: older pipelines name the maps of their attention differently."""
     for old, present in _OLD_LEAVES.items():
         name = name.replace(old, present)
     return name

@@ -1,4 +1,4 @@
-"""What every evaluation of a training finds: the distance of drawn images to the real ones, the validation loss."""
+"""Evaluate a diffusion model: the distance of generated images to the real ones, and the validation loss."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features
+from tunediff.evaluation.generation import shares
 from tunediff.evaluation.judge import Distances, Judge
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
-from tunediff.workloads.diffusion.sampling import generate, shares
+from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 CHECKED = 128
-"""Images that are drawn in float32 besides, where `evaluation.precision` is another."""
+"""Images that are also drawn in float32, where `evaluation.precision` is another format."""
 LIMIT = 0.02
-"""`precision_shift` above which all are: about what two seeds of a training differ by."""
+"""`precision_shift` above which all images are drawn in float32: about the difference of two seeds of a training."""
 
 
 class Scores(Distances, Losses):
-    """What an evaluation found; the entries of `Losses` are absent if `evaluation.validation_images` is 0, and
+    """The result of an evaluation. The entries of `Losses` are absent if `evaluation.validation_images` is 0, and
     `precision_shift` where `evaluation.precision` is fp32. Where that is above `LIMIT`, the distances are those of
     images in float32."""
 
@@ -40,7 +41,7 @@ class Evaluator:
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
-        """Builds or reads extractor and reference, loads the images of the validation loss. Raises `ConfigError`."""
+        """Build or read extractor and reference, load the images of the validation loss. Raises `ConfigError`."""
         no_gpu = evaluation.precision == "tf32" and world.device.type != "cuda"
         refuse(no_gpu, "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16")
         self._protocol, self._world = evaluation, world
@@ -52,11 +53,12 @@ class Evaluator:
     def __call__(
         self, predict: Predict, diffusion: Diffusion, *, should_stop: Callable[[], bool] | None = None
     ) -> Scores:
-        """Scores of `evaluation.images` images drawn with `predict`, a network in evaluation mode, and its validation
-        loss.
+        """Return the scores of `evaluation.images` generated images, and the validation loss.
+
+        `predict`: a network in evaluation mode.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
-        TimeoutError if `should_stop()` held before all images were drawn.
+        TimeoutError if `should_stop()` was true before all images were drawn.
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
@@ -64,24 +66,25 @@ class Evaluator:
 
         def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None = None) -> Distances:
             with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
-                drawn = generate(
+                batches = generate(
                     predict, diffusion, protocol, self._shape, n, world.device,
                     rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
                 )  # fmt: skip
-                return self.judge((batch for _, batch in drawn), n, exact)
+                return self.judge((batch for _, batch in batches), n, exact)
 
         precise = dataclasses.replace(self._protocol, precision="fp32")
 
         def first() -> Tensor:
-            made = generate(predict, diffusion, precise, self._shape, min(n, CHECKED), world.device)
-            return torch.cat([batch for _, batch in made])
+            batches = generate(predict, diffusion, precise, self._shape, min(n, CHECKED), world.device)
+            return torch.cat([batch for _, batch in batches])
 
-        found = distances(self._protocol, None if self._protocol == precise else first)
-        if (shift := found.get("precision_shift", 0.0)) > LIMIT:
+        # ---- distances, of images in float32 where the faster format changes them too much
+        scores = distances(self._protocol, None if self._protocol == precise else first)
+        if (shift := scores.get("precision_shift", 0.0)) > LIMIT:
             if world.main:
-                would = f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than {LIMIT:.0%}"
-                again = "all images are drawn again in float32"
-                print(f"WARNING: evaluation.precision: {would}: {again}", file=sys.stderr, flush=True)
-            found = distances(precise) | {"precision_shift": shift}
+                reason = f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than {LIMIT:.0%}"
+                action = "all images are drawn again in float32"
+                print(f"WARNING: evaluation.precision: {reason}: {action}", file=sys.stderr, flush=True)
+            scores = distances(precise) | {"precision_shift": shift}
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
-        return {**found, **losses}
+        return {**scores, **losses}

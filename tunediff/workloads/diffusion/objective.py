@@ -1,4 +1,4 @@
-"""What is minimised: timestep sampler and weighting joined, at a scale that is the same for all of them."""
+"""The training objective: timestep sampler and weighting combined, at a scale that is the same for all of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WEIGHT_BINS = 20
 class Objective:
     """Loss = factor·w(t)·scale·error with scale = 1/E[factor·w] over t ~ p.
 
-    Without the scale a weighting would also be a learning rate and a strength of gradient clipping, and a search could
-    not tell them apart: with it the mean factor of an error is 1 whatever the method, and stays so while p(t) or w(t)
+    Without the scale a weighting would also change the learning rate and the gradient clipping, and a search could
+    not separate the two: with it the mean factor of an error is 1 whatever the method, and stays so while p(t) or w(t)
     adapt.
     """
 
@@ -30,49 +30,53 @@ class Objective:
         self._follow()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
-        """What the mean squared errors at t [b] are multiplied by, float32 [b]; `factor` comes from the sampler."""
+        """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from the sampler."""
         return factor * self.weighting.weights(t) * self._scale
 
     def learn(self, t: Tensor, errors: Tensor) -> Tensor | None:
-        """Let sampler and weighting learn from the mean squared errors [b] at t [b]; a learned weighting's own loss."""
+        """Let sampler and weighting learn from the mean squared errors [b] at t [b].
+
+        Returns the loss of a learned weighting, else None.
+        """
         self.sampler.update(t, errors, self.weighting.weights(t))
         return self.weighting.own_loss(t, errors)
 
     def refresh(self) -> None:
-        """Follow sampler and weighting, once a step; does nothing where neither has changed."""
+        """Update the scale, once a step, if sampler or weighting has changed."""
         if self._changes and (self.weighting.learned or self.sampler.mass() is not self._mass):
             self._follow()
 
     def _follow(self) -> None:
+        """Compute the scale from the present p(t) and w(t)."""
         self._mass = self.sampler.mass()
         self._scale = (1 / (self._mass * self.weighting.weights(self._all)).sum()).float()
 
     def effective_weight(self) -> Tensor:
-        """W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.
+        """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.
 
-        This is what is really minimised, whether p or w brings it about; a loss on x0 or v is converted by
-        MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ.
+        This is the weight that is really minimised, whether it comes from p or from w; a loss on x0 or v is converted
+        by MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ.
         """
         weight = self.sampler.mass().cpu() * self.weighting.table() / self._diffusion.to_epsilon
         return weight / weight.mean()
 
     def facts(self) -> dict[str, list[float]]:
-        """`effective_weight`: the mean of W(t) over each of 20 equal parts of the chain, from low to high noise."""
+        """Return `effective_weight`: the mean of W(t) over each of 20 equal parts of the chain, low to high noise."""
         parts = self.effective_weight().tensor_split(min(WEIGHT_BINS, self._diffusion.steps))
         return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
 
     def state_dict(self) -> dict[str, object]:
-        """What sampler and weighting have learned. All ranks call it together."""
+        """Return what sampler and weighting have learned. All ranks call it together."""
         return {"sampler": self.sampler.state_dict(), "weighting": self.weighting.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises `ValueError` if it is of another configuration."""
+        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another configuration."""
         self.sampler.load_state_dict(state["sampler"])
         self.weighting.load_state_dict(state["weighting"])
         self.refresh()
 
     def table(self) -> dict[str, list[float]]:
-        """Columns over t: log_snr, probability p(t), weight w(t), effective_weight W(t)."""
+        """Return columns over t: log_snr, probability p(t), weight w(t), effective_weight W(t)."""
         columns = {
             "t": self._all.cpu(),
             "log_snr": self._diffusion.snr_table.log(),

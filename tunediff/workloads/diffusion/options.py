@@ -1,4 +1,4 @@
-"""Our U-Net and our process in the options of diffusers' config files, in both directions."""
+"""Convert our U-Net and process to and from the options of diffusers' config files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _BETAS = {"beta_start": 1e-4, "beta_end": 0.02}
 
 # -------------------------------------------------------------------------------------------------------------- writing
 def of_unet(config: Any) -> dict[str, object]:
-    """`unet/config.json`."""
+    """Return the content of `unet/config.json`."""
     model, data = config.model, config.data
     sides = [data.image_size >> level for level in range(len(model.multipliers))]
     downs = ["AttnDownBlock2D" if side in model.attention else "DownBlock2D" for side in sides]
@@ -81,17 +81,18 @@ def of_unet(config: Any) -> dict[str, object]:
 
 
 def of_scheduler(config: Any) -> dict[str, object]:
-    """`scheduler/scheduler_config.json`."""
+    """Return the content of `scheduler/scheduler_config.json`."""
     process = config.process
-    found = {name: ours for name, (ours, _) in _SCHEDULER.items()}
-    found |= {"_class_name": "DDPMScheduler", "num_train_timesteps": process.steps}
-    found |= {name: beta * 1000 / process.steps for name, beta in _BETAS.items()}
+    options = {name: ours for name, (ours, _) in _SCHEDULER.items()}
+    options |= {"_class_name": "DDPMScheduler", "num_train_timesteps": process.steps}
+    options |= {name: beta * 1000 / process.steps for name, beta in _BETAS.items()}
     for option, (knob, words) in _CHOICES.items():
-        found[option] = next(theirs for theirs, ours in words.items() if ours == getattr(process, knob))
-    return found
+        options[option] = next(theirs for theirs, ours in words.items() if ours == getattr(process, knob))
+    return options
 
 
 def _mirrored(downs: list[str]) -> list[str]:
+    """Return the block types of the way up for those of the way down."""
     return [kind.replace("Down", "Up") for kind in reversed(downs)]
 
 
@@ -107,9 +108,9 @@ def _options(
     others: Mapping[str, object],
     rules: Callable[[Mapping[str, Any]], Iterable[_Rule]],
 ) -> Lines:
-    """The options in a file of one of these classes, with diffusers' defaults for those that are left out.
+    """Return the options in a file of one of these classes, with diffusers' defaults for missing ones.
 
-    A rule may count on those before it. Raises `ConfigError` for the first that is broken, and for unknown options.
+    A rule may rely on those before it. Raises `ConfigError` for the first that is broken, and for unknown options.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -120,75 +121,78 @@ def _options(
     if not isinstance(content, dict) or content.get("_class_name", kinds[0]) not in kinds:
         kind = content.get("_class_name") if isinstance(content, dict) else type(content).__name__
         raise ConfigError(f"{path}: _class_name: {kind!r} is not understood; allowed: {' and '.join(kinds)}")
-    found = {name: default for name, (_, default) in fixed.items()} | dict(others)
+    options = {name: default for name, (_, default) in fixed.items()} | dict(others)
     for name, value in content.items():
-        if name not in found and not name.startswith("_") and value is not None:
+        if name not in options and not name.startswith("_") and value is not None:
             raise ConfigError(f"{path}: {name}: {value!r}: this option is not known here")
-    found |= content
-    equal = ((name, found[name] == ours, repr(ours)) for name, (ours, _) in fixed.items())
-    for name, holds, allowed in itertools.chain(equal, rules(found)):
+    options |= content
+    equal = ((name, options[name] == ours, repr(ours)) for name, (ours, _) in fixed.items())
+    for name, holds, allowed in itertools.chain(equal, rules(options)):
         if not holds:
             left_out = "" if name in content else " (diffusers' default)"
-            raise ConfigError(f"{path}: {name}: {found[name]!r}{left_out} is not what we compute; allowed: {allowed}")
-    return found
+            raise ConfigError(f"{path}: {name}: {options[name]!r}{left_out} is not what we compute; allowed: {allowed}")
+    return options
 
 
 def _side(size: Any) -> Any:
+    """Return the side of a square size; any other size as it is."""
     return size[0] if isinstance(size, list) and len(set(size)) == 1 else size
 
 
-def _unet_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
-    yield "act_fn", found["act_fn"] in ("silu", "swish"), "'silu'"
-    yield "sample_size", isinstance(_side(found["sample_size"]), int), "the side of square images in pixels"
-    images = found["in_channels"]
-    yield "out_channels", found["out_channels"] == images, f"in_channels = {images}: no variance is learned"
-    widths, downs = found["block_out_channels"], found["down_block_types"]
+def _unet_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
+    """Yield the rules of `unet/config.json`."""
+    yield "act_fn", options["act_fn"] in ("silu", "swish"), "'silu'"
+    yield "sample_size", isinstance(_side(options["sample_size"]), int), "the side of square images in pixels"
+    images = options["in_channels"]
+    yield "out_channels", options["out_channels"] == images, f"in_channels = {images}: no variance is learned"
+    widths, downs = options["block_out_channels"], options["down_block_types"]
     multiples = isinstance(widths, list) and all(isinstance(w, int) and w > 0 and w % widths[0] == 0 for w in widths)
     yield "block_out_channels", multiples and bool(widths), "multiples of the first"
-    known = isinstance(downs, list) and all(kind in ("DownBlock2D", "AttnDownBlock2D") for kind in downs)
-    words = "DownBlock2D or AttnDownBlock2D for each of block_out_channels"
-    yield "down_block_types", known and len(downs) == len(widths), words
+    known_kinds = isinstance(downs, list) and all(kind in ("DownBlock2D", "AttnDownBlock2D") for kind in downs)
+    allowed_kinds = "DownBlock2D or AttnDownBlock2D for each of block_out_channels"
+    yield "down_block_types", known_kinds and len(downs) == len(widths), allowed_kinds
     ups = _mirrored(downs)
-    yield "up_block_types", found["up_block_types"] == ups, f"{ups}, the mirror image of down_block_types"
+    yield "up_block_types", options["up_block_types"] == ups, f"{ups}, the mirror image of down_block_types"
     attending = {width for width, kind in zip(widths, downs, strict=True) if kind.startswith("Attn")} | {widths[-1]}
-    heads = found["attention_head_dim"]
+    heads = options["attention_head_dim"]
     yield "attention_head_dim", heads is None or attending == {heads}, "null: one head over all channels"
     embedding = 4 * widths[0]
-    words = f"null or {embedding}, 4 times the first of block_out_channels"
-    yield "time_embedding_dim", found["time_embedding_dim"] in (None, embedding), words
-    groups = (None, found["norm_num_groups"])
-    yield "attn_norm_num_groups", found["attn_norm_num_groups"] in groups, "null or norm_num_groups"
+    allowed_kinds = f"null or {embedding}, 4 times the first of block_out_channels"
+    yield "time_embedding_dim", options["time_embedding_dim"] in (None, embedding), allowed_kinds
+    groups = (None, options["norm_num_groups"])
+    yield "attn_norm_num_groups", options["attn_norm_num_groups"] in groups, "null or norm_num_groups"
 
 
 def read_unet(path: Path) -> Values:
-    """What `unet/config.json` says about data and model, by dotted knob name. Raises `ConfigError`."""
-    found = _options(path, ("UNet2DModel",), _UNET, _SIZES, _unet_rules)
-    size, widths, downs = _side(found["sample_size"]), found["block_out_channels"], found["down_block_types"]
+    """Return what `unet/config.json` says about data and model, by dotted knob name. Raises `ConfigError`."""
+    content = _options(path, ("UNet2DModel",), _UNET, _SIZES, _unet_rules)
+    size, widths, downs = _side(content["sample_size"]), content["block_out_channels"], content["down_block_types"]
     return {
         "data.image_size": size,
-        "data.channels": found["in_channels"],
+        "data.channels": content["in_channels"],
         "model.channels": widths[0],
         "model.multipliers": [width // widths[0] for width in widths],
-        "model.blocks": found["layers_per_block"],
+        "model.blocks": content["layers_per_block"],
         "model.attention": [size >> level for level, kind in enumerate(downs) if kind.startswith("Attn")],
-        "model.dropout": found["dropout"],
-        "model.norm_groups": found["norm_num_groups"],
+        "model.dropout": content["dropout"],
+        "model.norm_groups": content["norm_num_groups"],
     }
 
 
-def _scheduler_rules(found: Mapping[str, Any]) -> Iterable[_Rule]:
+def _scheduler_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
+    """Yield the rules of `scheduler_config.json`."""
     for option, (_, words) in _CHOICES.items():
-        yield option, found[option] in [*words], ", ".join(words)
-    steps = found["num_train_timesteps"]
-    for name, beta in _BETAS.items() if found["beta_schedule"] == "linear" else ():
+        yield option, options[option] in [*words], ", ".join(words)
+    steps = options["num_train_timesteps"]
+    for name, beta in _BETAS.items() if options["beta_schedule"] == "linear" else ():
         scaled = beta * 1000 / steps if isinstance(steps, int) and steps > 0 else beta
-        near = isinstance(found[name], float | int) and math.isclose(found[name], scaled, rel_tol=1e-6)
+        near = isinstance(options[name], float | int) and math.isclose(options[name], scaled, rel_tol=1e-6)
         yield name, near, f"{scaled:.6g} in {steps} steps"
 
 
 def read_scheduler(path: Path) -> Values:
-    """What `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
-    found = _options(path, ("DDPMScheduler", "DDIMScheduler"), _SCHEDULER, _CHAIN, _scheduler_rules)
-    values = {f"process.{knob}": words[found[option]] for option, (knob, words) in _CHOICES.items()}
-    values["process.steps"] = found["num_train_timesteps"]
+    """Return what `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
+    options = _options(path, ("DDPMScheduler", "DDIMScheduler"), _SCHEDULER, _CHAIN, _scheduler_rules)
+    values = {f"process.{knob}": words[options[option]] for option, (knob, words) in _CHOICES.items()}
+    values["process.steps"] = options["num_train_timesteps"]
     return values

@@ -28,7 +28,7 @@ LARGEST_LOG_SNR = 12.0
 
 
 def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
-    """β_t, float64 [T], each in (0, 0.999].
+    """Return β_t, float64 [T], each in (0, 0.999].
 
     `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise. `cosine`: β_t =
     1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq. 17).
@@ -38,8 +38,8 @@ def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
         table = torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
     else:
         grid = torch.arange(steps + 1, dtype=torch.float64) / steps
-        kept = torch.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
-        table = 1 - kept[1:] / kept[:-1]
+        signal_share = torch.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
+        table = 1 - signal_share[1:] / signal_share[:-1]
     return table.clamp(max=MAX_BETA)
 
 
@@ -74,11 +74,11 @@ class Diffusion:
 
     # ------------------------------------------------------------------------------------------------------- training
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4), [B, C, H, W]."""
+        """Return x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4), [B, C, H, W]."""
         return _gather(self._signal, t) * x0 + _gather(self._noise, t) * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the network is to return for x_t: ε, x0, or v = √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
+        """Return the training target of the network for x_t: ε, x0, or v = √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
         if self.prediction == "epsilon":
             return noise
         if self.prediction == "x0":
@@ -86,7 +86,7 @@ class Diffusion:
         return _gather(self._signal, t) * noise - _gather(self._noise, t) * x0
 
     def predict_x0(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """The clean image that a network's output implies, not clamped, float32 [B, C, H, W]."""
+        """Return the clean image that a network's output implies, not clamped, float32 [B, C, H, W]."""
         output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
         if self.prediction == "epsilon":
             return (x_t - noise * output) / signal
@@ -95,7 +95,7 @@ class Diffusion:
         return signal * x_t - noise * output
 
     def predict_noise(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """The noise ε that a network's output implies, float32 [B, C, H, W]."""
+        """Return the noise ε that a network's output implies, float32 [B, C, H, W]."""
         output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
         if self.prediction == "epsilon":
             return output
@@ -105,7 +105,7 @@ class Diffusion:
 
     # ------------------------------------------------------------------------------------------------------- sampling
     def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
-        """Exactly `steps` distinct timesteps, increasing; sampling visits them from the last to the first.
+        """Return exactly `steps` distinct timesteps, increasing; sampling visits them from the last to the first.
 
         - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that one returns more
           than S steps (334 for S = 300, T = 1000).
@@ -125,18 +125,18 @@ class Diffusion:
         if skip == "linear":
             return [i * self.steps // steps for i in range(steps)]
         if skip == "quadratic":
-            wanted = [round(0.8 * self.steps * (i / (steps - 1)) ** 2) for i in range(steps)]
+            nearest = [round(0.8 * self.steps * (i / (steps - 1)) ** 2) for i in range(steps)]
         else:
             even = torch.linspace(float(self.log_snr[0]), float(self.log_snr[-1]), steps, dtype=torch.float64)
-            wanted = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
-        chosen: list[int] = []
-        for i, t in enumerate(wanted):
-            lowest = chosen[-1] + 1 if chosen else 0
-            chosen.append(min(max(t, lowest), self.steps - steps + i))
-        return chosen
+            nearest = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
+        visited: list[int] = []
+        for i, t in enumerate(nearest):
+            lowest = visited[-1] + 1 if visited else 0
+            visited.append(min(max(t, lowest), self.steps - steps + i))
+        return visited
 
     def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
-        """x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]), float32 [B, C, H, W].
+        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]), float32 [B, C, H, W].
 
         `noise` is standard normal; it is not used at t = 0 and may be None there.
         """
@@ -150,7 +150,7 @@ class Diffusion:
     def ddim_step(
         self, output: Tensor, x_t: Tensor, t: int, t_next: int, eta: float = 0.0, noise: Tensor | None = None
     ) -> Tensor:
-        """x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
+        """Return x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
 
         σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that belongs to the
         clamped x0. `noise` is standard normal; it is used only where σ > 0 and may be None elsewhere.
@@ -166,14 +166,14 @@ class Diffusion:
         return mean + sigma * noise
 
     def ddim_sigma(self, t: int, t_next: int, eta: float) -> float:
-        """Standard deviation of the noise that a DDIM step from t to `t_next` adds; 0 for the last step."""
+        """Return the standard deviation of the noise that a DDIM step from t to `t_next` adds; 0 for the last step."""
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
 
     def dpmpp_step(
         self, x0: Tensor, x_t: Tensor, t: int, t_next: int, before: tuple[Tensor, int] | None = None
     ) -> Tensor:
-        """x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W] as `x_t`.
+        """Return x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W] as `x_t`.
 
         `x0`: the clean image predicted at t; `before`: the one predicted at the timestep visited before, and that
         timestep. x = σ_next/σ_t·x_t + α_next·(1 − e^−h)·D, with h the step in λ = log(α/σ), r = (the step before)/h and
@@ -201,7 +201,7 @@ class Diffusion:
         step_noise: Callable[[int], Tensor],
         progress: Progress | None = None,
     ) -> Tensor:
-        """Images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
+        """Return images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
         `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR; `skip` and `eta` are
         for `ddim`. `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps
@@ -229,24 +229,25 @@ class Diffusion:
         return x
 
     def _signal_share(self, t: int) -> float:
+        """Return ᾱ_t; 1 for the clean image, t = −1."""
         return float(self.alphas_cumprod[t]) if t >= 0 else 1.0
 
     def _step_in_lambda(self, t: int, t_next: int) -> float:
-        """From t to `t_next` ≥ 0, in λ = log(α/σ) = ½ log SNR."""
+        """Return the step from t to `t_next` ≥ 0 in λ = log(α/σ) = ½ log SNR."""
         return 0.5 * math.log(float(self.snr_table[t_next] / self.snr_table[t]))
 
     def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
-        where = torch.full((1,), t, device=x_t.device)
-        return self.predict_x0(output, x_t, where).clamp(-1, 1)
+        timestep = torch.full((1,), t, device=x_t.device)
+        return self.predict_x0(output, x_t, timestep).clamp(-1, 1)
 
 
 def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
-    """The bin of each value, int64 [T], among `count` of equal width from the smallest to the largest; rising edges."""
+    """Return (bin of each value, int64 [T]; rising edges), of `count` bins of equal width over the range of values."""
     low, high = float(values.min()), float(values.max())
     bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
     return bins, [low + (high - low) * i / count for i in range(count)] + [high]
 
 
 def _gather(table: Tensor, t: Tensor) -> Tensor:
-    """Values at t, shaped to multiply images: [B, 1, 1, 1]."""
+    """Return values at t, shaped to multiply images: [B, 1, 1, 1]."""
     return table[t][:, None, None, None]

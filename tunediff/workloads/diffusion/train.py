@@ -1,4 +1,4 @@
-"""A DDPM training (Ho et al. 2020, arXiv 2006.11239): the first user of `Trial`."""
+"""Train a DDPM (Ho et al. 2020, arXiv 2006.11239) on `Trial`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = ["evaluation_pass", "initial_weights", "network", "train"]
 
 
 def train(trial: Trial) -> None:
-    """Learn to tell the noise in images; all ranks call it."""
-    # ---- what is learned, and what goes with it
+    """Learn to predict the noise in images; all ranks call it."""
+    # ---- the model, and the state that is trained with it
     knobs: Knobs = trial.knobs
     unet, process = network(knobs), Diffusion(knobs.process, trial.device)
     model = trial.prepare(unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data))
@@ -44,16 +44,16 @@ def train(trial: Trial) -> None:
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
 
-    # ---- data, and how the averaged weights are judged
+    # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
     trial.about(data=images.name, samples=len(images), said=images.said)
     if trial.evaluates:
         evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
 
         def judged() -> dict[str, object]:
-            found = evaluator(ema.model, process, should_stop=trial.should_stop)
+            scores = evaluator(ema.model, process, should_stop=trial.should_stop)
             trial.show("samples", evaluator.judge.last_images)
-            return {**found}
+            return {**scores}
 
         trial.evaluate_with(judged)
 
@@ -64,13 +64,13 @@ def train(trial: Trial) -> None:
     trial.describe_with(described)
 
     # ---- train
-    place = trial.shard
+    shard = trial.shard
     for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
         adam.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
 
         # ---- timesteps and noise, drawn for the images of all workers
         with trial.phase("sampler"):
-            t, factor = sampler.sample(x0, trial.rng, batch=place.total, first=place.first)
+            t, factor = sampler.sample(x0, trial.rng, batch=shard.total, first=shard.first)
             noise = trial.randn_like(x0)
             x_t = process.add_noise(x0, noise, t)
 
@@ -95,21 +95,21 @@ def train(trial: Trial) -> None:
 
 
 def squared_errors(output: Tensor, target: Tensor) -> Tensor:
-    """Each image's mean squared error, float32 [b]."""
+    """Return each image's mean squared error, float32 [b]."""
     return (output.float() - target).square().flatten(1).mean(1)
 
 
 def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, process: Diffusion) -> ErrorsAt:
-    """ε-errors of the network as it is, without dropout, for samplers that look ahead.
+    """Return a function that computes ε-errors of the current network, without dropout, for samplers that look ahead.
 
-    In passes of the training's own batch size; under torch.compile the last one is filled up, since another shape would
-    be compiled anew.
+    It runs in passes of the training's own batch size; under torch.compile the last one is filled up, since another
+    shape would be compiled again.
     """
     count, compiled = trial.shard.count, trial.config.compile.active
 
     @torch.no_grad()
     def errors_at(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        found = []
+        errors = []
         unet.eval()
         for start in range(0, len(t), count):
             size = count if compiled else min(count, len(t) - start)
@@ -119,15 +119,15 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
             x_t = process.add_noise(x0[part], noise[part], t[part])
             with trial.autocast():
                 output = model(x_t, t[part]).float()
-            found.append(squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[: len(t) - start])
+            errors.append(squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[: len(t) - start])
         unet.train()
-        return torch.cat(found)
+        return torch.cat(errors)
 
     return errors_at
 
 
 def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[int], object]]:
-    """One step of the sampler for so many images, their features, and so many times the distance."""
+    """Return functions that time an evaluation: a sampler step and the features of so many images, and the distance."""
     unet, side = network(knobs).to(device).eval(), knobs.data.image_size
 
     def run(count: int) -> object:
@@ -146,5 +146,5 @@ def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[i
 
 @functools.lru_cache(maxsize=3)
 def evaluator_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
-    """The evaluator of this data and protocol, built once per process: the ruler is the same for every trial."""
+    """Return the evaluator of this data and protocol, built once per process: it is the same for every trial."""
     return Evaluator(section, evaluation, data.load(section), world)

@@ -19,7 +19,7 @@ _EPS = 1e-6  # of every GroupNorm
 
 
 def network(knobs: Knobs) -> UNet:
-    """The network that these knobs describe."""
+    """Return the network that these knobs describe."""
     return UNet(knobs.model, knobs.data.channels, knobs.data.image_size)
 
 
@@ -43,9 +43,9 @@ class UNet(nn.Module):
         embedding_width = 4 * model.channels
 
         def block(width_in: int, width_out: int, attention: bool, level: int) -> Block:
-            made = Block(width_in, width_out, embedding_width, model, attention)
-            made.recomputed = level in model.checkpoint_levels
-            return made
+            new = Block(width_in, width_out, embedding_width, model, attention)
+            new.recomputed = level in model.checkpoint_levels
+            return new
 
         self.time = TimeEmbedding(model.channels, embedding_width)
         self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
@@ -77,7 +77,7 @@ class UNet(nn.Module):
         self._initialise()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x [B, C, H, W] floating, t [B] int64 in [0, T) → [B, C, H, W] in the type of x, also under autocast."""
+        """Map x [B, C, H, W] floating, t [B] int64 in [0, T) to [B, C, H, W] in the type of x, also under autocast."""
         embedding = self.time(t)
         h = self.input(x)
         skips = [h]
@@ -94,8 +94,11 @@ class UNet(nn.Module):
         return output.to(x.dtype)
 
     def chain(self) -> list[nn.Module]:
-        """The same in links, each taking what the one before gives, for a pipeline to cut anywhere: on the way down
-        (embedding, *skips), of which the last is also what is worked on, then (h, embedding, *skips left)."""
+        """Return the network as links, each taking the output of the last, so that a pipeline can be cut anywhere.
+
+        The state between links is (embedding, *skips) on the way down, where the last skip is also the current feature
+        map, and (h, embedding, *remaining skips) on the way up.
+        """
 
         def begin(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
             return self.time(t), self.input(x)
@@ -150,7 +153,7 @@ class UNet(nn.Module):
 
 
 class Link(nn.Module):
-    """A function of the layers in it."""
+    """A part of the network: a function, with the layers that it uses."""
 
     def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *layers: nn.Module) -> None:
         super().__init__()
@@ -196,7 +199,7 @@ class NormSiLU(nn.GroupNorm):
 
 
 class Block(nn.Module):
-    """Residual block that adds the time embedding between its convolutions, then self-attention where asked for."""
+    """Residual block that adds the time embedding between its convolutions, then optional self-attention."""
 
     recomputed: bool = False
     """Whether the backward pass computes its activations again instead of keeping them."""
@@ -213,7 +216,7 @@ class Block(nn.Module):
         self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        # In place: nobody else has what a convolution gives, and its backward pass does not need it.
+        # In place: nothing else uses the output of the convolution, and its backward pass does not need it.
         h = self.conv1(self.norm1(x)).add_(self.time(embedding)[:, :, None, None])
         h = self.conv2(self.dropout(self.norm2(h))).add_(self.shortcut(x))
         attended: Tensor = self.attention(h)
@@ -268,7 +271,7 @@ class Upsample(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def flops_per_sample(model: Model, data: Data) -> float:
-    """Floating-point operations that one image of a training step needs: those of a forward pass, times three.
+    """Return the floating-point operations of one image in a training step: those of a forward pass, times three.
 
     The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
     is not counted: it is no progress (PaLM's model FLOPs, arXiv 2204.02311, appendix B). Products and convolutions

@@ -1,4 +1,4 @@
-"""The ε-error on images, timesteps and noise that never change: what no sampler and no loss weighting can shift.
+"""The validation loss: the ε-error on fixed images, timesteps and noise, which no sampler or weighting changes.
 
 Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
 """
@@ -20,17 +20,17 @@ from tunediff.data.knobs import Data
 from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.generation import Noise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
-from tunediff.workloads.diffusion.sampling import Noise, shares
 
 log = logging.getLogger(__name__)
 
 
 class Losses(TypedDict, total=False):
-    """What a validation found."""
+    """The result of a validation."""
 
     validation_loss: float
     """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise schedule:
@@ -40,7 +40,7 @@ class Losses(TypedDict, total=False):
     validation_log_snr: list[float]
     """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as well."""
     validation_split: str
-    """Where the images come from: `test`, held out; otherwise the split that is learned."""
+    """Split of the images: `test`, held out; otherwise the split that is learned."""
 
 
 class Validation:
@@ -51,13 +51,13 @@ class Validation:
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
-        """Takes `evaluation.validation_images` of the test split if that is not learned, else of `images`."""
+        """Take `evaluation.validation_images` of the test split if that is not learned, else of `images`."""
         self._world, self._batch_size = world, evaluation.batch_size
         self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
 
     def __call__(self, predict: Predict, diffusion: Diffusion) -> Losses:
-        """The errors of `predict`, a network in evaluation mode.
+        """Return the errors of `predict`, a network in evaluation mode.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
         so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
@@ -106,14 +106,14 @@ class Validation:
 
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:
-    """A timestep of `members` for each of `count` images, int64: evenly spread over them, shuffled over the images."""
+    """Return a timestep of `members` for each of `count` images, int64: evenly spread, shuffled over the images."""
     generator = torch.Generator().manual_seed(mix("validation timesteps", b))
-    place = torch.randperm(count, generator=generator)
-    return members[(2 * place + 1) * len(members) // (2 * count)]
+    position = torch.randperm(count, generator=generator)
+    return members[(2 * position + 1) * len(members) // (2 * count)]
 
 
 def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
-    """(uint8 [≤ count, C, H, W], split)."""
+    """Return (the first images of the validation set, uint8 [≤ count, C, H, W], their split)."""
     if data.split == "train":
         try:
             held_out = load(dataclasses.replace(data, split="test", max_images=max(2, count)))

@@ -23,7 +23,7 @@ KINDS: dict[type, type[Weighting]] = {}
 
 
 class Weighting(ABC):
-    """The seam: a weight for each timestep; a learned one also brings parameters and a loss of its own."""
+    """Interface: a weight for each timestep; a learned weighting also has parameters and a loss of its own."""
 
     learned: ClassVar[bool] = False
     """Whether w(t) changes during training."""
@@ -38,25 +38,25 @@ class Weighting(ABC):
 
     @abstractmethod
     def weights(self, t: Tensor) -> Tensor:
-        """w at t [B] int64, in the units of the prediction: float32 [B], detached, on the device of the process."""
+        """Return w at t [B] int64, in the units of the prediction: float32 [B], detached, on the process's device."""
 
     @abstractmethod
     def table(self) -> Tensor:
-        """w(t) as it is now, float64 [T] on the CPU; a copy."""
+        """Return the present w(t), float64 [T] on the CPU; a copy."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer is to train beside the network."""
+        """Return the parameters that the optimizer trains beside the network."""
         return []
 
     def own_loss(self, t: Tensor, errors: Tensor) -> Tensor | None:
-        """What a learned weighting minimises, given the prediction's mean squared errors [B] at t [B]; else None.
+        """Return the loss of a learned weighting, given the prediction's mean squared errors [B] at t [B]; else None.
 
         A scalar; its gradient reaches `parameters()` only.
         """
         return None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What has been learned, a copy."""
+        """Return what has been learned, a copy."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -75,7 +75,7 @@ class _Table(Weighting):
 
     @abstractmethod
     def _compute(self, member: Any, diffusion: Diffusion) -> Tensor:
-        """w(t) in the units of the prediction, float64 [T]."""
+        """Return w(t) in the units of the prediction, float64 [T]."""
 
     def weights(self, t: Tensor) -> Tensor:
         return self._weights[t]
@@ -167,7 +167,7 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
         return [self._map]
 
     def own_loss(self, t: Tensor, errors: Tensor) -> Tensor:
-        """The mean over the batch of error/e^u + u: least where u(t) = ln E[error at t]."""
+        """Return the mean over the batch of error/e^u + u: minimal where u(t) = ln E[error at t]."""
         u = self._u(t)
         return ((-u).exp() * errors.detach().float() + u).mean()
 
@@ -175,11 +175,11 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
         return {"map": self._map.detach().clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        found = state.get("map", torch.empty(0))
-        if found.shape != self._map.shape:
-            raise ValueError(f"uncertainty weighting: {len(found)} channels in the checkpoint, {len(self._map)} here")
+        weights = state.get("map", torch.empty(0))
+        if weights.shape != self._map.shape:
+            raise ValueError(f"uncertainty weighting: {len(weights)} channels in the checkpoint, {len(self._map)} here")
         with torch.no_grad():
-            self._map.copy_(found)
+            self._map.copy_(weights)
 
     def _u(self, t: Tensor) -> Tensor:
         # Not a matrix product: that would run in bfloat16 under autocast.
@@ -188,5 +188,5 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
 
 
 def build(member: methods.Weighting, diffusion: Diffusion) -> Weighting:
-    """The weighting that the configuration asks for, for this process and prediction."""
+    """Return the weighting of the configuration, for this process and prediction."""
     return KINDS[type(member)](member, diffusion)

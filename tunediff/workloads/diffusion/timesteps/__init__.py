@@ -10,5 +10,5 @@ from tunediff.workloads.diffusion.timesteps.base import KINDS, TimestepSampler
 
 
 def build(member: methods.Timesteps, diffusion: Diffusion, channels: int, world: World) -> TimestepSampler:
-    """The sampler that the configuration asks for, for this process and images of so many channels."""
+    """Return the sampler of the configuration, for this process and images of so many channels."""
     return KINDS[type(member)](member, diffusion, channels, world)

@@ -19,16 +19,16 @@ REFRESH_EVERY = 8
 
 
 class _Adaptive(TableSampler):
-    """Keeps what `update` is given and learns from several batches at once.
+    """Collects the arguments of `update` and learns from several batches at once.
 
-    A refresh is some thirty operations on small tensors, whose cost is that of starting them, however many images they
-    are about. On many ranks all learn from the batches of all, and draw from what rank 0 makes of them: other GPUs, or
-    one that adds in another order, round differently.
+    A refresh is some thirty operations on small tensors; starting them costs the most, for any number of images. On
+    several ranks all learn from the batches of all, and use the p(t) of rank 0: other GPUs, or one that sums in another
+    order, round differently.
     """
 
     adaptive = True
     KEPT: ClassVar[Mapping[str, str]]
-    """Tensors of the state by name, without the `_` of the attribute, and what they are called."""
+    """Tensors of the state by name, without the `_` of the attribute, and their descriptions in messages."""
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -37,44 +37,46 @@ class _Adaptive(TableSampler):
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         self._pending.append((t, errors.detach(), weights.detach()))
         if len(self._pending) >= REFRESH_EVERY:
-            held, self._pending = self._held(), []
-            t, errors, weights = held.permute(2, 1, 0, 3).flatten(1)
+            gathered, self._pending = self._held(), []
+            t, errors, weights = gathered.permute(2, 1, 0, 3).flatten(1)
             self._learn(t.long(), errors, weights)
             self._set(self.world.first(self._wanted()))
 
     def _held(self) -> Tensor:
-        """(t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
+        """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
         if not self._pending:
             return torch.empty(self.world.size, 0, 3, 0, dtype=torch.float64, device=self.device)
-        mine = torch.stack([torch.stack([part.double() for part in batch]) for batch in self._pending])  # t stays exact
-        return self.world.stack(mine)
+        # float64 represents every t exactly.
+        of_this_rank = torch.stack([torch.stack([part.double() for part in batch]) for batch in self._pending])
+        return self.world.stack(of_this_rank)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Take in errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank."""
+        """Learn from errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank."""
         raise NotImplementedError
 
     def _importance(self) -> Tensor:
-        """What p(t) shall be in proportion to, float64 [T]; uniform where the sum is not finite or zero."""
+        """Return what p(t) is proportional to, float64 [T]; p is uniform where the sum is not finite or zero."""
         raise NotImplementedError
 
     def _wanted(self) -> Tensor:
-        """p(t) by what this rank has learned, float64 [T]."""
-        wanted = self._importance()
-        total = wanted.sum()
+        """Return p(t) from what this rank has learned, float64 [T]."""
+        importance = self._importance()
+        total = importance.sum()
         ready = total.isfinite() & (total > 0)
-        return torch.where(ready, mixed(wanted, self.member.uniform_share), 1 / self.steps)
+        return torch.where(ready, mixed(importance, self.member.uniform_share), 1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
         return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, what in self.KEPT.items():
-            if (found := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
-                raise ValueError(f"{what} of shape {tuple(found)} does not fit; expected {tuple(expected)}")
+        for name, description in self.KEPT.items():
+            if (shape := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
+                raise ValueError(f"{description} of shape {tuple(shape)} does not fit; expected {tuple(expected)}")
             getattr(self, f"_{name}").copy_(state[name])
-        held = state["pending"].permute(1, 2, 0, 3).flatten(2)  # [batches, 3, b of all ranks], however many there were
-        mine = held.tensor_split(self.world.size, dim=2)[self.world.rank]
-        self._pending = [(t.long(), e, w) for t, e, w in mine.to(self.device)]
+        # [batches, 3, b of all ranks]: divided among the ranks of now, however many there were.
+        pending = state["pending"].permute(1, 2, 0, 3).flatten(2)
+        of_this_rank = pending.tensor_split(self.world.size, dim=2)[self.world.rank]
+        self._pending = [(t.long(), e, w) for t, e, w in of_this_rank.to(self.device)]
         self._set(self._wanted())
 
 
@@ -100,10 +102,10 @@ class LossSecondMoment(_Adaptive, of=methods.LossSecondMoment):
         # A t that occurs several times takes consecutive places of its ring, in the order of the batch.
         t, order = t.sort(stable=True)
         first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
-        here = torch.arange(len(t), device=self.device)
-        place = t * limit + (self._counts[t] + here - first) % limit
+        index = torch.arange(len(t), device=self.device)
+        place = t * limit + (self._counts[t] + index - first) % limit
         # More than H of one t: only its last H, so that no place is written twice.
-        place = torch.where(end - here <= limit, place, self.steps * limit)
+        place = torch.where(end - index <= limit, place, self.steps * limit)
         self._memory.scatter_(0, place, losses[order])
         self._counts.index_add_(0, t, torch.ones_like(t))
 
@@ -151,7 +153,7 @@ class InfoNoise(_Adaptive, of=methods.InfoNoise):
         to_epsilon, snr = self._to_epsilon[t], self._snr[t]
         epsilon = to_epsilon * errors
         rate = epsilon / (epsilon / snr).clamp(min=1.0) / (weights * snr / to_epsilon).pow(self.member.compensation)
-        # Loss scaling passes over steps that overflow: what they say is not remembered.
+        # Loss scaling skips steps that overflow: their errors are not used.
         finite = rate.isfinite()
         both = torch.stack((torch.where(finite, rate, 0.0), finite.double()))
         here = both @ self._in_bin[t]  # a GPU's index_add_ sums in another order every time
@@ -159,10 +161,10 @@ class InfoNoise(_Adaptive, of=methods.InfoNoise):
         self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
 
     def _importance(self) -> Tensor:
-        known = self._sums[1] >= 1
+        visited = self._sums[1] >= 1
         mean = self._sums[0] / self._sums[1]
         # A bin that was not visited yet counts like the mean of the others.
-        mean = torch.where(known, mean, torch.where(known, mean, 0.0).sum() / known.sum())[self._bin]
+        mean = torch.where(visited, mean, torch.where(visited, mean, 0.0).sum() / visited.sum())[self._bin]
         return mean.clamp(min=1e-24 * mean.max()) * self._passed
 
     def state_dict(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The seam between the training loop and whatever decides which timesteps are trained on."""
+"""The interface between the training loop and the timestep samplers."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ class TimestepSampler:
         self._p = self._initial(diffusion).to(self.device)
 
     def _initial(self, diffusion: Diffusion) -> Tensor:
-        """p(t) at the start, float64 [T] on any device."""
+        """Return p(t) at the start, float64 [T] on any device."""
         return torch.full((self.steps,), 1 / self.steps, dtype=torch.float64)
 
     def sample(
         self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """t int64 [b] in [0, T) and the factor of each image's loss, float32 [b], for `images` [b, C, H, W].
+        """Return t int64 [b] in [0, T) and the factor of each image's loss, float32 [b], for `images` [b, C, H, W].
 
-        They are images first … first+b−1 of a batch of `batch` (null: b) that ranks share: each draws for the whole
-        batch from a `generator` (on the sampler's device) of equal state and keeps its part.
+        They are images first … first+b−1 of a batch of `batch` (null: b) that ranks share: each rank draws for the
+        whole batch from a `generator` (on the sampler's device) of equal state and keeps its part.
         """
         t, factor = self._draw(batch or len(images), generator)
-        mine = slice(first, first + len(images))
-        return t[mine], factor[mine]
+        of_this_rank = slice(first, first + len(images))
+        return t[of_this_rank], factor[of_this_rank]
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """t and factor for a whole batch."""
+        """Return t and factor for a whole batch."""
         raise NotImplementedError
 
     def probabilities(self) -> Tensor:
-        """p(t), float64 [T] on the device, sums to 1: what `sample` draws from now, in the mean over images."""
+        """Return p(t), float64 [T] on the device, sums to 1: what `sample` draws from now, averaged over images."""
         return self._p.clone()
 
     def mass(self) -> Tensor:
-        """p(t) times the factor, float64 [T] on the device: how much an error at t counts, before the weighting.
+        """Return p(t) times the factor, float64 [T] on the device: how much an error at t counts, before the weighting.
 
-        Another tensor once it has changed.
+        A new tensor object once it has changed.
         """
         return self._p
 
@@ -75,13 +75,13 @@ class TimestepSampler:
         """Learn from the mean squared errors [b] at t [b] and their weights w(t) [b], without the factor."""
 
     def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
-        """Called after the gradients are there and before the weights change."""
+        """Called after the backward pass and before the weights change."""
 
     def after_step(self, errors_at: ErrorsAt) -> None:
         """Called after the weights have changed."""
 
     def state_dict(self) -> dict[str, object]:
-        """What has been learned: a copy, of tensors, numbers, lists and dictionaries. All ranks call it together."""
+        """Return a copy of what was learned: tensors, numbers, lists, dictionaries. All ranks call it together."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class TimestepSampler:
 
 
 class TableSampler(TimestepSampler):
-    """Draws from a table of p(t) by its inverse distribution function; nothing here makes the host wait."""
+    """Draws from a table of p(t) by its inverse distribution function; the host never waits for the device."""
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -121,11 +121,11 @@ class TableSampler(TimestepSampler):
 
 
 def stratified(batch: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """frac(u + i/B) for i = 0 … B−1 and one uniform u, float64 [B] in [0, 1) (VDM, arXiv 2107.00630, appendix I)."""
+    """Return frac(u + i/B) for i = 0 … B−1 and one uniform u, float64 [B] (VDM, arXiv 2107.00630, appendix I)."""
     u = torch.rand(1, generator=generator, device=device, dtype=torch.float64)
     return (u + torch.arange(batch, device=device, dtype=torch.float64) / batch).frac()
 
 
 def mixed(p: Tensor, uniform_share: float) -> Tensor:
-    """(1 − u)·p + u/T, after p has been scaled to sum to 1."""
+    """Return (1 − u)·p + u/T, after scaling p to sum to 1."""
     return (1 - uniform_share) * p / p.sum() + uniform_share / len(p)

@@ -1,4 +1,4 @@
-"""Samplers whose p(t) stays as it is."""
+"""Samplers whose p(t) does not change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSa
 
 
 class Uniform(TimestepSampler, of=methods.Uniform):
-    """Every t alike, each image for itself (DDPM, algorithm 1)."""
+    """Uniform t, independent for each image (DDPM, algorithm 1)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         t = torch.randint(self.steps, (batch,), generator=generator, device=self.device)
@@ -82,7 +82,7 @@ class _LogSnr(TableSampler):
         return mixed(log_p.softmax(0), self.member.uniform_share)  # in logarithms: nothing underflows
 
     def _log_density(self, distance: Tensor) -> Tensor:
-        """Up to a constant, float64 [T]."""
+        """Return the log density up to a constant, float64 [T]."""
         raise NotImplementedError
 
 

@@ -78,7 +78,7 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         return t[:, 0], factor[:, 0]
 
     def _log_p(self, images: Tensor) -> Tensor:
-        """log π(t|x0), float32 [b, T]."""
+        """Return log π(t|x0), float32 [b, T]."""
         log_p = F.log_softmax((self._policy(images.float()) - 1) @ self._logs, dim=1)
         share = self.member.uniform_share
         if share == 0.0:
@@ -96,30 +96,33 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         assert self._drawn is not None
         images, _, batch, first = self._drawn
         shape = images.shape[1:]
-        one = self.world.first(images[:1].clone())  # all ranks scan the same image, and so choose the same S
+        scan_image = self.world.first(images[:1].clone())  # all ranks scan the same image, and so choose the same S
         scan_noise = torch.randn((len(self._scanned), *shape), generator=generator, device=self.device)
         noise = torch.randn((batch, *shape), generator=generator, device=self.device)[first : first + len(images)]
-        self._before = (one, scan_noise, noise, *self._terms(errors_at, one, scan_noise, noise))
+        self._before = (scan_image, scan_noise, noise, *self._terms(errors_at, scan_image, scan_noise, noise))
 
     def after_step(self, errors_at: ErrorsAt) -> None:
         if self._before is not None:
-            one, scan_noise, noise, scan_before, before = self._before
-            scan_after, after = self._terms(errors_at, one, scan_noise, noise)
+            scan_image, scan_noise, noise, scan_before, before = self._before
+            scan_after, after = self._terms(errors_at, scan_image, scan_noise, noise)
             self._improve(_finite((before - after).mean(1)))
-            self._remember(self.world.first(_finite(scan_before - scan_after)))  # convolutions round as they like
+            # Rank 0's change on all ranks: their convolutions may round differently.
+            self._remember(self.world.first(_finite(scan_before - scan_after)))
             self._before = self._drawn = None
         self._taken += 1
 
-    def _terms(self, errors_at: ErrorsAt, one: Tensor, scan_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """KL of one image at the scanned timesteps [scan], and of all images at the selected ones [b, |S|]."""
+    def _terms(
+        self, errors_at: ErrorsAt, scan_image: Tensor, scan_noise: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the KL of one image at the scanned timesteps [scan], of all images at the selected ones [b, |S|]."""
         assert self._drawn is not None
         images = self._drawn[0]
-        scan = self._kl[self._scanned] * errors_at(one.expand_as(scan_noise), scan_noise, self._scanned)
+        scan = self._kl[self._scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, self._scanned)
         chosen = self._selected[:, None].expand(-1, len(images))
         return scan, torch.stack([self._kl[t] * errors_at(images, noise, t) for t in chosen], dim=1)
 
     def _improve(self, reward: Tensor) -> None:
-        """One step of the policy towards timesteps with a larger reward [b]."""
+        """Train the policy one step towards timesteps with a larger reward [b]."""
         assert self._drawn is not None
         images, t, _, _ = self._drawn
         with torch.enable_grad():
@@ -135,7 +138,7 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         self._optimizer.step()
 
     def _remember(self, change: Tensor) -> None:
-        """Put a scan [scan] into the queue and choose S anew once there are three to compare."""
+        """Add a scan [scan] to the queue, and choose S again once there are three to compare."""
         self._queue[self._scans % len(self._queue)] = change
         self._scans += 1
         rows = self._queue[: min(self._scans, len(self._queue))]
@@ -157,9 +160,9 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["queue"].shape != self._queue.shape or len(state["selected"]) != len(self._selected):
-            found = (*state["queue"].shape, len(state["selected"]))
+            shape = (*state["queue"].shape, len(state["selected"]))
             expected = (*self._queue.shape, len(self._selected))
-            raise ValueError(f"a policy with (queue, scan, selected) = {found} does not fit; expected {expected}")
+            raise ValueError(f"a policy with (queue, scan, selected) = {shape} does not fit; expected {expected}")
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._queue.copy_(state["queue"])
@@ -188,5 +191,5 @@ class _Policy(nn.Module):
 
 
 def _finite(change: Tensor) -> Tensor:
-    """A step that overflowed and was passed over says nothing."""
+    """Replace non-finite changes by 0: they come from a step that overflowed and was skipped."""
     return torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)

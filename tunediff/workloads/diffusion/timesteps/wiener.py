@@ -1,4 +1,4 @@
-"""The sampler that learns p(t) from the images alone: where their spectrum says that least is certain."""
+"""The sampler that learns p(t) from the images alone: around the noise level where their spectrum is least certain."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class Wiener(TableSampler, of=methods.Wiener):
         return drawn
 
     def _learn(self, components: Tensor) -> None:
-        """Take in this rank's images, as components float64 [b, k], with those of all others."""
-        mine = torch.stack((components.sum(0), components.square().sum(0)))
-        both = self.world.stack(mine).sum(0)
+        """Learn from this rank's images, as components float64 [b, k], and from those of all other ranks."""
+        of_this_rank = torch.stack((components.sum(0), components.square().sum(0)))
+        both = self.world.stack(of_this_rank).sum(0)
         self._sums = self._sums + both if self._images else both
         self._images += len(components) * self.world.size
         self._set(self.world.first(self._wanted()))  # other GPUs round differently
 
     def _wanted(self) -> Tensor:
-        """p(t) by the images so far, float64 [T]."""
+        """Return p(t) from the images so far, float64 [T]."""
         mean, square = self._sums / self._images
         levels = (square - mean.square()).clamp(min=1e-6).log()  # (an eighth of a grey level)²
         low, high = levels.min(), levels.max()
@@ -93,7 +93,7 @@ class Wiener(TableSampler, of=methods.Wiener):
 
 
 def cosine_transform(images: Tensor) -> Tensor:
-    """The `COARSEST` components along each of channels, rows and columns of the orthonormal DCT-II of [b, C, H, W]."""
+    """Return the orthonormal DCT-II of [b, C, H, W], `COARSEST` components along each of channels, rows, columns."""
     for axis in (1, 2, 3):
         n = torch.arange(size := images.shape[axis], dtype=images.dtype, device=images.device)
         basis = torch.cos(math.pi / size * (n + 0.5) * n[:COARSEST, None]) * math.sqrt(2 / size)

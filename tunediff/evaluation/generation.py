@@ -1,0 +1,83 @@
+"""Which images a command wants of a generator, and noise that depends on the number of an image alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tunediff.data.loader import mix
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleRequest:
+    """The images that `sample_images(network, config, request)` of a workload generates on this rank.
+
+    Example, for a network that turns noise [B, 1, 8, 8] into images in [−1, 1]:
+
+        def sample_images(network, config, request):
+            for start, stop in request.batches():
+                images = network(request.noise(start, stop, (1, 8, 8)))
+                yield start, ((images + 1) * 127.5).round().clamp(0, 255).byte()
+    """
+
+    images: int
+    """N, images of all ranks; their numbers are 0 to N − 1."""
+    seed: int
+    batch_size: int
+    """Images at once on each rank, at most."""
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    columns: int = 1
+    """Above 1: yield [B, columns, C, H, W], for each image the noise, evenly spaced states, and the image itself."""
+    progress: Callable[..., None] | None = None
+    """Call it after every step of the sampler, if the sampler has steps; its arguments are ignored."""
+
+    def batches(self) -> Iterator[tuple[int, int]]:
+        """Yield (first number, last number + 1) of each batch of this rank."""
+        _, size = shares(self.images, self.ranks, self.batch_size)
+        for start in range(self.rank * size, self.images, self.ranks * size):
+            yield start, min(start + size, self.images)
+
+    def noise(self, start: int, stop: int, shape: Sequence[int]) -> Tensor:
+        """Return standard normal noise, float32 [stop − start, *shape], the same for an image in any batch."""
+        return Noise(self.seed, shape, self.device).initial(start, stop)
+
+
+class Noise:
+    """Standard normal noise by image number: the same for an image in whatever batch, process or run it is drawn."""
+
+    BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
+
+    def __init__(self, seed: int, shape: Sequence[int], device: torch.device | str) -> None:
+        self._seed, self._shape, self._device = seed, tuple(shape), torch.device(device)
+
+    def initial(self, start: int, stop: int) -> Tensor:
+        """Return x_T of images start…stop−1, float32 [stop − start, C, H, W]."""
+        return self.step("initial", start, stop)
+
+    def step(self, k: int | str, start: int, stop: int) -> Tensor:
+        """Return what sampling step k adds to these images, float32 [stop − start, C, H, W]."""
+        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked memory, so that the host
+        # goes on to the next step, and draws its noise, while the GPU computes.
+        first = start // self.BLOCK
+        blocks = []
+        for block in range(first, -(-stop // self.BLOCK)):
+            generator = torch.Generator().manual_seed(mix("noise", self._seed, k, block))
+            blocks.append(torch.randn(self.BLOCK, *self._shape, generator=generator))
+        offset = first * self.BLOCK
+        whole = torch.cat(blocks)[start - offset : stop - offset]
+        cuda = self._device.type == "cuda"
+        return (whole.pin_memory() if cuda else whole).to(self._device, non_blocking=cuda)
+
+
+def shares(n: int, ranks: int, batch_size: int) -> tuple[int, int]:
+    """Return (batches of the busiest rank, images in each).
+
+    The batch is the largest one up to `batch_size` that spreads n images evenly over the ranks.
+    """
+    turns = -(-n // (ranks * batch_size))
+    return turns, -(-n // (ranks * turns))

@@ -1,0 +1,134 @@
+"""What the commands that use saved models ask of a workload, besides the hooks of `config.workload.OPTIONAL`.
+
+`sample_images(network, config, request)` alone lets `tunediff.sample` draw from a model; with our sections `data` and
+`evaluation` among its knobs, `tunediff.evaluate` judges it at full protocol. The two objects below belong to packages
+of ours, in `PACKAGE.commands`: a command has its options before it knows whose model it is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Values
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tunediff.distributed import World
+
+SAMPLER_OPTIONS = ("sampler", "steps", "skip", "eta")
+
+
+class SamplerOptions(Protocol):
+    """The hook `sampler_options`: how a workload's images are drawn, as the commands' options say it."""
+
+    def add_options(self, parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
+        """Add `SAMPLER_OPTIONS`; the words say what is taken where an option is not given."""
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse options that the sampler does not follow. Raises `ConfigError`."""
+
+    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the knobs of `evaluation` that the options name, and `defaults` for those that they leave open."""
+
+    def describe(self, config: Any) -> Mapping[str, Any]:
+        """Return how a configuration draws, in JSON types: `name`, `steps` and what else the sampler follows."""
+
+    def format_sampler(self, sampler: Any) -> str:
+        """Return what `describe` returned, as text."""
+
+    def announce(self, network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
+        """Say on stderr how long `n` images will take. All ranks call it."""
+
+
+class ForeignFormat(Protocol):
+    """The hook `foreign_format`: models of another library that a workload reads and writes."""
+
+    NAME: str
+    """`diffusers`: that of the library, and of `Saved.kind`."""
+
+    def is_pipeline(self, folder: Path) -> bool:
+        """Return whether the folder looks like a model of that library."""
+
+    def read_model(self, folder: Path) -> tuple[Any, Path]:
+        """Return (configuration, file of weights), without reading the weights. Raises `ConfigError`."""
+
+    def read_state(self, weights: Path) -> Mapping[str, Tensor]:
+        """Return the weights by our names. Raises `ConfigError`."""
+
+    def check(self, folder: Path, config: Any) -> None:
+        """Refuse what `write_pipeline` could not write. Raises `ConfigError`."""
+
+    def write_pipeline(self, folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
+        """Write a folder that the library reads. Raises `ConfigError`, `OSError`."""
+
+    def example(self, folder: Path, config: Any) -> str:
+        """Return a line of Python that samples from that folder."""
+
+
+class NoSamplerOptions:
+    """`SamplerOptions` of a workload that has none."""
+
+    def __init__(self, title: str) -> None:
+        """`title`: of the workload."""
+        self._title = title
+
+    def add_options(self, parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
+        """Add nothing."""
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse every option. Raises `ConfigError`."""
+        for name in SAMPLER_OPTIONS:
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name}: {self._title} has no such option")
+
+    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing. Raises `ConfigError` as `check` does."""
+        self.check(args)
+        return {}
+
+    def describe(self, config: Any) -> Mapping[str, Any]:
+        """Return the workload's name: it has one sampler."""
+        return {"name": Path(self._title).stem}
+
+    def format_sampler(self, sampler: Any) -> str:
+        """Return that name."""
+        return str(sampler["name"])
+
+    def announce(self, network: Any, config: Any, n: int, world: World, device: torch.device | None = None) -> None:
+        """Say nothing: what a sample costs is not known."""
+
+
+def shipped_sampler_options() -> list[SamplerOptions]:
+    """Return the sampler options of our workloads, which every command that draws images has."""
+    return list(cfg.shipped_hooks("sampler_options").values())
+
+
+def sampler_options(config: Any) -> SamplerOptions:
+    """Return the sampler options of a configuration's workload."""
+    workload: cfg.Workload = cfg.of(config)
+    options: SamplerOptions | None = workload.get_hook("sampler_options")
+    return options if options is not None else NoSamplerOptions(workload.title)
+
+
+def foreign_formats() -> list[ForeignFormat]:
+    """Return the formats of other libraries that our workloads read."""
+    return list(cfg.shipped_hooks("foreign_format").values())
+
+
+def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
+    """Return a configuration with knobs of its section `evaluation`, as the options of their names say; None: left.
+
+    Commands draw in float32, wherever the training was. Raises `ConfigError` naming the option.
+    """
+    if "evaluation.precision" in config.schema.knobs:
+        config = cfg.override(config, {"evaluation.precision": "fp32"}, check=False)
+    for name, value in values.items():
+        if value is not None:
+            config = cfg.override(config, {f"evaluation.{name}": value}, where="--" + name.replace("_", "-"))
+    return config
