@@ -46,7 +46,7 @@ class Console:
         """Read the trials that the folder already has.
 
         started: monotonic time at which the command began, if it did other work first. told: the plan of the search,
-        as `plan.values` returns it; the estimate of the remaining time starts from it. lines: formats and prints events.
+        as `plan.values` returns it; the first estimate of the remaining time. lines: formats and prints events.
         """
         self.folder, self.space, self.quiet, self.planned = folder, space, quiet, told
         self._lines = lines or EventLines()

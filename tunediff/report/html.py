@@ -27,8 +27,8 @@ class Html(str):
 def el(tag: str, *children: object, **attributes: object) -> Html:
     """Return an element with escaped content.
 
-    A trailing underscore of an attribute is dropped (`class_`), other underscores become dashes. A child or an attribute
-    that is None is left out. Text from files arrives here as a plain string, so that it is never taken for markup.
+    A trailing underscore of an attribute is dropped (`class_`), other underscores become dashes. A child or an
+    attribute that is None is left out. Text from files arrives here as a plain string: it never becomes markup.
     """
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     opening = "".join(f' {name}="{html.escape(str(value))}"' for name, value in named.items())

@@ -72,18 +72,12 @@ def study(results: Results, table: study_table.Table) -> dict[str, Path]:
 
 def confirmation(confirmation: Confirmation) -> dict[str, Path]:
     """Write `confirm.csv` and `confirm.md` into the folder of the search and return their paths by file name."""
-    lines = [
-        *(f"{sentence}\n" for sentence in sentences(confirmation)),
-        "```text",
-        plain_table(confirmation_table(confirmation)),
-        "```",
-        "",
-    ]
+    search, table = confirmation.search, plain_table(confirmation_table(confirmation))
+    lines = [*(f"{sentence}\n" for sentence in sentences(confirmation)), "```text", table, "```", ""]
     lines.append(f"- {INTERVALS}")
-    title = f"{confirmation.search.folder.name}: {'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
-    return _csv(confirmation.search, "confirm.csv", confirmation.table()) | _markdown(
-        confirmation.search, "confirm.md", title, lines
-    )
+    state = f"{'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
+    written = _csv(search, "confirm.csv", confirmation.table())
+    return written | _markdown(search, "confirm.md", f"{search.folder.name}: {state}", lines)
 
 
 def measured_on(results: Results) -> str:

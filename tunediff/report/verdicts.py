@@ -109,8 +109,8 @@ def unmoved_words(results: Results) -> str:
         return ""
     return (
         "The objective did not move in any trial with a result: from the first evaluation to the last it changed by no "
-        "more than the noise. Either the model learns nothing within the budget, for example because a warm-up is longer "
-        "than the budget, or it has learned everything before the first evaluation."
+        "more than the noise. Either the model learns nothing within the budget, for example because a warm-up is "
+        "longer than the budget, or it has learned everything before the first evaluation."
     )
 
 

@@ -210,7 +210,7 @@ def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: st
 def of_means(compared: Comparison, best: Group | None) -> Figure:
     """Draw the objective against training seconds: mean over the seeds and ± one standard deviation.
 
-    If two knobs were varied, there is one panel per value of the one with fewer values, and the baseline is in all of them.
+    If two knobs were varied, there is one panel per value of the one with fewer values; all panels show the baseline.
     """
     results = compared.found
     # Panels, and one colour per configuration over all panels.

@@ -66,8 +66,8 @@ def importance(context: ReportContext, files: Files) -> Html | None:
         lambda: _shares({f"{target}: {label}": scores for target, (label, scores) in available.items()}),
         "share of every knob in the variance of quality and of throughput",
         f"fANOVA: the part of the variance{' of the logarithm' * logs} that a random forest over all trials attributes "
-        "to a knob alone; the rest to 100 % belongs to combinations of knobs. For a knob that does not always apply the "
-        "share is that of the trials where it does. Hollow bars: unreliable.",
+        "to a knob alone; the rest to 100 % belongs to combinations of knobs. For a knob that does not always apply, "
+        "the share is that in the trials where it does. Hollow bars: unreliable.",
     )
     unvaried = next(iter(available.values()))[1].unvaried
     return join(
@@ -80,7 +80,9 @@ def importance(context: ReportContext, files: Files) -> Html | None:
 
 def _leading(label: str, scores: Importance) -> str:
     if scores.doubtful:
-        return f"The importance of the knobs for {label} is unreliable: {pluralize(scores.trials, 'trial')} hardly show it."
+        return (
+            f"The importance of the knobs for {label} is unreliable: {pluralize(scores.trials, 'trial')} show little."
+        )
     top = [f"{name} ({percent(share)})" for name, share in scores.shares.items() if share >= 0.05][:3]
     if not top:
         return f"No knob by itself explains much of the differences in {label}."
@@ -153,10 +155,10 @@ def effects(context: ReportContext, files: Files) -> Html | None:
         widest = max(above, key=lambda effect: effect.spread or 0.0)
         factor = "a factor of " if widest.ratios else ""
         by = f", by {factor}{number(widest.spread)} from its best to its worst value" if widest.spread else ""
-        sentence = (
-            f"{len(above)} of {pluralize(len(all_effects), 'knob')} {'has' if len(above) == 1 else 'have'} an effect on "
-            f"{context.label} larger than the noise between trials; the largest is that of {widest.knob}{by}."
-        )
+        count = f"{len(above)} of {pluralize(len(all_effects), 'knob')}"
+        count += " has" if len(above) == 1 else " have"
+        sentence = f"{count} an effect on {context.label} larger than the noise between trials; "
+        sentence += f"the largest is that of {widest.knob}{by}."
     order = context.by_weight()
     chosen = sorted(all_effects, key=lambda effect: (effect.verdict != ABOVE, order.index(effect.knob)))[:MOST_EFFECTS]
     figure = files.chart(
@@ -202,8 +204,8 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
     for effect in chosen:
         pale = effect.verdict != ABOVE
         for axes in filter(in_first_column, panels):
-            annotate(axes, short(effect.knob, max_characters(44)), (0, at), (-6, 0), ha="right", fontsize=9, fontweight="bold",
-                color=INK, annotation_clip=False, **inside)  # fmt: skip
+            annotate(axes, short(effect.knob, max_characters(44)), (0, at), (-6, 0), ha="right", fontsize=9,
+                     fontweight="bold", color=INK, annotation_clip=False, **inside)  # fmt: skip
         annotate(panels[0], effect.verdict, (0, at), (6, 0), fontsize=8, color=SOFT, style="italic", **inside)
         for axes in panels:
             axes.axhline(at - 0.62, color=RULE, linewidth=0.8)

@@ -162,8 +162,8 @@ def _break_even(run: Compiled, budget_s: float, unit: str) -> Figure | None:
     names = (style.SOFT, "not compiled"), (style.INK, f"compiled ({truncate(run.mode, 30)})")
     label_line_ends(axes, [((end, plain * end), *names[0]), ((end, trained), *names[1])])
     axes.axvline(budget_s, color=style.SOFT, linewidth=0.9, linestyle=style.DASHED)
-    annotate(axes, "budget of a trial", (budget_s, 1), (-4, -2), xycoords=("data", "axes fraction"), va="top", ha="right",
-        color=style.SOFT)  # fmt: skip
+    annotate(axes, "budget of a trial", (budget_s, 1), (-4, -2), xycoords=("data", "axes fraction"), va="top",
+             ha="right", color=style.SOFT)  # fmt: skip
     if paid is not None and paid <= end:
         ring(axes, (paid, plain * paid), style.INK)
         annotate(axes, f"pays from {secs(paid)} on", (paid, plain * paid), (10, -10), va="top", fontsize=9)

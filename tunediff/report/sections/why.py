@@ -33,8 +33,8 @@ from tunediff.report.style import (
 from tunediff.report.words import percent, rounded, secs, times
 
 CAVEAT = (
-    "Shares are of the {of} of both values. Values at equal {unit} are interpolated between two evaluations of a longer "
-    "training; schedules follow the budget, so that a training with that budget would be better. "
+    "Shares are of the {of} of both values. Values at equal {unit} are interpolated between two evaluations of a "
+    "longer training; schedules follow the budget, so that a training with that budget would be better. "
 )
 Quantity = tuple[str, float | None, float | None]
 """Name of a quantity, and its values for the baseline and for the winner."""
@@ -104,17 +104,20 @@ def explain(decomposition: Why, label: str, trust: str, unit: str, seconds: str 
     label: of the objective. trust: remark about the noise. unit: name of the samples. seconds: name of the seconds.
     """
     (base, winner), end = decomposition.at_seconds, f"; {trust}."
-    ratio = decomposition.samples[1] / decomposition.samples[0] if decomposition.samples[0] else 1.0
+    samples, at_samples = decomposition.samples, decomposition.at_samples
+    equal = f"{decomposition.equal_samples:,} {unit}"
+    ratio = samples[1] / samples[0] if samples[0] else 1.0
     many = f"as many {unit}" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many {unit}"
     at_end = f"{label} {number(winner)} instead of {number(base)} at {number(decomposition.seconds)} {seconds}"
-    if decomposition.learning is None or decomposition.throughput is None or decomposition.at_samples is None:
+    if decomposition.learning is None or decomposition.throughput is None or at_samples is None:
         return (
-            f"{at_end}; how much of that is speed is unknown, because at {decomposition.equal_samples:,} {unit}, the most that "
-            f"both have seen, one of them had not been evaluated yet{end}"
+            f"{at_end}; how much of that is speed is unknown, because at {equal}, the most that both have seen, one of "
+            f"them had not been evaluated yet{end}"
         )
-    same = f"{number(decomposition.at_samples[1])} instead of {number(decomposition.at_samples[0])} at {decomposition.equal_samples:,} {unit}"
+    same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
     if decomposition.total >= 0:
         return f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same seconds{end}"
+    # The share of both parts in the gain; a part under 2 % is not worth a number.
     learning, throughput = decomposition.learning / decomposition.total, decomposition.throughput / decomposition.total
     per_sample = f"from each {one_of(unit)}"
     learned, sped = f"learning more {per_sample} ({same})", f"speed ({many} in the same seconds)"
