@@ -247,7 +247,8 @@ def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain)
     text = words(written(noisy(tmp_path / "night")))
     assert "Within the noise of the best, and so possibly as good: t0002, t0004." in text
     assert (
-        "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is biased by" in text
+        "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is biased by"
+        in text
     )
     assert "no significant difference" not in text
     text = words(written(noisy(tmp_path / "close", repeats=(3.0,))))

@@ -51,10 +51,10 @@ class Console:
         self.folder, self.space, self.quiet, self.planned = folder, space, quiet, told
         self._lines = lines or EventLines()
         self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
-        self._heart = Heartbeat(folder, self.say, self._called)
+        self._heartbeat = Heartbeat(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
-        self._following, self._seldom = Following(folder), Throttle()
+        self._following, self._results_throttle = Following(folder), Throttle()
         self._before, self._first = 0, 0.0
         self._last_end = 0, self.begun
         """How many trials have ended, and the monotonic time at which the last end was noticed."""
@@ -68,8 +68,8 @@ class Console:
         The results are rebuilt at most as often as `Throttle` allows, because that is slow for thousands of trials.
         """
         ended = self._following.read()
-        if self._seldom.due(len(self._following.known)):
-            with self._seldom.timed():
+        if self._results_throttle.due(len(self._following.known)):
+            with self._results_throttle.timed():
                 self.results = Results(self.folder, self.space, self._following.trials)
                 self.evidence, self._again_s = Evidence(self.results), functools.cache(self._confirming_s)
                 if len(self.results.trials) > MANY:  # compute these inside the timed block; otherwise on demand
@@ -79,11 +79,11 @@ class Console:
 
     def __enter__(self) -> Console:
         if not self.quiet:
-            self._heart.__enter__()
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._heart.__exit__()
+        self._heartbeat.__exit__()
 
     def say(self, text: str, event: str = "message", **fields: Any) -> None:
         """Print a line with the seconds since the start, unless quiet.
@@ -91,7 +91,7 @@ class Console:
         event, fields: the same content as values, for JSON lines.
         """
         if not self.quiet:
-            self._heart.beat()
+            self._heartbeat.beat()
             elapsed_s = time.monotonic() - self.started
             try:
                 self._print(self._lines.line(text, elapsed_s, self.confirming, event, **fields))
@@ -191,9 +191,8 @@ class Console:
     def _beside(self, versus: float | None) -> list[str]:
         """Return `0.53× baseline` or `+0.012 vs. baseline` as a list; [] if the comparison is not known."""
         ratio_or_difference = beside(versus, self.results.ratios)
-        return (
-            [f"{ratio_or_difference}{'×' if self.results.ratios else ' vs.'} baseline"] if ratio_or_difference else []
-        )
+        mark = "×" if self.results.ratios else " vs."
+        return [f"{ratio_or_difference}{mark} baseline"] if ratio_or_difference else []
 
     def _changed(self, drawn: Mapping[str, object]) -> str:
         return text.knobs(self.space.changed(drawn))
@@ -263,7 +262,7 @@ class Table(Console):
 
         super().__init__(folder, space, quiet, started, told, lines)
         self._terminal = Terminal(file=sys.stdout, highlight=False)
-        self._slowly = Throttle()
+        self._draw_throttle = Throttle()
         self._last: RenderableType = ""
         self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)
 
@@ -282,10 +281,10 @@ class Table(Console):
             self.say(f"{self._called(name)} {trial.status}  {trial.remarks}  {self._changed(trial.drawn)}")
 
     def _shown(self) -> RenderableType:
-        if not self._slowly.due(len(self._following.known)):
+        if not self._draw_throttle.due(len(self._following.known)):
             return self._last
         try:
-            with self._slowly.timed():
+            with self._draw_throttle.timed():
                 self._last = self._render()
             return self._last
         except Exception as error:  # drawing must never stop the search
@@ -302,15 +301,14 @@ class Table(Console):
         running = [trial for trial in results.trials if not trial.finished]
         rest = [trial for trial in results.trials if trial.finished and trial.name not in ranks]
         again = {trial.name: trial for trial in rest if results.repeats(trial) and trial.status == "ok"}
-        ranked = [
-            row for trial in results.ranked for row in (trial, *(again.values() if trial is results.baseline else ()))
-        ]
+        base = results.baseline
+        ranked = [row for trial in results.ranked for row in (trial, *(again.values() if trial is base else ()))]
         rows = [*running, *ranked, *(trial for trial in reversed(rest) if trial.name not in again)]
         ranks = ranks if self.space.seeds == 1 else {}  # with several seeds ranks belong to configurations
         noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}
-        legend = (
-            f" · {NEAR} within the noise of the best: {noise_words(noise, results.label)}" if noise and near else ""
-        )
+        legend = ""
+        if noise and near:
+            legend = f" · {NEAR} within the noise of the best: {noise_words(noise, results.label)}"
         legend += f" · {DISTURBED} {OTHERS}" if any(map(disturbed, rows)) else ""
         head = Text("\n" + self._headline() + legend, style="bold")
         # As many rows as the terminal has room for below the wrapped headline.
@@ -341,13 +339,8 @@ class Table(Console):
             return self._terminal.width - sum(widths) - 2 * len(heads)
 
         needed = min(CHANGES_WIDTH, max(len(line[CHANGES]) for line in lines))
-        # Drop columns, then shorten the objective's heading, until the changes have enough room.
-        for name in (
-            "MiB",
-            f"{self.results.unit}/s",
-            self.results.versus_heading,
-            "curve",
-        ):  # drop the least important columns first
+        # Drop columns, the least important first, then shorten the objective's heading, until the changes have room.
+        for name in ("MiB", f"{self.results.unit}/s", self.results.versus_heading, "curve"):
             if room() < needed:
                 heads.pop(name, None)
         if room() < needed:

@@ -31,7 +31,7 @@ class Heartbeat:
         folder: of the search. say: prints a line. called: turns the name of a trial into its display name.
         """
         self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._begun = self._last = time.monotonic()
         self._following = Following(folder)
         self._following.read()

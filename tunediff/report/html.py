@@ -67,6 +67,7 @@ def table(
     of empty strings is left out.
     """
 
+    # On narrow screens the style sheet shows `data-label` before each cell.
     def cells(tag: str, row: Sequence[object]) -> Html:
         scope = {"scope": "col"} if tag == "th" else {}
         labels = header if stacks and tag == "td" else [None] * len(row)
@@ -105,6 +106,7 @@ def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot
 
     Its content security policy forbids every connection, and every script except `SCRIPT`, which it allows by its hash.
     """
+    # Table of contents, head and body.
     contents = el("ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections))
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "

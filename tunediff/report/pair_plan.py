@@ -21,6 +21,7 @@ def values(
     names: A and B as the user typed them. sides: their configurations. most: maximum number of pairs. budget_s: of one
     run, in seconds of `unit`. evaluation_s: of one evaluation, None if unknown. data: lines that describe the data.
     """
+    # A pair trains both sides and evaluates both; the test may stop it at its first look.
     training_s = [own_s(budget_s, unit, side.devices) for side in sides]
     points = int(sides[0].evaluation.points)
     judging_s = None if evaluation_s is None else points * evaluation_s

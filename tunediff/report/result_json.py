@@ -44,6 +44,7 @@ def search(
     of the finalists with longer budgets.
     """
     results, best, compared = evidence.found, evidence.best, evidence.compared
+    # Costs, files and remarks come from `block`; everything else follows from the evidence.
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     noise = evidence.noise
     return {
@@ -83,6 +84,7 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
     """
     look, values = pairs.look, pairs.values
     ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
+    # Values of A and B over the pairs, without missing ones.
     sides = dict[str, Any]()
     for row, side in enumerate("ab"):
         numbers = [float(value) for value in values[row] if value == value]
@@ -167,6 +169,7 @@ def _speedup(evidence: Evidence, best: TrialRecord | None, block: Mapping[str, A
 def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
     """Return the confirmed result of the winner, or of the finalist that led the search if there is no winner."""
     group = confirmation.leader if confirmation is not None else None
+    # Without confirming runs every key is there, with null or an empty list.
     values = confirmation.values(group) if confirmation is not None and group is not None else []
     of_base = (
         confirmation.values(confirmation.compared.baseline)

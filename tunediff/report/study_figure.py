@@ -54,6 +54,7 @@ def _lines(table: Table, x: str) -> Figure:
     along = "".join(table.varied[-1:]) if measured else x
     others = [knob for knob in table.varied if knob != along]
     names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
+    # One panel per y: lines through the points of equal names, then labels at the points.
     figure, panels = sheet(len(ys), 4.6, 5.6 * len(ys) + 1)
     for axes, y in zip(panels, ys, strict=True):
         candidates = [

@@ -181,11 +181,8 @@ def table(results: Results) -> Table:
         rows = _of_ladder(results, rows)
     if results.space.kind == "grid":  # in the order of the choices in the file, not of the runs
         places = {dimension.name: (dimension.choices or ()).index for dimension in searched(results)}
-        rows.sort(
-            key=lambda row: [
-                index_of(row.knobs[name]) if name in row.knobs else -1 for name, index_of in places.items()
-            ]
-        )
+        rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
+    # Derived quantities need the baseline and the row before each.
     base = _find(rows, cfg.flat(results.space.baseline))
     if base is not None and not any(trial.status == "ok" for trial in base.runs):
         base = None  # values of an unfinished or failed baseline are no reference
@@ -193,11 +190,8 @@ def table(results: Results) -> Table:
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
     ]
-    varied = [
-        dimension.name
-        for dimension in searched(results)
-        if len({repr(row.config.get(dimension.name)) for row in rows}) > 1
-    ]
+    names = [dimension.name for dimension in searched(results)]
+    varied = [name for name in names if len({repr(row.config.get(name)) for row in rows}) > 1]
     return Table(results.space.study, compared, varied)
 
 

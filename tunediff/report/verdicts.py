@@ -153,13 +153,11 @@ def sentences(confirmation: Confirmation) -> list[str]:
     elif group is confirmation.primary:
         lines = [f"{group.name} wins: {noise}."]
     else:
-        primary = (
-            "" if confirmation.primary is None else f"The best finalist in the search was {confirmation.primary.name}. "
-        )
-        selected = (
-            "It was selected on these new seeds: its interval accounts for that, its mean is biased in its favour"
-        )
-        lines = [f"{group.name} wins: {noise}.", f"{primary}{selected}."]
+        # Another finalist than the search's best one wins: the new seeds have selected it themselves.
+        primary = confirmation.primary
+        before = "" if primary is None else f"The best finalist in the search was {primary.name}. "
+        selected = f"{group.name} was selected on these new seeds: its interval accounts for that, its mean is too good"
+        lines = [f"{group.name} wins: {noise}.", f"{before}{selected}."]
     runs = confirmation.compared.found.trials
     if remark := _disturbed(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
         lines.append(remark)
@@ -201,9 +199,9 @@ def confirmation_table(confirmation: Confirmation, compact: bool = True) -> list
         verdict_text = verdict(group.difference) if compact else group.difference.verdict
         runs = f"{len(group.done)} of {len(group.runs)}"
         difference = interval(group.difference, confirmation.compared.ratios)
-        sooner = speedup(confirmation.compared.speedup(group), cell=True) if group.done else ""
+        times_faster = speedup(confirmation.compared.speedup(group), cell=True) if group.done else ""
         value = with_sd(confirmation.values(group)) or "none"
-        lines.append([group.name, verdict_text, runs, value, difference, sooner])
+        lines.append([group.name, verdict_text, runs, value, difference, times_faster])
     return lines
 
 

@@ -131,12 +131,12 @@ def fitted(text: str, most: int) -> str:
     """Shorten `text.knobs` to `most` characters: first drop sections, then the middle of names, values last."""
     if len(text) <= most:
         return text
-    # Sections are dropped from all names at once, so that the parts stay comparable.
+    # Drop the sections of all names: `optimizer.lr=0.1` becomes `lr=0.1`.
     parts = [
         (name.rpartition(".")[2], way, value) for name, way, value in (part.rpartition("=") for part in text.split(" "))
     ]
     shortened = text
-    # Shorten names and values together, one character per turn, until all of it fits.
+    # Shorten names to `room` characters and values to twice as many, at least 8, until all of it fits.
     for room in range(max(len(name) for name, _, _ in parts), 1, -1):
         shortened = " ".join(f"{short(name, room)}{way}{short(value, max(8, 2 * room))}" for name, way, value in parts)
         if len(shortened) <= most:

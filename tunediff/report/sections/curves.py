@@ -53,6 +53,7 @@ def curves(context: ReportContext, files: Files) -> Html | None:
         lambda: of_trials(results, context.highlights),
         f"{context.label} against {results.clock.seconds}, all trials",
     )
+    # The sentence: how many trials are better than the baseline at their ends.
     ranked, of_base = results.ranked, context.evidence.runs(base)
     end = mean(of_base)
     others = [trial for trial in ranked if base is None or trial.name != base.name]
@@ -105,7 +106,7 @@ def _crossing(axes: Axes, results: Results, base: Line, of: tuple[Line, str, str
     if not first:
         ring(axes, (seconds, level), color, 7, f"{role}: as good as that")
     words = f"{'before ' if first else ''}{secs(seconds)}"
-    below = results.falls  # a curve that falls leaves room to its lower left, one that rises to its upper left
+    below = results.falls  # falling curves leave space to the lower left, rising ones to the upper left
     shift, side = ((-7, -6), "top") if below else ((-7, 6), "bottom")
     annotate(axes, words, (seconds, level), shift, ha="right", va=side, color=color)
 
@@ -135,9 +136,8 @@ def _background(axes: Axes, results: Results, lines: Mapping[str, Line], highlig
         )
         axes.add_collection(collection, autolim=False)
         axes.plot([], [], color=color, linestyle=dashes, linewidth=1.4, label=kind, marker="x" * (kind == "failed"))
-        if kind != "failed" and (
-            single := [line[0] for line in mine if len(line) == 1]
-        ):  # a line through one point is invisible
+        # A line through one point is invisible: draw a dot instead.
+        if kind != "failed" and (single := [line[0] for line in mine if len(line) == 1]):
             axes.plot(*zip(*single, strict=True), "o", color=color, markersize=4, zorder=2)
         if kind == "failed":
             axes.plot(*zip(*(line[-1] for line in mine), strict=True), "x", color=color, markersize=5, zorder=2)
@@ -247,9 +247,8 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
         objective_axis(axes, results, all(level.mean > level.sd for level in levels))
         axes.set_title(short(f"{panel_knob} = {value}", 44) if panel_knob is not None else "")
     if lines:
-        order = sorted(
-            lines, key=lambda name: list(looks).index(name) if name in looks else -1
-        )  # baseline and best first
+        # Baseline and best first, then in the order of the colours.
+        order = sorted(lines, key=lambda name: list(looks).index(name) if name in looks else -1)
         style.legend(figure, {name: lines[name] for name in order}, line_knob or "")
     return figure
 

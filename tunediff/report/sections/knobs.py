@@ -47,6 +47,7 @@ def importance(context: ReportContext, files: Files) -> Html | None:
         return None
     both = {"quality": (context.label, context.quality), "throughput": (f"{context.unit}/s", context.throughput)}
     available = {target: (label, scores) for target, (label, scores) in both.items() if scores is not None}
+    # Only targets whose importance could be computed.
     logs = all(scores.logs for _, scores in available.values())
     if not available:
         trials = len(context.results.ranked)
@@ -159,6 +160,7 @@ def effects(context: ReportContext, files: Files) -> Html | None:
         count += " has" if len(above) == 1 else " have"
         sentence = f"{count} an effect on {context.label} larger than the noise between trials; "
         sentence += f"the largest is that of {widest.knob}{by}."
+    # The figure shows significant effects first, then the most important knobs.
     order = context.by_weight()
     chosen = sorted(all_effects, key=lambda effect: (effect.verdict != ABOVE, order.index(effect.knob)))[:MOST_EFFECTS]
     figure = files.chart(

@@ -154,6 +154,7 @@ def _break_even(run: Compiled, budget_s: float, unit: str) -> Figure | None:
     plain, fast, cost, paid = run.uncompiled_samples_per_s, run.samples_per_s, run.compile_s, run.break_even_s
     if plain is None or fast is None or cost is None:
         return None
+    # The axis ends behind the budget, the compilation and, unless it is far away, the break-even point.
     end = max(budget_s, cost * 1.5, min(1.3 * (paid or 0.0), 20 * budget_s))
     trained = fast * max(0.0, end - cost)
     figure, (axes,) = sheet(1, 3.3)

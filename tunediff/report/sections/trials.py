@@ -100,6 +100,7 @@ def failures(context: ReportContext, files: Files) -> Html | None:
     ended = [trial for trial in results.trials if trial.finished]
     if not ended and not context.unreadable:
         return None
+    # How many failed, were stopped early or skipped; then the reasons, and values that fail often.
     bad = sum(map(failed, ended))
     sentence = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
     for status, words in (

@@ -48,6 +48,7 @@ def why(context: ReportContext, files: Files) -> Html | None:
     results, base, winner = context.results, context.rival, context.highlights.winner
     if base is None or winner is None or not base.points:
         return None
+    # The decomposition into speed and learning, only for a difference beyond the noise.
     figure, decomposition, unit, better = None, None, context.unit, context.evidence.better(winner)
     if (
         not results.by_rate
@@ -68,6 +69,7 @@ def why(context: ReportContext, files: Files) -> Html | None:
         why_not = context.evidence.speedup(winner)
         sentence = "Whether there is a difference to explain is not known" if better is None else "Nothing to explain"
         sentence += f": {why_not}."
+    # All quantities of both, side by side.
     rows = _side_by_side(context, base, winner, decomposition)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
     header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})", "ratio"]
@@ -117,7 +119,7 @@ def explain(decomposition: Why, label: str, trust: str, unit: str, seconds: str 
     same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
     if decomposition.total >= 0:
         return f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same seconds{end}"
-    # The share of both parts in the gain; a part under 2 % is not worth a number.
+    # The share of both parts in the gain; a part under 2 % is not reported.
     learning, throughput = decomposition.learning / decomposition.total, decomposition.throughput / decomposition.total
     per_sample = f"from each {one_of(unit)}"
     learned, sped = f"learning more {per_sample} ({same})", f"speed ({many} in the same seconds)"
@@ -162,6 +164,7 @@ def _side_by_side(
         theirs, mine = (None if (v := last(trial, name)) is None else float(v) * scale for trial in (base, winner))
         return words, theirs, mine
 
+    # Values at equal seconds and at equal samples, then those of the last point.
     rows, unit = list[Quantity](), context.unit
     if decomposition is not None:
         rows.append((f"{context.label} at equal seconds ({secs(decomposition.seconds)})", *decomposition.at_seconds))
@@ -201,6 +204,7 @@ def _steps(context: ReportContext, files: Files, base: TrialRecord, winner: Tria
     saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in _parts(base, winner)}
     columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
     files.csv("step", pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns))
+    # The part that saves or costs most is named only if the difference in speed is beyond the noise.
     before, after = sum(theirs.values()), sum(mine.values())
     scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
     sentence = f"1,000 {context.unit} take {secs(after)} of training instead of {secs(before)}"

@@ -72,6 +72,7 @@ def _no_result(context: ReportContext) -> str:
 
 def _single(context: ReportContext, winner: TrialRecord) -> list[object]:
     """Return the result of a search with one run per configuration, as parts of a sentence."""
+    # The baseline itself is best, or the best trial.
     metric, base, others = context.results.metric, context.highlights.baseline, len(context.results.ranked) - 1
     value, of_base = winner.value(metric) or 0.0, base.value(metric) if base is not None else None
     if base is not None and context.rival is None:
@@ -84,6 +85,7 @@ def _single(context: ReportContext, winner: TrialRecord) -> list[object]:
         mean = context.evidence.values.get(base.name, value)
         runs = "" if mean == value else " (mean of its runs)"
         return [itself, f" itself is best: {rest} its {context.label} of {number(mean)}{runs}."]
+    # Another trial leads: its value, then the comparison with the baseline as far as the noise allows one.
     spent = f"{number(float(winner.points[-1][winner.along]))} {context.results.clock.seconds}"
     after = f"after {spent} its {context.label} is"
     is_ = f"{rounded(value)} {context.unit}/s" if context.results.by_rate else f"{after} {number(value)}"
@@ -190,8 +192,8 @@ def _row(context: ReportContext, trial: TrialRecord, role: str) -> dict[str, obj
     """Return the row of a trial in won.csv."""
     measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": role, "trial": trial.name, context.results.metric: trial.value(context.results.metric)}
-    sooner = speedup_values(context.evidence.speedup(trial))
-    return {**measured, **value, **{name: sooner[name] for name in ("speedup", "speedup_at_least")}}
+    speedup = speedup_values(context.evidence.speedup(trial))
+    return {**measured, **value, **{name: speedup[name] for name in ("speedup", "speedup_at_least")}}
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures
