@@ -18,5 +18,5 @@ UNIT = "tokens"
 PRESETS = {"ranker": {"loader.workers": 0}}
 
 
-def ruler(config):
+def evaluation_protocol(config):
     return f"share of 500 queries whose answer comes first, by a net of width {config.width}"

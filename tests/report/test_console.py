@@ -397,10 +397,10 @@ def test_the_heart_of_a_console_ends_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(console.Console, "_print", lambda *_: 1 / 0)
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
     with console.Console(folder / "confirm", wanted, quiet=False) as lines:
-        assert lines._heart.doing().startswith("confirm/t0000 waits for its workers")
+        assert lines._heartbeat.doing().startswith("confirm/t0000 waits for its workers")
         time.sleep(0.2)
         lines.quiet = True
-    assert not lines._heart._thread.is_alive()
+    assert not lines._heartbeat._thread.is_alive()
 
 
 def test_a_thousand_trials_fit_a_terminal(night):

@@ -81,13 +81,13 @@ def test_the_page_speaks_of_its_objective_and_of_nothing_of_ours(tmp_path):
         "Practically all of the gain, accuracy 0.9 instead of 0.8 at 20 training seconds, is speed (2 times as many tokens in "
         "the same seconds); from each token both learn as much (0.8 instead of 0.8 at 4,000 tokens)"
     ) in text
-    assert "Shares are of the difference of both values. Equal tokens are read" in text
+    assert "Shares are of the difference of both values. Values at equal tokens are" in text
     assert "1,000 tokens take 2.5 s of training instead of 5 s" in text
     assert "vs. baseline ≈ best speed-up tokens/s train s MiB" in text
     assert "+0.1 2.00 400" in text
     assert "accuracy: share of 500 queries whose answer comes first, by a net of width 8; higher is better." in text
     assert "waiting for tokens" in text
-    assert "Pictures" not in text
+    assert "Samples" not in text
     markup = re.sub(r'src(?:set)?="data:[^"]*"|<img|<(style|script).*?</\1>', "", page, flags=re.S)
     assert not OURS.search(markup), OURS.search(markup)
     for table in (tmp_path / "night" / "report").glob("*.csv"):
@@ -141,7 +141,7 @@ def test_accuracies_are_compared_by_their_differences(tmp_path):
     assert header[3:5] == ["accuracy, mean ± sd", "difference (95 % interval)"]
     assert row[4].startswith("+0.10")
     assert "tokens/s" in header
-    assert verdicts.conclusions(compared)[-1].endswith(" accuracy to be told from the noise.")
+    assert verdicts.conclusions(compared)[-1].endswith(" accuracy to be significant.")
     text = words(written(tmp_path / "night"))
     assert re.search(
         r"accuracy 0\.90\d ± 0\.00\d over 3 seeds, \+0\.10\d \(\+0\.\d+ … \+0\.\d+\) beside the baseline's", text

@@ -221,10 +221,7 @@ def test_what_one_run_each_does_not_tell_apart_is_said_to_be_so(tmp_path, capsys
     page = words(written(near.folder))
     assert "t0002 is ahead: after 20 training seconds its FD (classifier) is 1.99 beside the 2 of the baseline" in page
     assert "no significant difference from the baseline by one run each." in page
-    assert (
-        "The best trial beside the baseline Nothing is to be explained: no significant difference from the baseline"
-        in page
-    )
+    assert "The best trial beside the baseline Nothing to explain: no significant difference from the baseline" in page
     assert "% below" not in page
     assert "Why it" not in page
     assert "of the gain" not in page
@@ -239,7 +236,7 @@ def test_without_a_known_noise_nothing_is_claimed(tmp_path, capsys, plain):
     assert told(one, capsys)[1]["speedup_unknown"] == "one run each, and their noise is not known"
     page = words(written(one.folder))
     assert "t0001 is ahead" in page
-    assert "Whether there is anything to be explained is not known: one run each" in page
+    assert "Whether there is a difference to explain is not known: one run each" in page
 
 
 def test_more_than_the_noise_is_told_with_its_reasons(tmp_path, capsys, plain):

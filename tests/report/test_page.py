@@ -146,7 +146,7 @@ def test_damaged_points_are_no_values(night, plain):
     (night / "trials" / "t0005" / "journal.jsonl").write_bytes(b"\x00\xff\n{}\n{}")
     text = words(written(night))
     assert "t0001 is ahead" in text
-    assert "1 journal was not understood and left out" in text
+    assert "1 journal was not readable and left out" in text
     assert "t0005" in text
 
 
@@ -161,7 +161,7 @@ def test_a_search_without_trials_and_one_that_has_just_begun(tmp_path, plain):
     text = words(written(tmp_path / "night", now=1063.0))
     assert "No trial has a result yet: 2 trials are under way, t0000 farthest, at 5 of 20 s." in text
     assert "running, or killed · 0 of 8 trials ended, 2 under way" in text
-    assert "last news 1 min before" in text, "its last line was written at 1003"
+    assert "last update 1 min earlier" in text, "its last line was written at 1003"
 
 
 def test_only_failures(tmp_path, plain):
@@ -170,7 +170,7 @@ def test_only_failures(tmp_path, plain):
         write(tmp_path / "night", wanted, number, {"loader.batch_size": size}, curve=(), status="oom",
               reason=f"CUDA out of memory: {size} MiB")  # fmt: skip
     text = words(written(tmp_path / "night"))
-    assert "Nothing won: none of the 3 trials that ended has a result" in text
+    assert "No result: none of the 3 trials that ended has a result" in text
     assert "3 of 3 trials that ended failed" in text
     (row,) = rows(tmp_path / "night" / "report" / "failures.csv")
     assert (row["status"], row["trials"], row["names"]) == ("oom", "3", "t0000 t0001 t0002"), "numbers do not matter"
@@ -200,7 +200,7 @@ def test_one_trial(tmp_path):
     write(tmp_path / "night", wanted, 0)
     text = words(written(tmp_path / "night"))
     assert "The baseline (t0000) is the only trial with a result so far: FD (classifier) 2." in text
-    assert "Pictures" not in text, "nothing was shown"
+    assert "Samples" not in text, "nothing was shown"
 
 
 def test_report_of_a_search_that_stopped_all_but_its_baseline(tmp_path):
@@ -220,7 +220,7 @@ def test_report_of_a_search_that_stopped_all_but_its_baseline(tmp_path):
     assert "†: others used the machine meanwhile." in text
     assert "<td>ok †</td>" in page
     found = context.read(folder)
-    (axes,) = of_trials(found.found, found.stars).axes
+    (axes,) = of_trials(found.results, found.highlights).axes
     marked = [line for line in axes.lines if line.get_marker() == "o" and line.get_color() == colors.PRUNED]
     places = [place for line in marked for place in zip(*line.get_data(), strict=True)]
     assert places == [(10.0, 2.1), (10.0, 4.2)], "curves of one point are invisible"
@@ -245,9 +245,10 @@ def test_without_its_baseline_the_best_is_compared_with_nothing(tmp_path, plain)
 
 def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain):
     text = words(written(noisy(tmp_path / "night")))
-    assert "Within the noise of the best, and so perhaps as good: t0002, t0004." in text
+    assert "Within the noise of the best, and so possibly as good: t0002, t0004." in text
     assert (
-        "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is partly" in text
+        "Noise: 8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate); the best of 6 is biased by"
+        in text
     )
     assert "no significant difference" not in text
     text = words(written(noisy(tmp_path / "close", repeats=(3.0,))))
@@ -255,7 +256,7 @@ def test_what_the_noise_leaves_open_is_said_where_the_answer_is(tmp_path, plain)
         "is 1 beside the 2 of the baseline (t0000): no significant difference from the baseline by one run each."
         in text
     )
-    assert "Nothing is to be explained: no significant difference from the baseline by one run each." in text
+    assert "Nothing to explain: no significant difference from the baseline by one run each." in text
     assert "times faster" not in text
 
 
@@ -269,7 +270,7 @@ def test_trials_within_the_noise_are_marked(tmp_path, plain):
     assert marked == ["t0002", "t0004"]
     again = table[table.index("<td>t0001</td>") :]
     assert ">1</td>" in again[: again.index("</tr>")], "its seed"
-    assert "≈: behind the best by no more than the noise, 8.01 % of one run" in words(page)
+    assert "≈: within the noise of the best, 8.01 % of one run" in words(page)
     kept = {row["trial"]: row["within_noise_of_best"] for row in rows(folder / "report" / "trials.csv")}
     assert [name for name, near in kept.items() if near == "True"] == ["t0002", "t0003", "t0004"]
 
@@ -277,7 +278,7 @@ def test_trials_within_the_noise_are_marked(tmp_path, plain):
 def test_a_search_that_repeated_nothing_reads_as_ever(night, plain):
     page = written(night)
     assert "≈" not in page
-    assert "One run each: nothing here says how much of that is chance, and the best of 3 is partly" in words(page)
+    assert "One run each: how much of that is chance is unknown, and the best of 3 is biased" in words(page)
     assert {row["within_noise_of_best"] for row in rows(night / "report" / "trials.csv")} == {""}
 
 

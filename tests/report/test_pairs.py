@@ -106,7 +106,7 @@ def test_the_result_in_words(capsys):
         "B (digits loader.batch_size=64) is better than A (digits) by more than the noise of 3 pairs of runs: "
         "FD (classifier) 0.499 ("
     )
-    assert said[1].startswith("One run each tells only differences above ")
+    assert said[1].startswith("With one run each, only differences above ")
     assert said[1].endswith("; B was ahead in 3 of 3 pairs.")
 
 
@@ -116,7 +116,7 @@ def test_the_words_of_a_difference_that_is_not_told(capsys):
     assert said[0].startswith(
         "B (digits loader.batch_size=64) shows no significant difference from A (digits) by 4 pairs of runs: "
     )
-    assert said[1].endswith("; more pairs, up to 12, would most likely not tell them apart either.")
+    assert said[1].endswith("; up to 12 pairs would most likely show no significant difference either.")
     assert said[2].endswith("B was ahead in 1 of 4 pairs.")
 
 
@@ -134,7 +134,7 @@ def test_differences_of_an_accuracy_are_in_its_units(capsys):
     out = told(capsys)[1]
     assert "difference: 0.101" in out
     assert "accuracy +0.101 (" in out
-    assert "beside A's" in out
+    assert "compared with A's" in out
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -157,7 +157,7 @@ def test_compare_calls_what_few_pairs_tell_rough(capsys):
     out = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"^resolution: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
     assert re.search(r"^one_run_each_tells: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
-    assert re.search(r"They can tell differences of about [\d.]+ % \(a rough estimate, from 4 pairs\); more pairs", out)
+    assert re.search(r"They can detect differences of about [\d.]+ % \(a rough estimate, from 4 pairs\); ", out)
     noise = np.random.default_rng(0).normal(size=(2, 12)) / 50
     many = pairs.read(made({"A": list(2 + noise[0]), "B": list(2 + noise[1])}, folder=Path("ray_results/y")))
     assert (many.look.rounds, many.rough) == (12, False)
@@ -166,8 +166,8 @@ def test_compare_calls_what_few_pairs_tell_rough(capsys):
 
 def test_one_pair_tells_nothing():
     found = pairs.read(made({"A": [2.0], "B": [1.0]}))
-    assert report.sentences(found) == ["1 pair so far: too few to tell anything."]
-    assert report.so_far(found) == "after 1 pair: FD (classifier) 0.500 times A's: too few to tell"
+    assert report.sentences(found) == ["1 pair so far: too few for a test."]
+    assert report.so_far(found) == "after 1 pair: FD (classifier) 0.500 times A's: too few for a test"
     assert (found.over, found.one_run_tells) == (False, None)
 
 

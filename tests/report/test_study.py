@@ -116,7 +116,7 @@ def test_more_devices_are_predicted_from_two(tmp_path):
     empty = [None, None]
     assert column(table, "predicted_speedup_4") == [*empty, pytest.approx(1 / 0.49), None, *empty]
     assert column(table, "predicted_speedup_8") == [*empty, pytest.approx(1 / 0.405), None, *empty]
-    assert "prediction: nothing of it was measured; from the steps of one and two workers of ddp" in table.text()
+    assert "prediction, not a measurement: computed from the steps of one and two ddp workers" in table.text()
     assert "| prediction for 4 (×) |" in table.markdown()
 
 

@@ -186,6 +186,7 @@ def test_every_way_to_end_has_a_name_and_failures_a_cross(drawn):
     (figure, _), *_ = drawn("ordinary")
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == [
+        "baseline on other seeds",
         "other trials",
         "under way",
         "stopped early",
@@ -210,7 +211,7 @@ def test_no_line_joins_a_front_of_noise(drawn):
 
 @pytest.mark.parametrize(("winner", "said"), [(0, ["baseline, best"]), (1, ["baseline", "best"]), (None, ["baseline"])])
 def test_what_the_stars_are_called(night, winner, said):
-    trials = context.read(night).found.trials
+    trials = context.read(night).results.trials
     stars = Highlights(trials[0], trials[winner] if winner is not None else None, "best")
     assert [what for _, _, what in stars.shown()] == said
 

@@ -174,14 +174,14 @@ def test_the_table_says_who_is_better_and_what_it_costs(found):
 
 def test_the_conclusions_name_both_kinds(found):
     first, better, same, least = conclusions(compare(found))
-    assert first.startswith("Some differences from the baseline are larger than the noise (3 seeds, 5 comparisons")
+    assert first.startswith("Some differences from the baseline are significant (3 seeds, 5 comparisons")
     assert better.startswith(
         "Better than the baseline: timesteps.name=speed; timesteps.name=speed weighting.name=min_snr."
     )
     assert same.startswith(
         "No significant difference from the baseline: weighting.name=min_snr; timesteps.name=stratified;"
     )
-    assert " % to be told" in least
+    assert " % to be significant" in least
 
 
 def test_runs_that_failed_are_missing_not_bad(tmp_path):
@@ -190,7 +190,7 @@ def test_runs_that_failed_are_missing_not_bad(tmp_path):
     assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
     assert list(table["verdict"])[4] == TOO_FEW
     assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
-    assert conclusions(compared)[-2].startswith("Too few runs to tell: timesteps.name=speed")
+    assert conclusions(compared)[-2].startswith("Too few runs for a test: timesteps.name=speed")
     assert "0 of 3" in plain_table(comparison_table(compared, compact=True))
 
 

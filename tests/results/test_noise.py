@@ -208,7 +208,7 @@ def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
     assert block["noise"] == "8.01 % of one run (sd, from 2 runs of the baseline: a rough estimate)"
     assert block["within_noise_of_best"] == "t0002, t0004"
     assert block["versus_noise"].startswith(
-        "farther from the baseline than the noise of one run; how much of it is luck"
+        "differs from the baseline by more than the noise of one run; only new seeds show"
     )
     outputs.write_all(found)
     lines = evidence.read(found).table().set_index("trial")[evidence.NEAR]

@@ -1,1 +1,1 @@
-"""Words and pictures: the live console, what a search leaves in its folder, and its report, one HTML page."""
+"""Output for users: the live console, the files that a search leaves in its folder, and its HTML report."""

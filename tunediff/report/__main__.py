@@ -1,4 +1,4 @@
-"""The report of a search, while it runs or after: `python -m tunediff.report NAME`.
+"""Write the report of a search, during or after it: `python -m tunediff.report NAME`.
 
 Writes report.html, one file that opens in any browser without a network, and beside it the folder report with the same
 data as CSV and PNG. NAME may also be the confirming runs of a search: NAME/confirm.

@@ -1,4 +1,4 @@
-"""What a report is about: a search read and looked at once."""
+"""Read a search once and hold everything that the sections of its report share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import functools
 import time
 from pathlib import Path
 
-from tunediff.analysis import Results, confirmation, effects, failed, journals
+from tunediff.analysis import Results, effects, failed, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.confirmation import Confirmation, confirm, latest, longer_budgets
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.importance import Importance, importance, searched
@@ -26,179 +26,197 @@ from tunediff.report.style import Highlights
 
 @dataclasses.dataclass(frozen=True)
 class ReportContext:
-    """A search with everything that several sections need."""
+    """The results of a search and the analyses that several sections of the report need."""
 
-    found: Results
+    results: Results
     unreadable: dict[str, str]
-    """Journals that are left out, with the reason."""
+    """Reasons by trial name, for the journals that cannot be read and are left out."""
     sessions: list[Session]
-    known: Evidence
-    """What it has shown."""
+    evidence: Evidence
+    """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
-    """About confirming runs that are not complete; '' otherwise."""
+    """Sentence about confirming runs that are incomplete or unreadable; '' if there is nothing to say."""
     longer: list[Comparison]
-    """Its finalists with longer budgets."""
+    """One comparison of the finalists for each longer budget."""
     effects: list[Effect]
     quality: Importance | None
-    """Of the objective, if that is not speed."""
+    """Importance of the knobs for the objective; None if the objective is speed or there are too few trials."""
     throughput: Importance | None
-    """Of samples per second."""
+    """Importance of the knobs for samples per second."""
     name: str
     storage: Path
-    """How a user names the search, and the folder of all searches."""
+    """Name of the search as the user typed it, and the folder of all searches."""
     now: float
-    """Unix time."""
+    """Unix time at which the report is made."""
 
     @functools.cached_property
-    def stars(self) -> Highlights:
-        """The best trial beside the baseline."""
-        return Highlights.of(self.known)
+    def highlights(self) -> Highlights:
+        """Return the two trials that figures and tables highlight: the best and the baseline."""
+        return Highlights.of(self.evidence)
 
     @property
     def over(self) -> bool:
-        """Whether the search has ended: all of its trials have, and so has its last session, if sessions are noted."""
+        """Whether the search has ended.
+
+        All its trials have ended, and either its last session has ended or all planned trials exist.
+        """
         ended = self.sessions[-1].end is not None if self.sessions else False
-        enough = len(self.found.trials) >= self.found.space.budget.trials
-        return (ended or enough) and all(trial.finished for trial in self.found.trials)
+        enough = len(self.results.trials) >= self.results.space.budget.trials
+        return (ended or enough) and all(trial.finished for trial in self.results.trials)
 
     @property
     def unfinished(self) -> str:
-        """How trials without a result ended, in a sentence: `4 trials were stopped early, 1 failed.`; '': none."""
-        trials = self.found.trials
+        """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`; '' if none did."""
+        trials = self.results.trials
         early, bad = sum(trial.status == "pruned" for trial in trials), sum(map(failed, trials))
         words = [f"{pluralize(early, 'trial was', 'trials were')} stopped early"] * bool(early)
         words += [f"{bad:,} failed" if words else f"{pluralize(bad, 'trial')} failed"] * bool(bad)
         return f"{', '.join(words)}." if words else ""
 
     @property
-    def told(self) -> Confirmation | None:
-        """What its confirming runs say, if any of them ended."""
-        return self.known.told
+    def confirmation(self) -> Confirmation | None:
+        """Return the comparison of the confirming runs; None if none of them has ended."""
+        return self.evidence.told
 
     @property
     def compared(self) -> Comparison | None:
-        """Of a search with several seeds."""
-        return self.known.compared
+        """Return the comparison over seeds; None for a search with one seed."""
+        return self.evidence.compared
 
     @property
     def noise(self) -> Noise | None:
-        """Of one run; None: not known, or every configuration has several."""
-        return self.known.noise
+        """Return the noise of one run; None if it is unknown or every configuration has several runs."""
+        return self.evidence.noise
 
     @property
     def label(self) -> str:
-        """What the objective is called."""
-        return self.found.quantity(self.found.label).label
+        """Return the display name of the objective."""
+        return self.results.quantity(self.results.label).label
 
     @property
     def unit(self) -> str:
-        """What the samples are called."""
-        return self.found.unit
+        """Return the name of the samples, for example `images`."""
+        return self.results.unit
 
     @property
     def budget_s(self) -> float:
-        """Of a trial, in seconds of its unit."""
-        return self.found.space.budget.per_trial_s
+        """Return the budget of one trial, in seconds of the budget's unit."""
+        return self.results.space.budget.per_trial_s
 
     @property
     def leader(self) -> str:
-        """`the winner`, or what it may be called."""
-        return "the winner" if self.known.winner else "the best trial"
+        """Return `the winner` if several seeds show that it is better than the baseline, else `the best trial`."""
+        return "the winner" if self.evidence.winner else "the best trial"
 
     def command(self, module: str, *words: object) -> str:
-        """Another command about this search, as one pastes it."""
+        """Return a command line for this search that can be pasted into a shell; `module`: name of the command."""
         return text.command(module, self.name, *words, storage=self.storage)
 
     @property
     def rival(self) -> TrialRecord | None:
-        """The baseline, if another trial is best."""
-        base, winner = self.stars.baseline, self.stars.winner
+        """Return the baseline if another trial is best, else None."""
+        base, winner = self.highlights.baseline, self.highlights.winner
         return base if base is not None and winner is not None and base.name != winner.name else None
 
     @property
     def crossing_s(self) -> float | None:
-        """Seconds, in the unit of the budget, after which the winner is as good as the baseline at its end; None: not
-        determined."""
-        return self.stars.reached_s
+        """Return after how many seconds the winner is as good as the baseline at its end; None if undetermined.
+
+        The seconds are those of the budget's unit.
+        """
+        return self.highlights.reached_s
 
     @property
     def crosses_before_first(self) -> bool:
-        """Whether the winner is that good at its first evaluation already: when it was so first is not known."""
-        return self.crossing_s is not None and self.stars.winner is not None and self.found.at_first(self.stars.winner)
+        """Whether the winner is that good at its first evaluation already, so that `crossing_s` is an upper bound."""
+        winner = self.highlights.winner
+        return self.crossing_s is not None and winner is not None and self.results.at_first(winner)
 
     def by_weight(self) -> list[str]:
-        """The searched knobs, those with the largest share of the objective's variance first."""
-        one = self.quality or self.throughput
-        shares = one.shares if one is not None else {}
-        return sorted((dimension.name for dimension in searched(self.found)), key=lambda name: -shares.get(name, 0.0))
+        """Return the searched knobs, sorted by their share of the objective's variance, largest first."""
+        ranking = self.quality or self.throughput
+        shares = ranking.shares if ranking is not None else {}
+        return sorted((dimension.name for dimension in searched(self.results)), key=lambda name: -shares.get(name, 0.0))
 
     def mark(self, trial: TrialRecord | None) -> str:
-        """The class of a trial's row in a table."""
-        color = next((what for known, _, what in self.stars.pairs() if trial and known.name == trial.name), "")
-        return color and ("baseline" if color == "baseline" else "winner")
+        """Return the CSS class of a trial's table row: `baseline`, `winner` or ''."""
+        pairs = self.highlights.pairs()
+        role = next((role for marked_trial, _, role in pairs if trial and marked_trial.name == trial.name), "")
+        return role and ("baseline" if role == "baseline" else "winner")
 
 
-def ruler(found: Results) -> str:
-    """How the objective is measured, in the words of the workload; '' where it has none, and for speed."""
-    said = None if found.by_rate else found.space.workload.get_hook("evaluation_protocol")
-    return str(said(found.space.baseline)) if said is not None else ""
+def protocol(results: Results) -> str:
+    """Return the workload's description of its evaluation protocol.
+
+    '' if the workload has no `evaluation_protocol` or the objective is speed.
+    """
+    describe = None if results.by_rate else results.space.workload.get_hook("evaluation_protocol")
+    return str(describe(results.space.baseline)) if describe is not None else ""
 
 
 def marked(compared: Comparison, best: Group | None) -> list[str]:
-    """The classes of the rows of a table with a row for each configuration."""
+    """Return the CSS class of every row of a table with one row per configuration."""
     return ["baseline" if not group.changed else "winner" if group is best else "" for group in compared.groups]
 
 
 def lead(*words: object) -> Html:
-    """What a section says first."""
+    """Return the first paragraph of a section."""
     return el("p", *words, class_="lead")
 
 
 def note(*words: object) -> Html:
-    """What it adds in small letters."""
+    """Return a paragraph in small type."""
     return el("p", *words, class_="note")
 
 
 def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None) -> ReportContext:
-    """Everything a report needs. Raises `ConfigError` when the folder holds no search."""
-    found, unreadable = journals.read(folder)
-    told, confirming = _confirmed(found)
+    """Read a search and everything that its report needs.
+
+    name: of the search as the user typed it; default: the folder's name. storage: folder of all searches.
+    now: Unix time; default: the current time. Raises `ConfigError` if the folder holds no search.
+    """
+    results, unreadable = journals.read(folder)
+    confirmation, confirming = _confirmed(results)
     return ReportContext(
-        found=found,
+        results=results,
         unreadable=unreadable,
         sessions=journals.sessions(folder),
-        known=Evidence(found, told),
+        evidence=Evidence(results, confirmation),
         confirming=confirming,
-        longer=_longer(told),
-        effects=effects.effects(found),
-        quality=None if found.by_rate else importance(found, lambda trial: trial.value(found.metric), found.ratios),
-        throughput=importance(found, rate),
+        longer=_longer(confirmation),
+        effects=effects.effects(results),
+        quality=None
+        if results.by_rate
+        else importance(results, lambda trial: trial.value(results.metric), results.ratios),
+        throughput=importance(results, rate),
         name=name or folder.name,
         storage=storage,
         now=time.time() if now is None else now,
     )
 
 
-def _longer(told: Confirmation | None) -> list[Comparison]:
-    if told is None:
+def _longer(confirmation: Confirmation | None) -> list[Comparison]:
+    """Return the comparisons of the finalists with longer budgets; [] if there are none."""
+    if confirmation is None:
         return []
     try:
-        return confirmation.longer_budgets(told.compared.found, lambda place: journals.read(place)[0])
-    except ConfigError:  # a folder that is no search any more
+        return longer_budgets(confirmation.compared.found, lambda folder: journals.read(folder)[0])
+    except ConfigError:  # the folder has been removed or changed since
         return []
 
 
-def _confirmed(found: Results) -> tuple[Confirmation | None, str]:
-    """What the newest confirming runs say, and what there is to know about them."""
-    if found.space.confirm is None or (folder := confirmation.latest(found)) is None:
+def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
+    """Return the comparison of the newest confirming runs, and a sentence if they are incomplete or unreadable."""
+    if results.space.confirm is None or (folder := latest(results)) is None:
         return None, ""
     try:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    told = confirmation.confirm(found, runs) if runs.ranked else None
+    confirmation = confirm(results, runs) if runs.ranked else None
+    # Say how far the runs are, unless the comparison is decided.
     ended = sum(trial.finished for trial in runs.trials)
     unfinished = f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
-    said = "" if told is not None and told.over else unfinished
-    said += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
-    return told, said.strip()
+    message = "" if confirmation is not None and confirmation.over else unfinished
+    message += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
+    return confirmation, message.strip()

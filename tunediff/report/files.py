@@ -1,4 +1,4 @@
-"""The files that are written about a search: the page, and its data as tables and pictures beside it."""
+"""Write the files of a report: the page, and its data as tables and pictures in a folder beside it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tunediff.report import style
 from tunediff.report.html import Html, el, join, picture
 
 FOLDER = "report"
-"""Beside the page: its data."""
+"""Name of the folder beside the page that holds its data."""
 NAMES = (
     *("curves", "trials", "won", "comparison", "study", "why", "why_curves", "step", "importance", "effects"),
     *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds", "hold"),
 )
-"""Of all tables and pictures that there may be."""
+"""Names of all tables and pictures that a report can contain."""
 
 
 class Files:
-    """The folder of tables and pictures beside the page."""
+    """Write the tables and pictures of one report and remember their names."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,12 +32,15 @@ class Files:
         self.written: list[str] = []
 
     def csv(self, name: str, frame: pd.DataFrame) -> None:
-        """Write a table. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+        """Write a table as NAME.csv; prefix text that a spreadsheet would execute as a formula with an apostrophe."""
         safe = pd.DataFrame({_no_formula(str(name)): list(map(_no_formula, frame[name])) for name in frame.columns})
         self.keep(f"{name}.csv", safe.to_csv(index=False).encode("utf-8", "replace"))
 
     def chart(self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object) -> Html | None:
-        """A figure with its caption; None where there is nothing to draw."""
+        """Draw a figure, write it as NAME.png and return it with its caption as HTML.
+
+        None if `build` returns None. alt: description for screen readers.
+        """
         if (chart := style.draw(build)) is None:
             return None
         self.keep(f"{name}.png", chart.png)
@@ -48,28 +51,28 @@ class Files:
         )
 
     def links(self, name: str) -> Html:
-        """Where the data of a section lie."""
-        known = [f"{name}.{end}" for end in ("csv", "png") if f"{name}.{end}" in self.written]
-        return listed([el("a", file, href=f"{FOLDER}/{file}") for file in known])
+        """Return links to the table and the picture of this name that were written."""
+        names = [f"{name}.{end}" for end in ("csv", "png") if f"{name}.{end}" in self.written]
+        return listed([el("a", file, href=f"{FOLDER}/{file}") for file in names])
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a file."""
+        """Write a file into the folder."""
         write(self.folder / name, content)
         self.written.append(name)
 
     def tidy(self) -> None:
-        """Remove what an earlier report left and this one does not have."""
+        """Remove files of an earlier report that this one has not written."""
         for file in {f"{name}.{end}" for name in NAMES for end in ("csv", "png")} - set(self.written):
             (self.folder / file).unlink(missing_ok=True)
 
 
 def listed(parts: Sequence[object]) -> Html:
-    """Parts with commas between them."""
+    """Join parts with commas."""
     return join(*(piece for place, part in enumerate(parts) for piece in ((", ", part) if place else (part,))))
 
 
 def write(path: Path, content: bytes) -> None:
-    """All or nothing: a browser that loads the page again never sees half of it."""
+    """Replace a file atomically: a browser that reloads the page never sees half of it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         file.write(content)
     os.chmod(file.name, 0o644)

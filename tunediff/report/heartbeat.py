@@ -1,4 +1,4 @@
-"""What goes on where nothing has been said for a while."""
+"""Print what a search is doing when nothing else has been printed for a while."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S = 30.0
-"""Of silence after which a line says what goes on; then after longer and longer, up to five minutes."""
+"""Seconds without output after which a line is printed; the interval then grows up to five minutes."""
 PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
          "checkpoint": "saving", "waiting": "waits for its workers"}  # fmt: skip
 
 
 class Heartbeat:
-    """Beats in a thread of its own while inside; everything that is said otherwise is told it by `heard`."""
+    """Print progress lines from a background thread inside a `with` block.
+
+    Call `beat` for every line that is printed otherwise; it restarts the wait.
+    """
 
     def __init__(self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str) -> None:
-        """`called`: how trials are called here."""
+        """Prepare the thread for a search.
+
+        folder: of the search. say: prints a line. called: turns the name of a trial into its display name.
+        """
         self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="heart")
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._begun = self._last = time.monotonic()
         self._following = Following(folder)
         self._following.read()
@@ -42,7 +48,7 @@ class Heartbeat:
             self._thread.join(timeout=2)
 
     def beat(self) -> None:
-        """Something was said."""
+        """Restart the wait, because a line was printed."""
         self._last, self._patience = time.monotonic(), SILENCE_S
 
     def _beat(self) -> None:
@@ -50,15 +56,18 @@ class Heartbeat:
             if time.monotonic() - self._last < self._patience:
                 continue
             patience = min(1.5 * self._patience, 300.0)
-            log_exceptions("what goes on", self._tell)
+            log_exceptions("what goes on", self._print_progress)
             self._last, self._patience = time.monotonic(), patience
 
-    def _tell(self) -> None:
-        with contextlib.suppress(OSError):  # files are written and taken away meanwhile; the next beat tells
+    def _print_progress(self) -> None:
+        with contextlib.suppress(OSError):  # a worker replaces or removes the files meanwhile; the next beat retries
             self._say(self.doing())
 
     def doing(self) -> str:
-        """`t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`."""
+        """Return what the newest running trial does.
+
+        Example: `t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`.
+        """
         self._following.read()
         trials = self._following.trials
         running = [trial for trial in trials if not trial.finished]
@@ -68,8 +77,8 @@ class Heartbeat:
             return f"starting the workers for {text.seconds(time.monotonic() - self._begun)}"
         name, called = running[-1].name, self._called(running[-1].name)
         with contextlib.suppress(FileNotFoundError):
-            told = json.loads((self._folder / "trials" / name / DOING).read_text())
-            work = f": {told['work']}" if told["work"] else ""
-            return f"{called} {PARTS[told['part']]} for {text.seconds(time.time() - told['since'])}{work}"
+            progress = json.loads((self._folder / "trials" / name / DOING).read_text())
+            work = f": {progress['work']}" if progress["work"] else ""
+            return f"{called} {PARTS[progress['part']]} for {text.seconds(time.time() - progress['since'])}{work}"
         begun = (self._folder / "trials" / name / record.JOURNAL).stat().st_mtime
         return f"{called} waits for its workers for {text.seconds(time.time() - begun)}: they start"

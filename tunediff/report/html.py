@@ -1,4 +1,4 @@
-"""The report's HTML: elements that escape what they hold, tables, and the page with its style and its one script."""
+"""Build the report's HTML: elements that escape their content, tables, and the page with its style and script."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ WINNER, BASELINE = colors.WINNER, colors.BASELINE
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
 
 NARROW = "screen and (max-width: 44rem)"
-"""Where charts are drawn for a telephone; page.css has the same."""
+"""Media query of the screens that get the narrow charts; page.css repeats it."""
 
 _EMPTY_TAGS = ("br", "hr", "img", "input", "meta", "source", "wbr")
 
 
 class Html(str):
-    """Text that is markup already. Every other string is escaped when it becomes part of an element."""
+    """Markup. Every other string is escaped when it becomes part of an element."""
 
 
 def el(tag: str, *children: object, **attributes: object) -> Html:
-    """An element. `class_` loses its underscore, others become dashes; None leaves a child or an attribute out.
+    """Return an element with escaped content.
 
-    Whatever a file holds passes through here as a plain string: it ends up as text, never as markup.
+    A trailing underscore of an attribute is dropped (`class_`), other underscores become dashes. A child or an
+    attribute that is None is left out. Text from files arrives here as a plain string: it never becomes markup.
     """
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     opening = "".join(f' {name}="{html.escape(str(value))}"' for name, value in named.items())
@@ -37,9 +38,9 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
 
 
 def join(*parts: object) -> Html:
-    """Parts side by side."""
-    known = (part for part in parts if part is not None)
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in known))
+    """Concatenate parts, escape all that are not `Html`, and leave None out."""
+    present = (part for part in parts if part is not None)
+    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in present))
 
 
 def breakable(text: object) -> object:
@@ -59,12 +60,14 @@ def table(
     id_: str | None = None,
     stacks: bool = False,
 ) -> Html:
-    """A table. The first `words` columns are words, the others numbers; `marks`: the class of each row, '' for none.
+    """Return a table.
 
-    A header without a word is left out. `stacks`: on a telephone each row becomes a block with a line for each cell, so
-    that no column lies beyond the edge.
+    words: how many columns hold text; the others are aligned as numbers. marks: the CSS class of each row, '' for none.
+    stacks: on narrow screens each row becomes a block with one line per cell, so that no column is cut off. A header
+    of empty strings is left out.
     """
 
+    # On narrow screens the style sheet shows `data-label` before each cell.
     def cells(tag: str, row: Sequence[object]) -> Html:
         scope = {"scope": "col"} if tag == "th" else {}
         labels = header if stacks and tag == "td" else [None] * len(row)
@@ -84,25 +87,26 @@ def table(
 
 
 def picture(kind: str, content: bytes, alt: str, narrow: bytes = b"") -> Html:
-    """An image inside the file; `narrow`: the same for a telephone.
+    """Return an image that is embedded in the page; `narrow`: the version for narrow screens.
 
-    Scripts do not run in an SVG that is shown by `img`, whatever it holds.
+    `img` never runs scripts that an SVG contains.
     """
-    wide, small = (f"data:image/{kind};base64,{base64.b64encode(one).decode()}" for one in (content, narrow))
+    wide, small = (f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in (content, narrow))
     image = el("img", src=wide, alt=alt)
     return el("picture", el("source", media=NARROW, srcset=small), image) if narrow else image
 
 
 def folded(summary: object, *inside: object) -> Html:
-    """Something that is opened by a click."""
+    """Return content that a click unfolds."""
     return el("details", el("summary", summary), *inside)
 
 
 def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot: Html) -> str:
-    """The whole file, from its head and its (id, heading, content) sections.
+    """Return the whole HTML file; `sections`: (id, heading, content).
 
-    The policy in it forbids every connection and every script but the one below, known by its hash.
+    Its content security policy forbids every connection, and every script except `SCRIPT`, which it allows by its hash.
     """
+    # Table of contents, head and body.
     contents = el("ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections))
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "

@@ -1,4 +1,4 @@
-"""What a search leaves in its folder when it ends: tables and figures, made from its journals alone."""
+"""Write the tables and figures that a search leaves in its folder; they are made from its journals alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.analysis import Results, evidence
+from tunediff.analysis import Results
 from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import read as read_evidence
 from tunediff.core.environment import hardware
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import seconds
 from tunediff.report import study_figure, study_table
-from tunediff.report.context import ruler
+from tunediff.report.context import protocol
 from tunediff.report.sections import curves
 from tunediff.report.style import Highlights, headline, png
 from tunediff.report.verdicts import (
@@ -27,79 +28,88 @@ from tunediff.report.verdicts import (
 from tunediff.report.words import markdown_table, plain_table
 
 
-def write_all(found: Results) -> dict[str, Path]:
-    """Write the tables and figures of a search into its folder; returns their paths by file name.
+def write_all(results: Results) -> dict[str, Path]:
+    """Write the tables and figures of a search into its folder and return their paths by file name.
 
-    trials.csv, curves.csv and curves.png; of two objectives also pareto.csv; of several seeds also comparison.csv,
-    comparison.md and comparison.png; of a study also study.csv, study.md and, where it has one, the figure study.png.
+    Always trials.csv, curves.csv and curves.png. With two objectives also pareto.csv; with several seeds also
+    comparison.csv, comparison.md and comparison.png; for a study also study.csv, study.md and, if it has a figure,
+    study.png.
     """
-    about = [measured] if (measured := ruler(found)) else []
-    on = next((f"\nmeasured on {it}" for trial in found.trials if (it := hardware(trial.environment))), "")
+    # Titles name the evaluation protocol and the hardware.
+    about = [measured] if (measured := protocol(results)) else []
+    on = next((f"\nmeasured on {machine}" for trial in results.trials if (machine := hardware(trial.environment))), "")
     title = "; ".join(about) + on
-    known = evidence.read(found)
-    written = _csv(found, "trials.csv", known.table()) | _csv(found, "curves.csv", found.curves())
-    written |= _png(found, "curves.png", lambda: curves.of_trials(found, Highlights.of(known)), title)
-    if found.space.cost is not None:
-        written |= _csv(found, "pareto.csv", found.pareto_table())
-    if (compared := known.compared) is not None:
-        best = compared.of(known.best) if known.best is not None else None
-        said = [markdown_table(comparison_table(compared)), "", *(f"- {said}" for said in conclusions(compared))]
-        written |= _csv(found, "comparison.csv", compared.table())
-        written |= _markdown(found, "comparison.md", found.folder.name, said)
+    evidence = read_evidence(results)
+    written = _csv(results, "trials.csv", evidence.table()) | _csv(results, "curves.csv", results.curves())
+    written |= _png(results, "curves.png", lambda: curves.of_trials(results, Highlights.of(evidence)), title)
+    if results.space.cost is not None:
+        written |= _csv(results, "pareto.csv", results.pareto_table())
+    # Several seeds: a comparison of the configurations.
+    if (compared := evidence.compared) is not None:
+        best = compared.of(evidence.best) if evidence.best is not None else None
+        lines = [
+            markdown_table(comparison_table(compared)),
+            "",
+            *(f"- {sentence}" for sentence in conclusions(compared)),
+        ]
+        written |= _csv(results, "comparison.csv", compared.table())
+        written |= _markdown(results, "comparison.md", results.folder.name, lines)
         means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"]) + on
-        written |= _png(found, "comparison.png", lambda: curves.of_means(compared, best), means)
-    return written | (study(found, study_table.table(found)) if found.space.study is not None else {})
+        written |= _png(results, "comparison.png", lambda: curves.of_means(compared, best), means)
+    return written | (study(results, study_table.table(results)) if results.space.study is not None else {})
 
 
-def study(found: Results, table: study_table.Table) -> dict[str, Path]:
-    """Write the table and the figure of a study; returns their paths by file name."""
-    about = measured_on(found)
+def study(results: Results, table: study_table.Table) -> dict[str, Path]:
+    """Write the table and the figure of a study and return their paths by file name."""
+    about = measured_on(results)
     lines = [*([about + ".", ""] if about else []), table.markdown()]
-    written = _csv(found, "study.csv", table.frame())
-    written |= _markdown(found, "study.md", table.study.title or found.folder.name, lines)
+    written = _csv(results, "study.csv", table.frame())
+    written |= _markdown(results, "study.md", table.study.title or results.folder.name, lines)
     if table.study.has_figure:
-        written |= _png(found, "study.png", lambda: study_figure.figure(table, about))
+        written |= _png(results, "study.png", lambda: study_figure.figure(table, about))
     return written
 
 
-def confirmation(told: Confirmation) -> dict[str, Path]:
-    """Write `confirm.csv` and `confirm.md` into the folder of the search; returns their paths by file name."""
-    lines = [*(f"{said}\n" for said in sentences(told)), "```text", plain_table(confirmation_table(told)), "```", ""]
+def confirmation(confirmation: Confirmation) -> dict[str, Path]:
+    """Write `confirm.csv` and `confirm.md` into the folder of the search and return their paths by file name."""
+    search, table = confirmation.search, plain_table(confirmation_table(confirmation))
+    lines = [*(f"{sentence}\n" for sentence in sentences(confirmation)), "```text", table, "```", ""]
     lines.append(f"- {INTERVALS}")
-    title = f"{told.search.folder.name}: {'' if told.winner else 'not '}confirmed{'' if told.over else ' so far'}"
-    return _csv(told.search, "confirm.csv", told.table()) | _markdown(told.search, "confirm.md", title, lines)
+    state = f"{'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
+    written = _csv(search, "confirm.csv", confirmation.table())
+    return written | _markdown(search, "confirm.md", f"{search.folder.name}: {state}", lines)
 
 
-def measured_on(found: Results) -> str:
-    """Device, cores, torch and budget of the trials, in a line; '' before the first one began."""
-    known = next((trial.environment for trial in found.trials if "device" in trial.environment), None)
-    if known is None:
+def measured_on(results: Results) -> str:
+    """Return device, cores, torch version and budget of the trials in one line; '' if no trial has begun."""
+    environment = next((trial.environment for trial in results.trials if "device" in trial.environment), None)
+    if environment is None:
         return ""
-    torch = known.get("versions", {}).get("torch", "?")
-    budget = f"{seconds(found.space.budget.per_trial_s)} {found.clock.what}"
-    return f"{hardware(known)}, {known.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} each"
+    torch = environment.get("versions", {}).get("torch", "?")
+    budget = f"{seconds(results.space.budget.per_trial_s)} {results.clock.what}"
+    return f"{hardware(environment)}, {environment.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} each"
 
 
-def _csv(found: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:
-    frame.to_csv(path := found.folder / name, index=False)
+def _csv(results: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:
+    frame.to_csv(path := results.folder / name, index=False)
     return {name: path}
 
 
-def _markdown(found: Results, name: str, title: str, lines: Sequence[str]) -> dict[str, Path]:
-    (path := found.folder / name).write_text("\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8")
+def _markdown(results: Results, name: str, title: str, lines: Sequence[str]) -> dict[str, Path]:
+    (path := results.folder / name).write_text("\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8")
     return {name: path}
 
 
-def _png(found: Results, name: str, build: Callable[[], Figure], about: str = "") -> dict[str, Path]:
-    """A figure of the report; it will stand alone, and gets a title where it has none."""
+def _png(results: Results, name: str, build: Callable[[], Figure], about: str = "") -> dict[str, Path]:
+    """Write a figure of the report with a title, because it will be shown alone; an error leaves it out."""
 
     def titled() -> Figure:
         figure = build()
         if about:
-            headline(figure, f"{found.folder.name}: {about}".replace(": \n", "\n"))
+            headline(figure, f"{results.folder.name}: {about}".replace(": \n", "\n"))
         return figure
 
-    path, drawn = found.folder / name, list[bytes | None]()
+    path, drawn = results.folder / name, list[bytes | None]()
     if log_exceptions(name, lambda: drawn.append(png(titled))) and drawn[0] is not None:
         path.write_bytes(drawn[0])
     return {name: path}

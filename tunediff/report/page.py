@@ -1,7 +1,7 @@
-"""The report of a search: one HTML file that needs nothing else, and its data as CSV and PNG beside it.
+"""Write the report of a search: one self-contained HTML file, and its data as CSV and PNG beside it.
 
-A section says in a sentence what is to be seen, and is left out where there is nothing. Facts come from `results`;
-everything that a file holds is escaped by `html`.
+Every section begins with a sentence that states its result, and is left out if it has none. Facts come from
+`tunediff.analysis`; `html` escapes everything that comes from files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunediff.core.environment import hardware
 from tunediff.core.text import pluralize
-from tunediff.report.context import ReportContext, ruler
+from tunediff.report.context import ReportContext, protocol
 from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
@@ -23,71 +23,71 @@ PAGE = "report.html"
 Section = Callable[[ReportContext, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("won", "What won", won.won),
+    ("won", "Result", won.won),
     ("seeds", "All configurations over their seeds", curves.seeds),
     ("study", "The study", trials.study),
     ("curves", "{label} against {seconds}", curves.curves),
     ("longer", "With longer budgets", curves.longer),
     ("why", "{why}", why.why),
-    ("samples", "Pictures", won.samples),
-    ("importance", "Which knobs matter", knobs.importance),
-    ("effects", "What each knob does", knobs.effects),
+    ("samples", "Samples", won.samples),
+    ("importance", "Knob importance", knobs.importance),
+    ("effects", "Knob effects", knobs.effects),
     ("trade-offs", "Trade-offs", speed.trade_offs),
     ("compile", "When torch.compile pays", speed.compiling),
     ("failures", "Failures", trials.failures),
     ("trials", "Every trial", trials.trials),
-    ("reproduce", "Run it again", reproduce.reproduce),
+    ("reproduce", "Reproduce", reproduce.reproduce),
 )
-"""(id, heading, content), in reading order."""
+"""(id, heading, function that builds the content), in reading order."""
 
 
-def write_all(subject: ReportContext, out: Path) -> dict[str, Path]:
-    """Write the page and its data into `out`; returns their paths by what they are. Raises `OSError`."""
+def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
+    """Write the page and its data into `out` and return both paths by `report` and `data`. Raises `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
     for name, heading, build in SECTIONS:
-        if (content := build(subject, files)) is not None:
-            words = {"why": why.heading(subject), "label": subject.label, "seconds": subject.found.clock.seconds}
+        if (content := build(context, files)) is not None:
+            words = {"why": why.heading(context), "label": context.label, "seconds": context.results.clock.seconds}
             named = heading.format(**words)
             sections.append((name, named, content))
-    text = page(f"{subject.found.folder.name}: report", _head(subject), sections, _foot(subject, files))
+    text = page(f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files))
     write(out / PAGE, text.encode("utf-8", "replace"))
     files.tidy()
     return {"report": out / PAGE, "data": out / FOLDER}
 
 
-def _head(subject: ReportContext) -> Html:
-    space, said = subject.found.space, ruler(subject.found)
-    each = f"{duration(subject.budget_s)} of {space.budget.clock.what} per trial"
-    about = f"{space.workload.title}, {each}, judged by {subject.label}"
-    # What two machines differ in counts for every figure below, and a processor's name does not tell it.
-    where = " and ".join(dict.fromkeys(filter(None, (hardware(trial.environment) for trial in subject.found.trials))))
+def _head(context: ReportContext) -> Html:
+    space, protocol_text = context.results.space, protocol(context.results)
+    budget = f"{duration(context.budget_s)} of {space.budget.clock.what} per trial"
+    about = f"{space.workload.title}, {budget}, judged by {context.label}"
+    # Trials on different machines are not comparable, and a processor's name alone does not show a difference.
+    where = " and ".join(dict.fromkeys(filter(None, (hardware(trial.environment) for trial in context.results.trials))))
     return join(
-        el("h1", subject.found.folder.name),
-        el("p", f"{about}: {said}" if said else about, class_="soft"),
+        el("h1", context.results.folder.name),
+        el("p", f"{about}: {protocol_text}" if protocol_text else about, class_="soft"),
         el("p", f"Measured on {where}.", class_="soft") if where else None,
-        el("p", _state(subject), class_="state"),
+        el("p", _state(context), class_="state"),
     )
 
 
-def _state(subject: ReportContext) -> str:
-    """Whether the search is over, and how fresh this is."""
-    trials, planned = subject.found.trials, subject.found.space.budget.trials
+def _state(context: ReportContext) -> str:
+    """Return whether the search is over, how many trials ended, and when the report was written."""
+    trials, planned = context.results.trials, context.results.space.budget.trials
     begun = sum(not trial.finished for trial in trials)
     count = f"{len(trials) - begun:,} of {pluralize(planned, 'trial')} ended"
-    written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(subject.now))
+    written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if len(trials) - begun >= planned:
         return f"finished · {count} · {written}"
-    if not subject.sessions:
+    if not context.sessions:
         return f"{count} · {written}"
-    if subject.sessions[-1].end is not None:
+    if context.sessions[-1].end is not None:
         return f"interrupted · {count} · {written}"
-    last = reproduce.latest(subject)
-    age = f" · last news {duration(max(0.0, subject.now - last))} before" if last else ""
+    last = reproduce.latest(context)
+    age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
     return f"running, or killed · {count}, {begun} under way · {written}{age}"
 
 
-def _foot(subject: ReportContext, files: Files) -> Html:
+def _foot(context: ReportContext, files: Files) -> Html:
     links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
-    command = el("code", subject.command("report"))
-    again = el("p", "Written by ", command, "; again while the search runs, for newer numbers.")
+    command = el("code", context.command("report"))
+    again = el("p", "Written by ", command, "; run it again during the search for newer numbers.")
     return join(again, el("p", "Data: ", links))

@@ -1,4 +1,4 @@
-"""What a comparison of two configurations would run and cost, before anything starts."""
+"""Compute what a comparison of two configurations will run and cost, before anything starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from tunediff.core.clock import UNITS, UnitName, own_s
 
 
 def values(
-    asked: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
+    names: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
     evaluation_s: float | None, data: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plan in JSON types; seconds are wall-clock.
 
-    asked: A and B as they were given. most: pairs at most. evaluation_s: of one evaluation, None if it is not known.
-    data: lines that describe what is trained on.
+    names: A and B as the user typed them. sides: their configurations. most: maximum number of pairs. budget_s: of one
+    run, in seconds of `unit`. evaluation_s: of one evaluation, None if unknown. data: lines that describe the data.
     """
+    # A pair trains both sides and evaluates both; the test may stop it at its first look.
     training_s = [own_s(budget_s, unit, side.devices) for side in sides]
     points = int(sides[0].evaluation.points)
     judging_s = None if evaluation_s is None else points * evaluation_s
@@ -28,7 +29,7 @@ def values(
     least = sequential.first_look(most)
     changed = cfg.differences(sides[1], sides[0])
     return {
-        "a": asked[0], "b": asked[1], "changed": {name: value for name, value in changed.items() if name != "seed"},
+        "a": names[0], "b": names[1], "changed": {name: value for name, value in changed.items() if name != "seed"},
         "metric": cfg.of(sides[0]).objective.name,
         "pairs_at_least": least, "pairs_at_most": most, "runs_at_most": 2 * most,
         "budget_s": budget_s, "budget_unit": unit,

@@ -1,6 +1,6 @@
-"""Results of commands for `--json`: typed values under fixed keys, as docs/json.md lists them.
+"""Build the results of commands for `--json`: typed values under fixed keys, as docs/json.md lists them.
 
-A key is there whatever the outcome; what does not apply or is not known is null, or an empty list. Names of metrics,
+Every key is always present; a value that does not apply or is unknown is null, or an empty list. Names of metrics,
 configurations and trials are values, never parts of a key.
 """
 
@@ -36,105 +36,117 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 
 
 def search(
-    known: Evidence, block: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
+    evidence: Evidence, block: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
 ) -> dict[str, Any]:
-    """Return the result of a search. `block`: what `summary.values` says of its costs and files."""
-    found, best, compared = known.found, known.best, known.compared
-    statuses = collections.Counter(trial.status or "unfinished" for trial in found.trials)
-    noise = known.noise
+    """Return the result of a search.
+
+    block: its costs and files, as `summary.values` returns them. studied: the table of its study. longer: comparisons
+    of the finalists with longer budgets.
+    """
+    results, best, compared = evidence.found, evidence.best, evidence.compared
+    # Costs, files and remarks come from `block`; everything else follows from the evidence.
+    statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
+    noise = evidence.noise
     return {
-        "search": found.folder.name,
-        "metric": found.label,
-        "objective": found.metric,
-        "direction": found.space.mode,
-        "cost_metric": found.space.cost,
-        "seeds": found.space.seeds,
-        "trials": len(found.trials),
+        "search": results.folder.name,
+        "metric": results.label,
+        "objective": results.metric,
+        "direction": results.space.mode,
+        "cost_metric": results.space.cost,
+        "seeds": results.space.seeds,
+        "trials": len(results.trials),
         "statuses": {status: statuses[status] for status in (*record.STATUSES, "unfinished")},
-        **_best(known, best),
-        **_speedup(known, best, block),
+        **_best(evidence, best),
+        **_speedup(evidence, best, block),
         "noise": None if noise is None else {
             "sd": noise.sd, "relative": noise.ratios, "runs": noise.runs, "configurations": noise.configurations,
             "rough": noise.rough,
         },
-        "within_noise_of_best": [trial.name for trial in known.near],
-        "better_than_noise": known.better(best) if best is not None else None,
+        "within_noise_of_best": [trial.name for trial in evidence.near],
+        "better_than_noise": evidence.better(best) if best is not None else None,
         "nothing_to_confirm": block.get("nothing_to_confirm"),
         "disturbed_trials": block.get("disturbed_trials", 0),
         "unmoved_trials": block.get("unmoved_trials", 0),
-        **_confirmed(known.told),
+        **_confirmed(evidence.told),
         "configurations": _rows(compared),
         "conclusions": verdicts.conclusions(compared) if compared is not None else [],
         "study_rows": records(studied.frame()) if studied is not None else [],
-        "pareto_rows": _pareto(found),
-        "longer_budgets": [_longer(one) for one in longer],
+        "pareto_rows": _pareto(results),
+        "longer_budgets": [_longer(comparison) for comparison in longer],
         **{name: block.get(name) for name in (*COSTS, *FILES)},
     }  # fmt: skip
 
 
-def compare(told: Pairs, failure: str | None, wall_s: float, report: str) -> dict[str, Any]:
-    """Return the result of a comparison of two configurations. `failure`: which run failed, and why."""
-    look, values = told.look, told.values
-    ended = [run for pair in told.runs for run in pair if run is not None and run.finished]
+def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> dict[str, Any]:
+    """Return the result of a comparison of two configurations.
+
+    failure: which run failed, and why. wall_s: wall-clock in seconds. report: path of the page.
+    """
+    look, values = pairs.look, pairs.values
+    ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
+    # Values of A and B over the pairs, without missing ones.
     sides = dict[str, Any]()
     for row, side in enumerate("ab"):
-        known = [float(value) for value in values[row] if value == value]
-        sides |= {f"{side}_value": mean(known), f"{side}_sd": sd(known), f"{side}_values": known}
+        numbers = [float(value) for value in values[row] if value == value]
+        sides |= {f"{side}_value": mean(numbers), f"{side}_sd": sd(numbers), f"{side}_values": numbers}
     return {
-        "comparison": told.folder.name,
-        "a": told.asked[0],
-        "b": told.asked[1],
-        "changed": told.changed,
-        "verdict": told.verdict,
+        "comparison": pairs.folder.name,
+        "a": pairs.asked[0],
+        "b": pairs.asked[1],
+        "changed": pairs.changed,
+        "verdict": pairs.verdict,
         "failure": failure,
-        "metric": told.label,
-        "objective": told.metric.name,
-        "direction": told.metric.mode,
+        "metric": pairs.label,
+        "objective": pairs.metric.name,
+        "direction": pairs.metric.mode,
         **sides,
         **effects(look.differences[0], look.ratios),
         "resolution": look.resolution,
-        "one_run_each_tells": told.one_run_tells,
-        "rough": told.rough,
+        "one_run_each_tells": pairs.one_run_tells,
+        "rough": pairs.rough,
         "stopped": look.state,
         "pairs": look.rounds,
-        "pairs_at_most": told.most,
+        "pairs_at_most": pairs.most,
         "runs": len(ended),
-        "training_s": told.trained_s,
+        "training_s": pairs.trained_s,
         "wall_s": wall_s,
-        "results": str(told.folder),
+        "results": str(pairs.folder),
         "report": report,
     }
 
 
 def effects(difference: Difference, ratios: bool) -> dict[str, float | None]:
-    """Return a ratio with its interval, or a difference with its own; the other is None, as is what is too wide."""
+    """Return the effect as a ratio or as a difference, with its interval.
+
+    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to be useful.
+    """
     ends = (difference.estimate, difference.low, difference.high)
     if ratios and is_wide(difference.low, difference.high):
         ends = (None, None, None)
-    known = dict(zip(EFFECTS[:3] if ratios else EFFECTS[3:], ends, strict=True))
-    return {name: known.get(name) for name in EFFECTS}
+    values = dict(zip(EFFECTS[:3] if ratios else EFFECTS[3:], ends, strict=True))
+    return {name: values.get(name) for name in EFFECTS}
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows in JSON types; what is missing is null."""
+    """Return the rows of a table in JSON types; missing values are None."""
     rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
     return rows
 
 
 # ------------------------------------------------------------------------------------------------------------ its parts
-def _best(known: Evidence, best: TrialRecord | None) -> dict[str, Any]:
-    """The best configuration beside the baseline; values are means over the runs of each in the search."""
-    compared = known.compared
+def _best(evidence: Evidence, best: TrialRecord | None) -> dict[str, Any]:
+    """Return the best configuration and the baseline; values are means over the runs of each in the search."""
+    compared = evidence.compared
     groups: tuple[Group | None, Group | None] = (None, None)
     if compared is not None:
         groups = (compared.of(best) if best is not None else None, compared.baseline)
     values = [
-        group.values(compared.metric) if compared is not None and group is not None else known.runs(trial)
-        for group, trial in zip(groups, (best, known.baseline), strict=True)
+        group.values(compared.metric) if compared is not None and group is not None else evidence.runs(trial)
+        for group, trial in zip(groups, (best, evidence.baseline), strict=True)
     ]
     return {
         "best_trial": best.name if best is not None else None,
-        "best_configuration": without_seed(known.found.changed(best)) if best is not None else None,
+        "best_configuration": without_seed(evidence.found.changed(best)) if best is not None else None,
         "best_verdict": groups[0].difference.verdict if groups[0] is not None else None,
         "best_value": mean(values[0]),
         "best_values": values[0],
@@ -143,30 +155,37 @@ def _best(known: Evidence, best: TrialRecord | None) -> dict[str, Any]:
     }
 
 
-def _speedup(known: Evidence, best: TrialRecord | None, block: Mapping[str, Any]) -> dict[str, Any]:
-    speedup = known.speedup(best) if best is not None else "no trial has a result"
+def _speedup(evidence: Evidence, best: TrialRecord | None, block: Mapping[str, Any]) -> dict[str, Any]:
+    speedup = evidence.speedup(best) if best is not None else "no trial has a result"
     single = isinstance(speedup, Estimate) and speedup.runs == 1
     return {
         **speedup_values(speedup),
         "speedup_means": block.get("speedup_means"),
         "speedup_unknown": speedup if isinstance(speedup, str) else None,
-        "seconds_to_baseline": known.seconds_to_baseline(best) if single and best is not None else None,
+        "seconds_to_baseline": evidence.seconds_to_baseline(best) if single and best is not None else None,
     }
 
 
-def _confirmed(told: Confirmation | None) -> dict[str, Any]:
-    """What new seeds show: of the winner, else of the finalist that was ahead in the search."""
-    group = told.leader if told is not None else None
-    values = told.values(group) if told is not None and group is not None else []
-    of_base = told.values(told.compared.baseline) if told is not None and told.compared.baseline is not None else []
-    bias = told.bias(group) if told is not None and group is not None else None
-    ratios = told.compared.ratios if told is not None else True
+def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
+    """Return the confirmed result of the winner, or of the finalist that led the search if there is no winner."""
+    group = confirmation.leader if confirmation is not None else None
+    # Without confirming runs every key is there, with null or an empty list.
+    values = confirmation.values(group) if confirmation is not None and group is not None else []
+    of_base = (
+        confirmation.values(confirmation.compared.baseline)
+        if confirmation is not None and confirmation.compared.baseline is not None
+        else []
+    )
+    bias = confirmation.bias(group) if confirmation is not None and group is not None else None
+    ratios = confirmation.compared.ratios if confirmation is not None else True
     shown = effects(group.difference if group is not None else Difference(), ratios)
     return {
-        "confirmed": told.winner is not None if told is not None else None,
-        "winner": told.winner.changed if told is not None and told.winner is not None else None,
-        "finalist": group.changed if told is not None and told.winner is None and group is not None else None,
-        "confirmed_metric": told.label if told is not None else None,
+        "confirmed": confirmation.winner is not None if confirmation is not None else None,
+        "winner": confirmation.winner.changed if confirmation is not None and confirmation.winner is not None else None,
+        "finalist": group.changed
+        if confirmation is not None and confirmation.winner is None and group is not None
+        else None,
+        "confirmed_metric": confirmation.label if confirmation is not None else None,
         "confirmed_value": mean(values),
         "confirmed_sd": sd(values),
         "confirmed_values": values,
@@ -176,12 +195,12 @@ def _confirmed(told: Confirmation | None) -> dict[str, Any]:
         **{f"confirmed_{name}": value for name, value in shown.items()},
         "value_when_chosen": bias[0] if bias is not None else None,
         "value_on_new_seeds": mean(bias[1]) if bias is not None else None,
-        "confirmed_configurations": _rows(told.compared if told is not None else None),
+        "confirmed_configurations": _rows(confirmation.compared if confirmation is not None else None),
     }
 
 
 def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
-    """A row for each configuration with several seeds, the baseline first."""
+    """Return one row per configuration with several seeds, the baseline first."""
     if compared is None:
         return []
     tables = records(compared.table())
@@ -203,18 +222,18 @@ def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
     ]
 
 
-def _pareto(found: Results) -> list[dict[str, Any]]:
-    if found.space.cost is None:
+def _pareto(results: Results) -> list[dict[str, Any]]:
+    if results.space.cost is None:
         return []
     return [
         {
             "trial": trial.name,
-            "configuration": found.changed(trial),
-            "value": trial.value(found.metric),
-            "cost": trial.value(found.space.cost),
-            "versus_baseline": found.versus_baseline(trial),
+            "configuration": results.changed(trial),
+            "value": trial.value(results.metric),
+            "cost": trial.value(results.space.cost),
+            "versus_baseline": results.versus_baseline(trial),
         }
-        for trial in found.pareto
+        for trial in results.pareto
     ]
 
 

@@ -1,4 +1,4 @@
-"""The figure that a study ends with: of a ladder its rungs, of operations the longest, else lines over `x`, or bars."""
+"""Draw the figure of a study: the rungs of a ladder, the longest operations, lines over `x`, or bars."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tunediff.analysis import is_number
 from tunediff.core import colors
 from tunediff.core.text import number
 from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
-from tunediff.report.style import NARROW_IN, WIDTH_IN, Digits, headline, legend, letters, sheet, stacked
+from tunediff.report.style import NARROW_IN, WIDTH_IN, Digits, headline, legend, max_characters, sheet, stacked
 from tunediff.report.words import fitted, short
 
 MARKERS = "osD^v<>h"
 
 
 def figure(table: Table, subtitle: str) -> Figure:
-    """The study's figure; `subtitle` says what it was measured on. Raises `ValueError` where it has none."""
+    """Return the study's figure; `subtitle`: hardware and budget. Raises `ValueError` if the study has no figure."""
     study = table.study
     if not study.has_figure:
         raise ValueError("this study has no figure")
@@ -39,28 +39,29 @@ def figure(table: Table, subtitle: str) -> Figure:
 
 
 def _scaled(table: Table, row: Row, name: str) -> float | None:
-    """A value as it is shown; None: not known."""
+    """Return a value in the unit that the figure shows; None if it is unknown."""
     value = row.value(name)
     return float(value) * table.study.quantity(name).scale if is_number(value) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- lines
 def _lines(table: Table, x: str) -> Figure:
-    """A panel for each y; a line for each combination of the other knobs that vary.
+    """Draw one panel per y with one line per combination of the other knobs that vary.
 
-    Where x is measured, the last of them runs along each line instead, its value written at the points.
+    If x is a measured quantity, the last of these knobs varies along each line, and the points are labelled with it.
     """
     measured, ys = x in table.study.numbers, table.study.y
     along = "".join(table.varied[-1:]) if measured else x
     others = [knob for knob in table.varied if knob != along]
     names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
+    # One panel per y: lines through the points of equal names, then labels at the points.
     figure, panels = sheet(len(ys), 4.6, 5.6 * len(ys) + 1)
     for axes, y in zip(panels, ys, strict=True):
-        found = [
+        candidates = [
             (_scaled(table, row, x), _scaled(table, row, y), name, row)
             for name, row in zip(names, table.rows, strict=True)
         ]
-        points = [(at, value, name, row) for at, value, name, row in found if at is not None and value is not None]
+        points = [(at, value, name, row) for at, value, name, row in candidates if at is not None and value is not None]
         points.sort(key=lambda point: point[:2])
         for i, line in enumerate(dict.fromkeys(names)):
             places = [(at, value) for at, value, name, _ in points if name == line]
@@ -82,7 +83,10 @@ def _series(place: int) -> str:
 
 
 def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
-    """Logarithmic for more than a decade, on x for powers of two as well; `ticks`: the values of x are its ticks."""
+    """Scale both axes: logarithmic for more than a decade, and on x for powers of two.
+
+    ticks: put the ticks of x at its values.
+    """
     axes.margins(0.08)
     powers = ticks and all(x > 0 and math.log2(x).is_integer() for x in xs)
     for axis, values, log in ((axes.xaxis, xs, powers), (axes.yaxis, ys, False)):
@@ -102,24 +106,25 @@ def _scale(axes: Axes, xs: list[float], ys: list[float], ticks: bool) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- bars
 Series = Mapping[str, tuple[Sequence[float | None], Sequence[str]]]
-"""Lengths of lying bars of one colour and the words at their ends, by the colour's meaning."""
+"""Lengths of the horizontal bars of one colour and the labels at their ends, by the colour's meaning."""
 
 
 def _bars(table: Table) -> Figure:
-    """A bar for each configuration, in a panel for each y; several parts in seconds are laid end to end instead."""
+    """Draw one bar per configuration in one panel per y; if all y are seconds, stack them in one panel."""
     ys, rows = table.study.y, table.rows
     stacked = len(ys) > 1 and {table.study.quantity(y).unit for y in ys} in ({"s"}, {"ms"})
+    # Name a configuration by its varied knobs, without their sections where that is unambiguous.
     leaves = [knob.rpartition(".")[2] for knob in table.varied]
     clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(table.varied, leaves, strict=True)}
     named = [{short: row.knobs[knob] for knob, short in clear.items() if knob in row.knobs} for row in rows]
-    said = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
-    names = [words or row.label for words, row in zip(said, rows, strict=True)]
+    labels = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
+    names = [words or row.label for words, row in zip(labels, rows, strict=True)]
     panels = [ys] if stacked else [(y,) for y in ys]
     figure, sheets = sheet(len(panels), _height_in(len(rows)), 5.5 * len(panels) + 4, sharey=True)
     for axes, parts in zip(sheets, panels, strict=True):
         lengths = [[_scaled(table, row, y) for row in rows] for y in parts]
-        known = [[one for one in of if one is not None] for of in zip(*lengths, strict=True)]
-        ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, known, strict=True)]
+        stacks = [[length for length in of if length is not None] for of in zip(*lengths, strict=True)]
+        ends = [_ending(table, row, number(sum(of)) if of else None) for row, of in zip(rows, stacks, strict=True)]
         words = [[""] * len(rows)] * (len(parts) - 1) + [ends]
         series = {
             table.study.quantity(y).label: of for y, of in zip(parts, zip(lengths, words, strict=True), strict=True)
@@ -133,7 +138,7 @@ def _bars(table: Table) -> Figure:
 
 
 def _ladder(table: Table, y: str) -> Figure:
-    """Every rung with those before it, and beside it the rung alone; percent of the base are written at the bars."""
+    """Draw every rung with those before it and alone; the bars are labelled with percent of the base."""
     together = [row for row in table.rows if row.place != "alone"]
     by_name = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
     alone = [by_name.get(row.label.removeprefix("+ ")) for row in together]
@@ -141,8 +146,10 @@ def _ladder(table: Table, y: str) -> Figure:
     series = {}
     for label, rows in (("with all rungs before it", together), ("alone", alone)):
         lengths = [_scaled(table, row, y) if row is not None else None for row in rows]
-        percents = [f"{100 * one / base:.0f} %" if one is not None and base else None for one in lengths]
-        words = ["" if row is None else _ending(table, row, said) for row, said in zip(rows, percents, strict=True)]
+        percents = [f"{100 * length / base:.0f} %" if length is not None and base else None for length in lengths]
+        words = [
+            "" if row is None else _ending(table, row, percent) for row, percent in zip(rows, percents, strict=True)
+        ]
         series[label] = lengths, words
     figure, (axes,) = sheet(1, _height_in(1.1 * len(together)), 9.5)
     _draw(axes, [row.label for row in together], series, table.study.quantity(y).heading)
@@ -153,7 +160,7 @@ def _ladder(table: Table, y: str) -> Figure:
 
 
 def _operations(table: Table) -> Figure:
-    """The longest operations of every configuration, by their own time in one step."""
+    """Draw the longest operations of every configuration, by their own time in one step."""
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
     width_in = NARROW_IN if stacked() else WIDTH_IN
@@ -162,8 +169,10 @@ def _operations(table: Table) -> Figure:
     for axes, row in zip(panels[:, 0], rows, strict=False):
         columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
         lengths = list(columns["self_s_per_step"] * table.study.quantity("self_s_per_step").scale)
-        words = [f"{number(one)} ({100 * share:.0f} %)" for one, share in zip(lengths, columns["share"], strict=True)]
-        names = [short(name, letters(60)) for name in columns["operation"]]
+        words = [
+            f"{number(length)} ({100 * share:.0f} %)" for length, share in zip(lengths, columns["share"], strict=True)
+        ]
+        names = [short(name, max_characters(60)) for name in columns["operation"]]
         _draw(axes, names, {"": (lengths, words)}, "")
         axes.set_title(f"{row.label} {table.marks(row)}", fontsize=9, loc="left")
     panels[-1, 0].set_xlabel("own time in one step (ms), share of all")
@@ -175,25 +184,25 @@ def _height_in(bars: float) -> float:
 
 
 def _ending(table: Table, row: Row, text: str | None) -> str:
-    """What stands at the end of a bar: a value and marks, or how the row ended when it has none."""
+    """Return the label of a bar: its value, or the row's status if it has none, and its marks."""
     return f"{row.status if text is None else text} {table.marks(row)}".strip()
 
 
 def _draw(axes: Axes, names: list[str], series: Series, heading: str, stacked: bool = False) -> None:
-    """Bars beside a name for each series, or end to end; the first name on top."""
+    """Draw the bars of all series beside each other, or stacked; the first name is on top."""
     height, starts, ends = 0.8 if stacked else 0.8 / len(series), np.zeros(len(names)), [0.0]
-    for i, (label, (known, words)) in enumerate(series.items()):
+    for i, (label, (values, words)) in enumerate(series.items()):
         places = np.arange(len(names)) + (0.0 if stacked else (i - (len(series) - 1) / 2) * height)
-        lengths = np.array([length or 0.0 for length in known])
+        lengths = np.array([length or 0.0 for length in values])
         bars = axes.barh(
             places, lengths, 0.92 * height, starts, color=_series(i) if len(series) > 1 else colors.PLAIN, label=label
         )
         axes.bar_label(bars, words, padding=4, fontsize=8)
         ends += list(starts + lengths)
         starts = starts + lengths if stacked else starts
-    axes.set_yticks(range(len(names)), [fitted(name, letters(50)) for name in names], fontsize=8)
+    axes.set_yticks(range(len(names)), [fitted(name, max_characters(50)) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)
-    axes.set_xlim(1.18 * min(ends), max(axes.get_xlim()[1], 1.18 * max(ends)))  # room for the words
+    axes.set_xlim(1.18 * min(ends), max(axes.get_xlim()[1], 1.18 * max(ends)))  # space for the labels
     axes.grid(True, axis="x", color="0.9")
     axes.set_axisbelow(True)

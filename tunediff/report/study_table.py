@@ -1,4 +1,4 @@
-"""The table that a study ends with, made from the folder of its search alone: quantities, marks and notes."""
+"""Build the table of a study from the folder of its search: quantities, marks and notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tunediff.report.words import is_known, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
-"""Marks of rows: a knob that changes nothing here; others used the machine at the same time."""
+"""Marks of rows: a knob that changes nothing here; other processes used the machine at the same time."""
 
 Knobs = Mapping[str, object]
 """Values by dotted name."""
@@ -30,47 +30,47 @@ Knobs = Mapping[str, object]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One configuration, with all its runs."""
+    """One configuration with all its runs."""
 
     label: str
     """What differs from the baseline, or the rung of the ladder."""
     place: str
-    """Of a ladder: `base`, `together` (with all rungs before) or `alone`; else ''."""
+    """For a ladder `base`, `together` (with all rungs before it) or `alone`; otherwise ''."""
     changed: Knobs
-    """Those that it tries: those that differ from the baseline, or the rung's own."""
+    """The knobs that differ from the baseline; for a ladder those of the rung."""
     config: Knobs
-    """All but the seed."""
+    """All knobs except the seed."""
     knobs: Knobs
-    """Those of them that apply: a searched knob with `when:` does not always."""
+    """The knobs of `config` that apply: a searched knob with `when:` does not always apply."""
     runs: list[TrialRecord]
     values: dict[str, float]
-    """Quantities by name, as far as they are known."""
+    """Known quantities by name."""
     operations: pd.DataFrame
-    """The ten longest, of the first run: a column for each of `study.OPERATIONS`; empty where none were profiled."""
+    """The ten longest operations of the first run, with the columns `study.OPERATIONS`; empty without a profile."""
 
     @property
     def status(self) -> str:
-        """How its runs ended: `ok`, or `ok, oom` where they differ; `running` is not over yet."""
+        """Return how its runs ended: `ok`, or `ok, oom` if they differ; `running` for a run that has not ended."""
         return ", ".join(dict.fromkeys(trial.status or "running" for trial in self.runs))
 
     @property
     def reason(self) -> str:
-        """Why a run failed."""
+        """Return why the first failed run failed; '' if none did."""
         return next((trial.reason for trial in self.runs if trial.status != "ok" and trial.reason), "")
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Knobs that it tries and that change nothing here, with the reason."""
-        known = {name: why for trial in self.runs for name, why in trial.not_effective.items()}
-        return {name: known[name] for name in self.changed if name in known}
+        """Return its changed knobs that have no effect here, with the reason."""
+        reasons = {name: why for trial in self.runs for name, why in trial.not_effective.items()}
+        return {name: reasons[name] for name in self.changed if name in reasons}
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the machine during a run."""
+        """Whether other processes used the machine during a run."""
         return any(trial.points[-1].get("disturbed") for trial in self.runs if trial.points)
 
     def value(self, column: str) -> object:
-        """Of a knob, a word or a quantity; None: not known."""
+        """Return the cell of a column: a knob, a quantity, or a property of the row; None if it is unknown."""
         words = {
             "configuration": self.label,
             "trial": self.runs[0].name,
@@ -82,34 +82,34 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A study's table."""
+    """The table of a study."""
 
     study: Study
     rows: list[Row]
     varied: list[str]
-    """The searched knobs by which rows differ, but for the seed, in the order of the search file."""
+    """The searched knobs, except the seed, by which rows differ, in the order of the search file."""
 
     @property
     def columns(self) -> list[str]:
-        """The study's columns, and `status` where a run did not end ok."""
+        """Return the study's columns, with `status` if a run did not end ok."""
         failed = any(row.status != "ok" for row in self.rows)
         return [*self.study.columns, *(["status"] if failed and "status" not in self.study.columns else [])]
 
     @property
     def all_disturbed(self) -> bool:
-        """Whether others used the machine during every run: a mark on all rows would tell nothing."""
+        """Whether other processes used the machine during every run, so that a note replaces the marks."""
         return all(row.disturbed for row in self.rows) and bool(self.rows)
 
     def marks(self, row: Row) -> str:
-        """What is written beside the name of a row."""
+        """Return the marks beside the name of a row."""
         disturbed = row.disturbed and not self.all_disturbed
         return NO_EFFECT * bool(row.without_effect) + DISTURBED * disturbed
 
     def records(self) -> list[dict[str, object]]:
-        """One dictionary per line: what was asked for, then how it was measured."""
-        found = []
+        """Return one dictionary per line: the study's columns, then status and remarks."""
+        records = []
         for row, line in self._lines():
-            how = {
+            details = {
                 **({"place": row.place} if row.place else {}),
                 "trial": row.runs[0].name,
                 "status": row.status,
@@ -117,45 +117,48 @@ class Table:
                 "not_effective": "; ".join(f"{name}: {why}" for name, why in row.without_effect.items()),
                 "disturbed": row.disturbed,
             }
-            found.append(line | {key: value for key, value in how.items() if key not in line})
-        return found
+            records.append(line | {key: value for key, value in details.items() if key not in line})
+        return records
 
     def frame(self) -> pd.DataFrame:
-        """The table in stored units (the names say them), as it is written to study.csv."""
+        """Return the table for study.csv, in the units that the column names end with."""
         return pd.DataFrame(self.records())
 
     def markdown(self) -> str:
-        """The table for reading, in Markdown, with its notes."""
+        """Return the table and its notes in Markdown."""
         return "\n".join([markdown_table(self.cells(80)), "", *(f"- {note}" for note in self.notes())]).rstrip()
 
     def text(self, width: int | None = None) -> str:
-        """The table for a terminal of so many columns, with its notes."""
+        """Return the table and its notes for a terminal of `width` columns (None: unlimited)."""
         return "\n".join([plain_table(self.cells(50), width), "", *self.notes()]).rstrip()
 
     def notes(self) -> list[str]:
-        """What the marks mean, and why runs failed."""
-        said = [
+        """Return what the marks mean, and why runs failed."""
+        notes = [
             f"{NO_EFFECT} {name} changes nothing here: {why}"
             for row in self.rows
             for name, why in row.without_effect.items()
         ]
         if self.all_disturbed:
-            said.append("others used the machine during every run")
+            notes.append("others used the machine during every run")
         elif any(row.disturbed for row in self.rows):
-            said.append(f"{DISTURBED} others used the machine at the same time")
-        said += [f"{row.label}: {row.status}: {row.reason}" for row in self.rows if row.reason]
+            notes.append(f"{DISTURBED} others used the machine at the same time")
+        notes += [f"{row.label}: {row.status}: {row.reason}" for row in self.rows if row.reason]
         if any(row.values.get(name) for row in self.rows for name in self.columns if name.startswith("predicted_")):
-            said.append("prediction: nothing of it was measured; from the steps of one and two workers of ddp")
-        return list(dict.fromkeys(said))
+            notes.append("prediction, not a measurement: computed from the steps of one and two ddp workers")
+        return list(dict.fromkeys(notes))
 
     def _lines(self) -> Iterator[tuple[Row, dict[str, object]]]:
-        """The values of each line, with its row: one line of a row, or one for each operation."""
+        """Yield (row, values) of every line: one line per row, or one per operation in a study of operations."""
         for row in self.rows:
-            for one in row.operations.to_dict("records") or [{}] if self.study.of_operations else [{}]:
-                yield row, {name: one.get(name) if name in OPERATIONS else row.value(name) for name in self.columns}
+            for operation in row.operations.to_dict("records") or [{}] if self.study.of_operations else [{}]:
+                yield (
+                    row,
+                    {name: operation.get(name) if name in OPERATIONS else row.value(name) for name in self.columns},
+                )
 
     def cells(self, most: int) -> list[list[str]]:
-        """Headings and cells in words; names longer than `most` characters are cut."""
+        """Return headings and cells as text; names are cut after `most` characters."""
         lines = [[self.study.quantity(column).heading for column in self.columns]]
         for row, line in self._lines():
             first, *others = [shown(self.study, column, value)[:most] for column, value in line.items()]
@@ -164,45 +167,47 @@ class Table:
 
 
 def shown(study: Study, column: str, value: object) -> str:
-    """A value in words, in the unit of its column's heading; '' when it is not known."""
+    """Return a value as text, in the unit of its column's heading; '' if it is unknown."""
     if not is_known(value):
         return ""
     return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
 
 
-def table(found: Results) -> Table:
-    """The table of a search with a `study:` section. Raises `ConfigError` where there is none."""
-    if found.space.study is None:
-        raise ConfigError(f"{found.folder.name}: its search file has no study:")
-    rows = [_row(found, runs) for runs in found.groups]
-    if found.space.kind == "ladder":
-        rows = _of_ladder(found, rows)
-    if found.space.kind == "grid":  # as the file lists the choices, whatever the order in which they ran
-        places = {one.name: (one.choices or ()).index for one in searched(found)}
+def table(results: Results) -> Table:
+    """Return the table of a search with a `study:` section. Raises `ConfigError` if it has none."""
+    if results.space.study is None:
+        raise ConfigError(f"{results.folder.name}: its search file has no study:")
+    rows = [_row(results, runs) for runs in results.groups]
+    if results.space.kind == "ladder":
+        rows = _of_ladder(results, rows)
+    if results.space.kind == "grid":  # in the order of the choices in the file, not of the runs
+        places = {dimension.name: (dimension.choices or ()).index for dimension in searched(results)}
         rows.sort(key=lambda row: [at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()])
-    base = _find(rows, cfg.flat(found.space.baseline))
+    # Derived quantities need the baseline and the row before each.
+    base = _find(rows, cfg.flat(results.space.baseline))
     if base is not None and not any(trial.status == "ok" for trial in base.runs):
-        base = None  # what it has measured so far is no measure for others
+        base = None  # values of an unfinished or failed baseline are no reference
     compared = [
         dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
         for before, row in zip([None, *rows], rows, strict=False)
     ]
-    varied = [one.name for one in searched(found) if len({repr(row.config.get(one.name)) for row in rows}) > 1]
-    return Table(found.space.study, compared, varied)
+    names = [dimension.name for dimension in searched(results)]
+    varied = [name for name in names if len({repr(row.config.get(name)) for row in rows}) > 1]
+    return Table(results.space.study, compared, varied)
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
-def _row(found: Results, runs: list[TrialRecord]) -> Row:
-    """A configuration without what follows from others."""
-    baseline, drawn = cfg.flat(found.space.baseline), _without(runs[0].drawn)
+def _row(results: Results, runs: list[TrialRecord]) -> Row:
+    """Return the row of a configuration, without the quantities that are derived from other rows."""
+    baseline, drawn = cfg.flat(results.space.baseline), _without(runs[0].drawn)
     changed = {name: value for name, value in drawn.items() if name not in baseline or baseline[name] != value}
-    # What a run measured before it failed is no result; what a running one has measured so far is shown as such.
+    # Runs that ended ok count; if there are none, running ones do. Values of failed runs are no results.
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
-    folder = found.folder / "trials"
-    measured = [_measured(folder / trial.name, trial, found.space.study) for trial in counted if trial.points]
+    folder = results.folder / "trials"
+    measured = [_measured(folder / trial.name, trial, results.space.study) for trial in counted if trial.points]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
     config = _without(runs[0].config)
-    idle = {dimension.name for dimension in found.space.dimensions} - set(drawn)
+    idle = {dimension.name for dimension in results.space.dimensions} - set(drawn)
     return Row(
         label=text.knobs(changed),
         place="",
@@ -211,27 +216,27 @@ def _row(found: Results, runs: list[TrialRecord]) -> Row:
         knobs={name: value for name, value in config.items() if name not in idle},
         runs=runs,
         values={str(name): float(mean) for name, mean in means.items()},
-        operations=_operations(folder / runs[0].name / "operations.csv", found.space.operations),
+        operations=_operations(folder / runs[0].name / "operations.csv", results.space.operations),
     )
 
 
-def _of_ladder(found: Results, rows: list[Row]) -> list[Row]:
-    """The base, every rung with those before it, then every rung alone; as far as they have begun."""
-    rungs = found.space.rungs
+def _of_ladder(results: Results, rows: list[Row]) -> list[Row]:
+    """Return the rows that have begun: the base, every rung with those before it, then every rung alone."""
+    rungs = results.space.rungs
     points: list[tuple[str, str, Knobs, Knobs]] = [("base", "base", {}, {})]
     points += [(f"+ {rung.name}", "together", rung.knobs, rung.together) for rung in rungs]
     points += [(f"{rung.name} alone", "alone", rung.knobs, rung.alone) for rung in rungs if rung.alone]
     ordered = []
     for label, place, knobs, point in points:
-        if (row := _find(rows, cfg.flat(found.space.config(point)))) is not None:
+        if (row := _find(rows, cfg.flat(results.space.config(point)))) is not None:
             ordered.append(dataclasses.replace(row, label=label, place=place, changed=knobs))
     return ordered
 
 
 def _find(rows: list[Row], knobs: Knobs, but_for: str = "seed") -> Row | None:
-    """The configuration with these knobs, whatever that knob or the knobs of that section are."""
-    wanted = _without(knobs, but_for)
-    return next((row for row in rows if _without(row.config, but_for) == wanted), None)
+    """Return the row with these knobs; `but_for`: a knob or section that may differ."""
+    target = _without(knobs, but_for)
+    return next((row for row in rows if _without(row.config, but_for) == target), None)
 
 
 def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
@@ -239,56 +244,72 @@ def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
 
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
-    """Numbers of the last point, seconds of its parts, and `set_samples`, the samples of the data set."""
-    known = {name: last(trial, name) for name in (study.numbers if study else ())}
-    values = {name: float(value) for name, value in known.items() if is_number(value) and math.isfinite(value)}
+    """Return the numbers of the last point, the seconds of every part, and `set_samples`, the size of the data set."""
+    last_values = {name: last(trial, name) for name in (study.numbers if study else ())}
+    values = {name: float(value) for name, value in last_values.items() if is_number(value) and math.isfinite(value)}
     seconds = seconds_of(trial)
     values |= {f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds}
     values |= {"running_s": float(sum(seconds.values()))} if seconds else {}
-    told = [event for event in record.events(folder) if event["event"] == "about" and event.get("samples")]
-    return values | ({"set_samples": float(told[-1]["samples"])} if told else {})
+    events = [event for event in record.events(folder) if event["event"] == "about" and event.get("samples")]
+    return values | ({"set_samples": float(events[-1]["samples"])} if events else {})
 
 
 def _operations(path: Path, steps: int) -> pd.DataFrame:
-    """The ten longest operations of a profiled trial, from a file of operation, calls, self_s, total_s, share."""
+    """Return the ten longest operations of a profiled trial, with their calls and seconds per step.
+
+    path: CSV file with the columns operation, calls, self_s, total_s, share. steps: how many were profiled.
+    """
     if not steps or not path.exists():
         return pd.DataFrame()
-    found = pd.read_csv(path).nlargest(10, "self_s")
-    return found.assign(calls_per_step=found["calls"] / steps, self_s_per_step=found["self_s"] / steps)
+    operations = pd.read_csv(path).nlargest(10, "self_s")
+    return operations.assign(calls_per_step=operations["calls"] / steps, self_s_per_step=operations["self_s"] / steps)
 
 
 # ------------------------------------------------------------------------------------------------------------- derived
 def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) -> dict[str, float]:
-    """What follows from its values and from those of others."""
-    found, rate = dict[str, float](), row.values.get("samples_per_s")
+    """Return the quantities that follow from the row's values and those of other rows.
+
+    base: row of the baseline. before: the row above it, the previous rung of a ladder.
+    """
+    derived, rate = dict[str, float](), row.values.get("samples_per_s")
     if rate and "set_samples" in row.values:
-        found["epoch_s"] = row.values["set_samples"] / rate
+        derived["epoch_s"] = row.values["set_samples"] / rate
         if "data_wait_share" in row.values:
-            found["epoch_data_wait_s"] = found["epoch_s"] * row.values["data_wait_share"]
+            derived["epoch_data_wait_s"] = derived["epoch_s"] * row.values["data_wait_share"]
+    # Against the base, and against the previous rung.
     if speed := _ratio(row, base):
-        found |= {"versus_baseline": speed, "percent_of_base": 100 * speed}
+        derived |= {"versus_baseline": speed, "percent_of_base": 100 * speed}
     if memory := _ratio(row, base, "peak_memory_mib"):
-        found["memory_percent_of_base"] = 100 * memory
+        derived["memory_percent_of_base"] = 100 * memory
     if row.place == "together" and (gain := _ratio(row, before)):
-        found["versus_previous"] = gain
+        derived["versus_previous"] = gain
+    # Scaling: against the same configuration with one worker.
     alone, workers = _find(rows, {**row.config, "parallel.workers": 1}), row.runs[0].config["parallel.workers"]
     if speedup := _ratio(row, alone):
-        found |= {"speedup_over_one_worker": speedup, "scaling_efficiency": speedup / workers}
+        derived |= {"speedup_over_one_worker": speedup, "scaling_efficiency": speedup / workers}
     if alone is not None and workers == 2 and row.config["parallel.strategy"] == "ddp":
-        found |= _predicted(alone.values, row.values)
+        derived |= _predicted(alone.values, row.values)
+    # torch.compile: against the same configuration without it.
     eager = [other for other in rows if other.config["compile.mode"] == "none"]
     if row.config["compile.mode"] != "none" and (faster := _ratio(row, _find(eager, row.config, but_for="compile"))):
-        found["versus_uncompiled"] = faster
+        derived["versus_uncompiled"] = faster
         if paid := break_even(row.values.get("compile_s"), rate, faster):
-            found["samples_to_break_even"], found["break_even_s"] = paid
-    return found
+            derived["samples_to_break_even"], derived["break_even_s"] = paid
+    return derived
 
 
-def _predicted(one: Mapping[str, float], two: Mapping[str, float]) -> dict[str, float]:
-    """Speed-ups on more devices than were there; {} where the parts of a step are not known."""
-    if not all(run.get(f"step_{part}s", 0.0) > 0 for run in (one, two) for part in ("", "forward_", "backward_")):
+def _predicted(one_worker: Mapping[str, float], two_workers: Mapping[str, float]) -> dict[str, float]:
+    """Predict speed-ups on more devices than were used; {} if the parts of a step are unknown.
+
+    The arguments are the values of one worker and of two ddp workers.
+    """
+    if not all(
+        run.get(f"step_{part}s", 0.0) > 0 for run in (one_worker, two_workers) for part in ("", "forward_", "backward_")
+    ):
         return {}
-    return {f"predicted_speedup_{n}": one["step_s"] / predicted_step_s(one, two, n) for n in PREDICTED}
+    return {
+        f"predicted_speedup_{n}": one_worker["step_s"] / predicted_step_s(one_worker, two_workers, n) for n in PREDICTED
+    }
 
 
 def _ratio(row: Row, other: Row | None, name: str = "samples_per_s") -> float | None:

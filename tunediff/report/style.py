@@ -1,7 +1,7 @@
-"""How all figures look. What a colour means stands in `tunediff.core.colors`.
+"""Set the common style of all figures; `tunediff.core.colors` defines what each colour means.
 
-A chart is drawn for a wide page and for a telephone, both as SVG, and kept as PNG for other places. Where many trials
-are drawn, their lines become an image inside the SVG, so that its size does not grow with the search.
+A chart is drawn twice as SVG, for wide and for narrow screens, and once as PNG for use elsewhere. The lines of many
+trials are rasterized inside the SVG, so that its size does not grow with the search.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tunediff.report.words import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
 WIDTH_IN, NARROW_IN = 9.1, 3.8
-"""Of a chart: the page's, at 96 pixels per inch, and a telephone's of 400 pixels."""
+"""Width of a chart in inches on a wide page (at 96 pixels per inch) and on a telephone with 400 pixels."""
 MANY = 120
-"""Lines from which they are drawn as an image."""
+"""Number of lines above which a chart rasterizes them."""
 DASHED = (0, (2, 2))
 STYLE: dict[Any, Any] = {
     "font.size": 9.0, "axes.labelsize": 9.0, "axes.titlesize": 9.5, "legend.fontsize": 8.5, "xtick.labelsize": 8.5,
@@ -50,66 +50,66 @@ STYLE: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """One picture in two formats, and for a telephone."""
+    """One chart as SVG and PNG, and as SVG for narrow screens."""
 
     svg: bytes
     png: bytes
     narrow: bytes = b""
-    """SVG."""
+    """SVG for narrow screens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Highlights:
-    """The two trials that have a colour; either may be missing, and the baseline may have won."""
+    """The two trials with a colour of their own; either may be missing, and both may be the same trial."""
 
     baseline: TrialRecord | None
     winner: TrialRecord | None
     winner_is: str
-    """`winner`, or what it may be called."""
+    """`winner` if several seeds show that it is better than the baseline, else `best`."""
     reached_s: float | None = None
-    """When it was as good as the baseline at its end; None: not determined."""
+    """Seconds after which the winner is as good as the baseline at its end; None if undetermined."""
 
     @classmethod
-    def of(cls, known: Evidence) -> Highlights:
-        """The best trial beside the baseline of its seed."""
-        found, best = known.found, known.best
+    def of(cls, evidence: Evidence) -> Highlights:
+        """Return the best trial and the baseline run with the same seed."""
+        results, best = evidence.found, evidence.best
         if best is None:
-            return cls(found.baseline, None, "best")
-        base = best if known.is_baseline(best) else found.baseline_of(best) or found.baseline
-        return cls(base, best, "winner" if known.winner else "best", known.seconds_to_baseline(best))
+            return cls(results.baseline, None, "best")
+        base = best if evidence.is_baseline(best) else results.baseline_of(best) or results.baseline
+        return cls(base, best, "winner" if evidence.winner else "best", evidence.seconds_to_baseline(best))
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
-        """(trial, colour, what it is), the baseline first."""
-        found = [(self.baseline, BASELINE, "baseline")] if self.baseline is not None else []
+        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or `winner`."""
+        pairs = [(self.baseline, BASELINE, "baseline")] if self.baseline is not None else []
         if self.winner is not None and (self.baseline is None or self.winner.name != self.baseline.name):
-            found.append((self.winner, WINNER, self.winner_is))
-        return [(trial, color, what) for trial, color, what in found if trial is not None]
+            pairs.append((self.winner, WINNER, self.winner_is))
+        return [(trial, color, role) for trial, color, role in pairs if trial is not None]
 
     def shown(self) -> list[tuple[TrialRecord, str, str]]:
-        """`pairs` as figures name them: a baseline that is the best itself is both."""
-        found = self.pairs()
-        both = len(found) == 1 and self.winner is not None and found[0][1] == BASELINE
-        return [(trial, color, f"{what}, {self.winner_is}" if both else what) for trial, color, what in found]
+        """Return `pairs` with roles for figures: a baseline that is also best is labelled with both roles."""
+        pairs = self.pairs()
+        both = len(pairs) == 1 and self.winner is not None and pairs[0][1] == BASELINE
+        return [(trial, color, f"{role}, {self.winner_is}" if both else role) for trial, color, role in pairs]
 
     def color(self, name: str) -> str | None:
-        """Of a trial; None for all others."""
+        """Return the colour of a trial; None if it is neither of the two."""
         return next((color for trial, color, _ in self.pairs() if trial.name == name), None)
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Figures made inside look alike; letters that the font lacks are shown as boxes, without a word."""
+    """Apply the common style inside a `with` block and suppress warnings about missing glyphs."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 _narrow = False
-"""Whether what is being drawn is for a telephone."""
+"""Whether the chart is being drawn for narrow screens."""
 
 
 def draw(build: Callable[[], Figure | None]) -> Chart | None:
-    """The chart that `build` makes; None where there is nothing to see."""
+    """Draw the figure of `build` in all formats; None if it returns None."""
     global _narrow
     with drawing():
         if (figure := build()) is None:
@@ -124,7 +124,7 @@ def draw(build: Callable[[], Figure | None]) -> Chart | None:
 
 
 def png(build: Callable[[], Figure | None]) -> bytes | None:
-    """The figure that `build` makes, by itself."""
+    """Draw the figure of `build` as PNG; None if it returns None."""
     with drawing():
         return _saved(figure, "png") if (figure := build()) is not None else None
 
@@ -136,7 +136,7 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
 
 def sheet(panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """An empty figure with panels side by side; for a telephone below each other, and less high."""
+    """Return an empty figure with panels side by side; on narrow screens they are stacked and lower."""
     size = (NARROW_IN, 0.8 * height_in * panels) if _narrow else (width_in, height_in)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*((panels, 1) if _narrow else (1, panels)), squeeze=False, sharey=sharey)
@@ -144,23 +144,23 @@ def sheet(panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: boo
 
 
 def stacked() -> bool:
-    """Whether panels lie below each other."""
+    """Whether panels are stacked, because the chart is drawn for narrow screens."""
     return _narrow
 
 
-def letters(wide: int) -> int:
-    """How many characters a name may have that has so many on a wide page."""
+def max_characters(wide: int) -> int:
+    """Return the character limit of a name; `wide`: its limit on a wide page."""
     return wide // 2 if _narrow else wide
 
 
 def in_first_column(axes: Axes) -> bool:
-    """Whether the names of the y axis belong beside this panel."""
+    """Whether this panel is in the first column, where the y axis is labelled."""
     place = axes.get_subplotspec()
     return place is None or place.is_first_col()
 
 
 def headline(figure: Figure, text: str) -> None:
-    """A title of one or more lines, each wrapped at the figure's width; the figure grows by them."""
+    """Add a title, wrapped at the figure's width, and increase the figure's height by its lines."""
     width_in, height_in = figure.get_size_inches()
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, int(width_in / 0.085))]
     figure.set_size_inches(width_in, height_in + 0.17 * len(lines))
@@ -168,87 +168,91 @@ def headline(figure: Figure, text: str) -> None:
 
 
 def key(color: str, **look: Any) -> Line2D:
-    """A line or a dot of a legend."""
+    """Return a line or dot for a legend."""
     return Line2D([], [], color=color, **look)
 
 
-def legend(figure: Figure, known: Mapping[str, Any] | None = None, title: str = "") -> None:
-    """Names for what is drawn (None: all that has a label), below the panels, where it covers nothing."""
-    known = known or {
-        name: one for axes in figure.axes for one, name in zip(*axes.get_legend_handles_labels(), strict=True)
+def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str = "") -> None:
+    """Add a legend below the panels, where it covers nothing.
+
+    handles: artists by label; default: everything with a label.
+    """
+    handles = handles or {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if not known:
+    if not handles:
         return
     width_in, height_in = figure.get_size_inches()
-    names = [short(name, letters(80)) for name in known]
+    names = [short(name, max_characters(80)) for name in handles]
     columns = max(1, min(len(names), int(width_in / (0.6 + 0.075 * max(map(len, names))))))
     lines = math.ceil(len(names) / columns) + bool(title)
     figure.set_size_inches(width_in, height_in + 0.1 + 0.19 * lines)
-    figure.legend(list(known.values()), names, loc="outside lower left", ncols=columns, title=title or None,
+    figure.legend(list(handles.values()), names, loc="outside lower left", ncols=columns, title=title or None,
                   alignment="left")  # fmt: skip
 
 
-def say(axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any) -> None:
-    """Words beside a place, `shift` (1/72 inch) away from it; `more` as `Axes.annotate` takes it."""
+def annotate(axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any) -> None:
+    """Write text beside a point, `shift` (1/72 inch) away from it; `more`: arguments of `Axes.annotate`."""
     axes.annotate(words, at, xytext=shift, textcoords="offset points", **{"va": "center", "fontsize": 8.5, **more})
 
 
 def ring(axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None) -> None:
-    """A hollow dot: a place between evaluations."""
+    """Draw a hollow dot, for a point between two evaluations."""
     axes.plot(*([value] for value in at), marker="o", color=color, markersize=size, markerfacecolor="white",
               markeredgewidth=1.7, zorder=5, linestyle="none", label=label)  # fmt: skip
 
 
-def at_the_end(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
-    """Names at the ends of lines (place, colour, words), moved apart where two would cover each other."""
+def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
+    """Write labels at the ends of lines and move them apart if two would overlap; `ends`: (point, colour, text)."""
+    # Compare the heights on the screen: what overlaps depends on the scale of the axis.
     heights, line = [axes.transData.transform(place)[1] for place, _, _ in ends], 2.0 if _narrow else 1.0
     shifts = [0.0] * len(ends)
     if len(ends) == 2 and abs(heights[0] - heights[1]) < 16 * line:
         up = 0 if heights[0] >= heights[1] else 1
         shifts[up], shifts[1 - up] = 7.0 * line, -7.0 * line
     for (place, color, words), shift in zip(ends, shifts, strict=True):
-        said = "\n".join(short(words, 40).rsplit(" ", 1)) if _narrow else short(words, 40)
-        say(axes, said, place, (8, shift), color=color, fontsize=9, fontweight="bold", annotation_clip=False)
+        label = "\n".join(short(words, 40).rsplit(" ", 1)) if _narrow else short(words, 40)
+        annotate(axes, label, place, (8, shift), color=color, fontsize=9, fontweight="bold", annotation_clip=False)
 
 
-def objective_axis(axes: Axes, found: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
-    """Name and scale of the objective: logarithmic for one that falls and is `positive` here."""
-    name, better = short(found.quantity(found.label).label, 30), "lower" if found.falls else "higher"
-    side, between = axes.yaxis if axis == "y" else axes.xaxis, "\n" if len(name) > letters(20) else " "
+def objective_axis(axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
+    """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in this chart."""
+    name, better = short(results.quantity(results.label).label, 30), "lower" if results.falls else "higher"
+    side, between = axes.yaxis if axis == "y" else axes.xaxis, "\n" if len(name) > max_characters(20) else " "
     if axis == "x" or in_first_column(axes):
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
-    if positive and found.falls:
+    if positive and results.falls:
         axes.set(**{f"{axis}scale": "log"})
         plain_logarithms(side)
     axes.grid(True, axis="y")
 
 
 class Digits(ticker.Formatter):
-    """As many decimals for every tick of an axis as the one that needs most, with commas: 9.625 beside 9.650, not 9.65.
+    """Format all ticks of an axis with the same number of decimals, and commas: 9.625 beside 9.650, not 9.65.
 
-    Over several decades, where ticks have one significant digit each, as many as each needs: 0.05, 1, 20.
+    Over several decades, where every tick has one significant digit, each gets the decimals that it needs: 0.05, 1, 20.
     """
 
     def __call__(self, value: float, pos: int | None = None) -> str:
-        """Of one tick."""
+        """Format one tick."""
         return self.format_ticks([value])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Of all."""
+        """Format all ticks of an axis."""
         sizes = [abs(value) for value in values if value]
         low, high = min(sizes, default=1.0), max(sizes, default=1.0)
         if high >= 10 * low and all(math.isclose(value, float(f"{value:.0e}")) for value in values):
-            known = [f"{value:,.{max(0, -math.floor(math.log10(abs(value) or 1)))}f}" for value in values]
+            texts = [f"{value:,.{max(0, -math.floor(math.log10(abs(value) or 1)))}f}" for value in values]
         else:
             exact = (d for d in range(12) if all(abs(round(value, d) - value) <= 1e-5 * high for value in values))
             decimals = next(exact, 12)
-            known = [f"{value:,.{decimals}f}" for value in values]
-        return [one.replace("-", "\N{MINUS SIGN}") for one in known]
+            texts = [f"{value:,.{decimals}f}" for value in values]
+        return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
 
 
 def plain_logarithms(side: Axis) -> None:
-    """0.6 and 10, not 6×10⁻¹ and 10¹; as many ticks as there is room for."""
+    """Label a logarithmic axis with plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹) and a few ticks."""
     low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
     fine: tuple[float, ...] = (1, 2, 5) if decades > 1.5 or side is side.axes.xaxis else (1, 1.5, 2, 3, 4, 6, 8)
@@ -260,6 +264,6 @@ def plain_logarithms(side: Axis) -> None:
 
 
 def plain_numbers(axes: Axes) -> None:
-    """A few round numbers along the x axis, with commas."""
+    """Label the x axis with a few round numbers, with commas."""
     axes.xaxis.set_major_locator(ticker.MaxNLocator(4 if _narrow else 6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(Digits())

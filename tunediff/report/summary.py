@@ -1,4 +1,4 @@
-"""The result of a search as values by name: what its last lines and `--json` say."""
+"""Collect and print the result of a search: `key: value` lines, tables and sentences, or JSON."""
 
 from __future__ import annotations
 
@@ -19,89 +19,105 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table
-from tunediff.tuning import sessions
-from tunediff.tuning.study_url import study_url
 
 
-def conclude(found: Results, confirmed: Confirmation | None, as_json: bool) -> None:
-    """Print the result."""
-    known = Evidence(found, confirmed)
-    compared = known.compared
-    studied = study_table.table(found) if found.space.study is not None else None
-    front = found.pareto_table() if found.space.cost is not None else None
-    confirming = [analysis.read(folder) for folder in sessions.confirming_folders(found.folder)]
-    block = values(known, sessions.all_spent_s(found.folder), confirming)
+def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) -> None:
+    """Print the result of a search, as text or as JSON.
+
+    confirmed: the comparison of its confirming runs; None if there are none.
+    """
+    evidence = Evidence(results, confirmed)
+    # Facts: the search, its study, its Pareto front and its confirming runs.
+    compared = evidence.compared
+    studied = study_table.table(results) if results.space.study is not None else None
+    front = results.pareto_table() if results.space.cost is not None else None
+    confirming = [analysis.read(folder) for folder in experiment.confirming_folders(results.folder)]
+    block = values(evidence, experiment.all_spent_s(results.folder), confirming)
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
         longer = longer_budgets(confirmed.compared.found, analysis.read) if confirmed is not None else []
-        cli.print_json(result_json.search(known, block, studied, longer))
+        cli.print_json(result_json.search(evidence, block, studied, longer))
         return
-    remarks = [verdicts.disturbed_words(known), verdicts.unmoved_words(found)]
-    said = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
+    # Text: values first, then tables, each with its conclusions.
+    remarks = [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
+    output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
-        said += ["", table, "", *verdicts.conclusions(compared)]
+        output += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
         rows = [[text.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
         lines = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
-        said.append(f"\nPareto front, from the best value to the lowest cost:\n{lines}")
+        output.append(f"\nPareto front, from the best value to the lowest cost:\n{lines}")
     if confirmed is not None:
-        said += ["", plain_table(verdicts.confirmation_table(confirmed), columns()), "", *verdicts.sentences(confirmed)]
-        for one in longer_budgets(confirmed.compared.found, analysis.read):
-            table = plain_table(verdicts.comparison_table(one, compact=True), columns())
-            budget = words.duration(one.found.space.budget.per_trial_s)
-            said += ["", f"With {budget}:", table, "", *verdicts.conclusions(one)]
+        output += [
+            "",
+            plain_table(verdicts.confirmation_table(confirmed), columns()),
+            "",
+            *verdicts.sentences(confirmed),
+        ]
+        for comparison in longer_budgets(confirmed.compared.found, analysis.read):
+            table = plain_table(verdicts.comparison_table(comparison, compact=True), columns())
+            budget = words.duration(comparison.found.space.budget.per_trial_s)
+            output += ["", f"With {budget}:", table, "", *verdicts.conclusions(comparison)]
     if studied is not None:
-        said += ["", *filter(None, [studied.study.title]), studied.text(columns())]
-    print("\n".join(said))
+        output += ["", *filter(None, [studied.study.title]), studied.text(columns())]
+    print("\n".join(output))
 
 
-def values(known: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:
-    """The result of a search for people, `key: value`; `--json` is `result_json.search`.
+def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:
+    """Return the result of a search as values by name, for printing; `result_json.search` is the form for `--json`.
 
-    `wall_s`: of all its sessions; it and all other seconds include those of the `confirming` runs.
+    wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
     """
-    found, best, compared = known.found, known.best, known.compared
-    parts, folder, study = _totals([one.seconds() for one in (found, *confirming)]), found.folder, found.space.study
-    again = _totals([one.seconds() for one in confirming])
-    statuses = collections.Counter(trial.status or "unfinished" for trial in found.trials)
+    results, best, compared = evidence.found, evidence.best, evidence.compared
+    # Seconds by part, in the search and in its confirming runs.
+    parts, folder, study = (
+        _totals([runs.seconds() for runs in (results, *confirming)]),
+        results.folder,
+        results.space.study,
+    )
+    again = _totals([runs.seconds() for runs in confirming])
+    statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
+    # Trials and their results.
     block: dict[str, Any] = {
         "search": folder.name,
-        "trials": len(found.trials),
+        "trials": len(results.trials),
         **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
-        block |= _best(known, best) if compared is None else _best_of_seeds(compared, best)
-        block |= _speedup(known, best) | verdicts.noise_block(known)
-    if known.told is None and (why := confirmation.nothing_to_confirm(found)):
+        block |= _best(evidence, best) if compared is None else _best_of_seeds(compared, best)
+        block |= _speedup(evidence, best) | verdicts.noise_block(evidence)
+    if evidence.told is None and (why := confirmation.nothing_to_confirm(results)):
         block["nothing_to_confirm"] = why
-    if count := sum(map(analysis.disturbed, found.trials)):
+    if count := sum(map(analysis.disturbed, results.trials)):
         block["disturbed_trials"] = count
-    if count := unmoved(found):
+    if count := unmoved(results):
         block["unmoved_trials"] = count
+    # Costs.
     training = parts["train"] + parts["data_wait"]
     block |= {
         "wall_s": wall_s,
         "training_s": training,
-        **_totals([one.used() for one in (found, *confirming)]),
+        **_totals([runs.used() for runs in (results, *confirming)]),
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
-        "confirm_wall_s": sum(sessions.spent_s(one.folder) for one in confirming),
+        "confirm_wall_s": sum(experiment.spent_s(runs.folder) for runs in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
         "results": str(folder),
     }
+    # Files that were written, and commands that continue from here.
     files = (
         ("table", "trials.csv", True),
         ("curves", "curves.png", True),
         ("comparison", "comparison.png", compared is not None),
-        ("pareto", "pareto.csv", found.space.cost is not None),
+        ("pareto", "pareto.csv", results.space.cost is not None),
         ("study_table", "study.md", study is not None),
         ("study_figure", "study.png", study is not None and study.has_figure),
     )
-    block |= {what: str(folder / name) for what, name, there in files if there}
-    block["study"] = study_url(folder / "study.db")
+    block |= {key: str(folder / name) for key, name, exists in files if exists}
+    block["study"] = experiment.study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
@@ -119,34 +135,34 @@ def _totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     return totals
 
 
-def _best(known: Evidence, best: TrialRecord) -> dict[str, Any]:
-    """The best trial of a search with one seed, beside the baseline, which counts with the mean of its runs."""
-    found, label = known.found, known.found.label
-    runs = {"best": known.runs(best), "baseline": known.runs(known.baseline)}
-    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": text.knobs(found.changed(best))}
-    block |= {f"{what}_{label}": statistics.mean(values) for what, values in runs.items()}
+def _best(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
+    """Return the best trial of a search with one seed and the baseline, whose value is the mean of its runs."""
+    results, label = evidence.found, evidence.found.label
+    runs = {"best": evidence.runs(best), "baseline": evidence.runs(evidence.baseline)}
+    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": text.knobs(results.changed(best))}
+    block |= {f"{role}_{label}": statistics.mean(values) for role, values in runs.items()}
     if (many := len(runs["baseline"])) > 1:
         block["baseline_is"] = f"mean of its {many} runs"
     return block
 
 
-def _speedup(known: Evidence, best: TrialRecord) -> dict[str, Any]:
-    """How many times sooner the best is as good as the baseline, or why that is not determined."""
-    speedup = known.speedup(best)
+def _speedup(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
+    """Return the speed-up of the best trial to the baseline's result, or why it is not determined."""
+    speedup = evidence.speedup(best)
     if isinstance(speedup, str):
         return {"speedup": words.speedup(speedup)}
     ends: dict[str, Any] = {name: value for name, value in speedup_values(speedup).items() if value is not None}
     if speedup.at_least:
         ends = {"speedup": words.estimated(speedup)}
-    seconds = {} if speedup.low else {"seconds_to_baseline": known.seconds_to_baseline(best)}
+    seconds = {} if speedup.low else {"seconds_to_baseline": evidence.seconds_to_baseline(best)}
     seconds = {name: value for name, value in seconds.items() if value is not None}
-    return {**ends, **seconds, "speedup_means": speedup_means(known.found, speedup)}
+    return {**ends, **seconds, "speedup_means": speedup_means(evidence.found, speedup)}
 
 
-def speedup_means(found: Results, speedup: Estimate) -> str:
-    """What a printed speed-up is: a lower bound, a mean with its interval, or the ratio of one pair of runs."""
-    ratio = f"baseline's {found.clock.seconds} / those of the best until as good"
-    ratio = f"{found.unit}/s of the best / the baseline's" if found.by_rate else ratio
+def speedup_means(results: Results, speedup: Estimate) -> str:
+    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair of runs."""
+    ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
+    ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
     over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
     if speedup.at_least:
         return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
@@ -154,7 +170,7 @@ def speedup_means(found: Results, speedup: Estimate) -> str:
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
-    """The best configuration over the seeds, beside the baseline; `best` is one of its runs."""
+    """Return the best configuration over the seeds and the baseline; `best` is one of its runs."""
     rows, mean, label = records(compared.table()), f"{compared.metric}_mean", compared.found.label
     row = rows[compared.groups.index(compared.of(best))]
     base = rows[0] if compared.baseline is not None else {}

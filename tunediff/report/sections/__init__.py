@@ -1,1 +1,1 @@
-"""The sections of a report: each builds its part of the page, or None where there is nothing to say."""
+"""The sections of a report: each function returns its part of the page, or None if it has no content."""

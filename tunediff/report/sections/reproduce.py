@@ -1,4 +1,4 @@
-"""Run it again: commands, hardware, versions and protocol, and where the seconds went."""
+"""Show how to reproduce a search: commands, hardware, versions, protocol, and where the seconds went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from tunediff import config as cfg
 from tunediff.core import text
 from tunediff.core.text import number
-from tunediff.report.context import ReportContext, lead, note, ruler
+from tunediff.report.context import ReportContext, lead, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.words import duration, percent
@@ -30,14 +30,14 @@ _DRAWN = {
 }  # fmt: skip
 
 
-def reproduce(subject: ReportContext, files: Files) -> Html:
-    """What it takes to get these numbers again."""
-    winner, path = subject.stars.winner, subject.found.folder / "search.yaml"
-    parts: list[object] = [lead("What was run, on what, and how to run it again."), el("h3", "Commands")]
-    for words, lines in _commands(subject):
+def reproduce(context: ReportContext, files: Files) -> Html:
+    """Return the section with everything that is needed to reproduce the results."""
+    winner, path = context.highlights.winner, context.results.folder / "search.yaml"
+    parts: list[object] = [lead("Commands, hardware and protocol that reproduce these results."), el("h3", "Commands")]
+    for words, lines in _commands(context):
         parts += [el("p", words), el("pre", "\n".join(lines))]
-    parts += [el("h3", "Measured on"), _environment(subject)]
-    parts += [el("h3", "How"), el("ul", *(el("li", line) for line in _protocol(subject))), _seconds(subject, files)]
+    parts += [el("h3", "Measured on"), _environment(context)]
+    parts += [el("h3", "How"), el("ul", *(el("li", line) for line in _protocol(context))), _seconds(context, files)]
     parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:
         content = yaml.safe_dump(cfg.nest(winner.config), sort_keys=False, allow_unicode=True, default_flow_style=None)
@@ -45,25 +45,25 @@ def reproduce(subject: ReportContext, files: Files) -> Html:
     return join(*parts)
 
 
-def _commands(subject: ReportContext) -> list[tuple[str, list[str]]]:
-    """What was run, and what runs it again, with words about it."""
-    winner, place = subject.stars.winner, subject.storage / subject.name
-    ran = list(dict.fromkeys(_typed(session.command) for session in subject.sessions if session.command))
-    said = [("The search was started with", ran)] if ran else []
-    name = f"{subject.found.folder.name}-again"
-    again = text.command("search", place / "search.yaml", "--name", name, storage=subject.storage)
-    words = "The same from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
-    said.append((words, [again]))
+def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
+    """Return (description, command lines) of what was run and of what repeats it."""
+    winner, place = context.highlights.winner, context.storage / context.name
+    ran = list(dict.fromkeys(_typed(session.command) for session in context.sessions if session.command))
+    commands = [("The search was started with", ran)] if ran else []
+    name = f"{context.results.folder.name}-again"
+    again = text.command("search", place / "search.yaml", "--name", name, storage=context.storage)
+    words = "To repeat it from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
+    commands.append((words, [again]))
     if winner is not None:
-        out, budget = place / f"{winner.name}.yaml", text.format_exact(winner.budget_s or subject.budget_s)
-        words = f"{subject.leader.capitalize()} alone, as a configuration and then as a training"
-        export = subject.command("export", "--trial", winner.name, "--out", out)
-        said.append((words, [export, text.command("train", "--config", out, "--budget", budget)]))
-    return said
+        out, budget = place / f"{winner.name}.yaml", text.format_exact(winner.budget_s or context.budget_s)
+        words = f"{context.leader.capitalize()} alone, as a configuration and then as a training"
+        export = context.command("export", "--trial", winner.name, "--out", out)
+        commands.append((words, [export, text.command("train", "--config", out, "--budget", budget)]))
+    return commands
 
 
 def _typed(recorded: str) -> str:
-    """The command as a user types it: what is recorded begins with the path of a file."""
+    """Return a recorded command as a user types it: the record begins with the path of a file."""
     try:
         words = shlex.split(recorded)
     except ValueError:
@@ -73,14 +73,19 @@ def _typed(recorded: str) -> str:
     return recorded
 
 
-def _environment(subject: ReportContext) -> Html:
-    known = dict(subject.sessions[-1].environment) if subject.sessions else {}
-    for trial in subject.found.trials:
-        known |= trial.environment
+def _environment(context: ReportContext) -> Html:
+    """Return a table of hardware and versions, from the first trial that recorded its device."""
+    environment = dict(context.sessions[-1].environment) if context.sessions else {}
+    for trial in context.results.trials:
+        environment |= trial.environment
         if "device" in trial.environment:
             break
-    versions = known.get("versions")
-    rows = [[words, _listed(known[name])] for name, words in _HARDWARE.items() if known.get(name) not in (None, [])]
+    versions = environment.get("versions")
+    rows = [
+        [words, _listed(environment[name])]
+        for name, words in _HARDWARE.items()
+        if environment.get(name) not in (None, [])
+    ]
     rows += [[str(name), str(version)] for name, version in versions.items()] if isinstance(versions, dict) else []
     return table(["", ""], rows, words=2) if rows else el("p", "Hardware and versions are not recorded in this folder.")
 
@@ -89,53 +94,61 @@ def _listed(value: object) -> str:
     return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _protocol(subject: ReportContext) -> list[str]:
-    wanted, budget = subject.found.space, subject.found.space.budget
-    lines = [f"{(unit := subject.unit)}/s: {unit} trained per second, waiting for {unit} included and compilation not."]
-    if not subject.found.by_rate:
-        what, better = subject.found.quantity(subject.found.metric), "lower" if subject.found.falls else "higher"
-        named = [what.label] * (what.label != subject.label)
-        said = filter(None, [*named, ruler(subject.found), f"{better} is better", what.meaning])
-        lines[0] = f"{subject.label}: {'; '.join(said)}."
+def _protocol(context: ReportContext) -> list[str]:
+    """Return how the objective, the budget and the configurations are defined, one sentence each."""
+    space, budget = context.results.space, context.results.space.budget
+    lines = [f"{(unit := context.unit)}/s: {unit} trained per second, waiting for {unit} included and compilation not."]
+    if not context.results.by_rate:
+        quantity, better = (
+            context.results.quantity(context.results.metric),
+            "lower" if context.results.falls else "higher",
+        )
+        named = [quantity.label] * (quantity.label != context.label)
+        details = filter(None, [*named, protocol(context.results), f"{better} is better", quantity.meaning])
+        lines[0] = f"{context.label}: {'; '.join(details)}."
     shared = ", shared by its devices" if budget.unit == "device" else ""
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the worker{shared}, evaluation "
         f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
     )
-    stopping = "" if wanted.early_stopping == "none" else f"; stopped early by {wanted.early_stopping}"
-    repeats = f", {wanted.seeds} seeds each" if wanted.seeds > 1 else ""
-    return [*lines, f"Configurations: {_DRAWN[wanted.kind]}{repeats}; seed of the search {wanted.seed}{stopping}."]
+    stopping = "" if space.early_stopping == "none" else f"; stopped early by {space.early_stopping}"
+    repeats = f", {space.seeds} seeds each" if space.seeds > 1 else ""
+    return [*lines, f"Configurations: {_DRAWN[space.kind]}{repeats}; seed of the search {space.seed}{stopping}."]
 
 
-def _seconds(subject: ReportContext, files: Files) -> Html | None:
-    parts = {name: spent for name, spent in subject.found.seconds().items() if spent}
+def _seconds(context: ReportContext, files: Files) -> Html | None:
+    """Return a table of where the seconds of all workers went; None if none are recorded."""
+    parts = {name: spent for name, spent in context.results.seconds().items() if spent}
     if not parts:
         return None
-    whole, wall_s = sum(parts.values()), _wall_s(subject)
+    whole, wall_s = sum(parts.values()), _wall_s(context)
     files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     longest = sorted(parts.items(), key=lambda item: -item[1])
     rows = [
-        [_SPENT.get(name, name).format(unit=subject.unit), duration(spent), percent(spent / whole)]
+        [_SPENT.get(name, name).format(unit=context.unit), duration(spent), percent(spent / whole)]
         for name, spent in longest
     ]
     rows.append(["all workers together", duration(whole), ""])
     rows += [["wall-clock of the search", duration(wall_s), ""]] if wall_s else []
-    used = subject.found.used()
+    used = context.results.used()
     energy = "not measured" if used["energy_wh"] is None else f"{number(used['energy_wh'])} Wh"
     rows += [["training seconds × devices", duration(used["device_s"] or 0.0), ""], ["energy of training", energy, ""]]
     if used["price"] is not None:
-        each = f"at {number(subject.found.space.budget.price_per_device_hour)} per device-hour of training"
-        rows.append(["price of training", number(used["price"]), each])
+        rate = f"at {number(context.results.space.budget.price_per_device_hour)} per device-hour of training"
+        rows.append(["price of training", number(used["price"]), rate])
     links = note(files.links("seconds"))
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)
 
 
-def _wall_s(subject: ReportContext) -> float:
-    """Of all sessions; one without an end lasted at least until the last line of a journal."""
-    last = latest(subject)
-    return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in subject.sessions)
+def _wall_s(context: ReportContext) -> float:
+    """Return the wall-clock of all sessions in seconds.
+
+    A session without an end counts until the last line of any journal.
+    """
+    last = latest(context)
+    return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in context.sessions)
 
 
-def latest(subject: ReportContext) -> float:
-    """Unix time of the last line of any journal; 0 where none has a time."""
-    return max((trial.heard for trial in subject.found.trials), default=0.0)
+def latest(context: ReportContext) -> float:
+    """Return the Unix time of the last line of any journal; 0 if none has a time."""
+    return max((trial.heard for trial in context.results.trials), default=0.0)

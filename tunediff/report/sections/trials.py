@@ -1,11 +1,12 @@
-"""Every trial, in a table that sorts and filters itself; how those ended that have no result; the table of a study."""
+"""Show every trial in a table that can be sorted and filtered, the failures, and the table of a study."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tunediff.analysis import RATE, evidence, failed, shown
+from tunediff.analysis import RATE, failed, shown
 from tunediff.analysis.effects import failures_table, suspects
+from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.core.text import pluralize, truncate
 from tunediff.report import study_figure, study_table
 from tunediff.report.context import ReportContext, lead, note
@@ -17,46 +18,49 @@ from tunediff.report.words import beside, is_known, rounded
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
-def trials(subject: ReportContext, files: Files) -> Html | None:
-    """The best first, further runs of the baseline below it, then those without a result by their numbers."""
-    found = subject.found
-    if not found.trials:
+def trials(context: ReportContext, files: Files) -> Html | None:
+    """Return the table of all trials: the best first, repeats below their baseline, then trials without a result."""
+    results = context.results
+    if not results.trials:
         return None
-    frame = subject.known.table()
+    # Order: by rank, repeats of the baseline beside it, then by number.
+    frame = context.evidence.table()
     files.csv("trials", frame)
-    names = [*(["seed"] if any(map(found.repeats, found.trials)) else []), *(d.name for d in found.space.dimensions)]
-    reasons = any(trial.remarks for trial in found.trials)
-    ranks = {trial.name: rank for rank, trial in enumerate(found.ranked)}
-    lines = list(zip(found.trials, frame.astype(object).to_dict("records"), strict=True))
-    if found.baseline is not None and found.baseline.name in ranks:
-        again = [trial.name for trial in found.trials if found.repeats(trial) and trial.status == "ok"]
-        ranks |= dict.fromkeys(again, ranks[found.baseline.name])
-    lines.sort(key=lambda line: (ranks.get(line[0].name, len(found.trials)), line[0].number))
+    names = [
+        *(["seed"] if any(map(results.repeats, results.trials)) else []),
+        *(d.name for d in results.space.dimensions),
+    ]
+    reasons = any(trial.remarks for trial in results.trials)
+    ranks = {trial.name: rank for rank, trial in enumerate(results.ranked)}
+    lines = list(zip(results.trials, frame.astype(object).to_dict("records"), strict=True))
+    if results.baseline is not None and results.baseline.name in ranks:
+        again = [trial.name for trial in results.trials if results.repeats(trial) and trial.status == "ok"]
+        ranks |= dict.fromkeys(again, ranks[results.baseline.name])
+    lines.sort(key=lambda line: (ranks.get(line[0].name, len(results.trials)), line[0].number))
     rows = [
         [
-            *_reached(subject, row),
+            *_reached(context, row),
             *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
             *([truncate(trial.remarks, 100)] if reasons else []),
         ]
         for trial, row in lines
     ]
-    fast = [] if found.by_rate else ["speed-up", f"{found.unit}/s"]
-    near = [] if subject.noise is None else [f"{NEAR} best"]
-    spent = "train s" if found.clock.along == "train_s" else found.clock.short
-    reached = ["trial", "status", subject.label, found.versus_heading, *near, *fast, spent, "MiB"]
+    # Headings; columns without content are left out.
+    fast = [] if results.by_rate else ["speed-up", f"{results.unit}/s"]
+    near = [] if context.noise is None else [f"{NEAR} best"]
+    spent = "train s" if results.clock.along == "train_s" else results.clock.short
+    reached = ["trial", "status", context.label, results.versus_heading, *near, *fast, spent, "MiB"]
     header = [*reached, *map(_on_two_lines, names)]
     search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
-    # The script shows the box: without it there is nothing to filter with.
+    # The box is hidden until the script, which does the filtering, shows it.
     box = el("div", el("label", "Show only", search), count, class_="filter", hidden="hidden")
-    marks = [subject.mark(trial) for trial, _ in lines]
-    empty = "Empty: the knob does not apply, or nothing was measured. On paper: the first 40. "
+    marks = [context.mark(trial) for trial, _ in lines]
+    empty = "Empty: the knob does not apply, or nothing was measured. In print: the first 40. "
     if frame["disturbed"].any():
         empty = f"{DISTURBED}: {OTHERS}. {empty}"
-    if subject.noise is not None:
-        empty = (
-            f"{NEAR}: behind the best by no more than the noise, {noise_words(subject.noise, subject.label)}. {empty}"
-        )
+    if context.noise is not None:
+        empty = f"{NEAR}: within the noise of the best, {noise_words(context.noise, context.label)}. {empty}"
     return join(
         lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
         box,
@@ -65,20 +69,21 @@ def trials(subject: ReportContext, files: Files) -> Html | None:
     )
 
 
-def _reached(subject: ReportContext, row: dict[Any, Any]) -> list[object]:
-    fast = [] if subject.found.by_rate else [_speedup(row), rounded(row[RATE])]
-    if subject.noise is not None:
-        best, near = subject.known.best, row[evidence.NEAR] is True
+def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
+    """Return the cells of a row before its knobs."""
+    fast = [] if context.results.by_rate else [_speedup(row), rounded(row[RATE])]
+    if context.noise is not None:
+        best, near = context.evidence.best, row[NEAR_COLUMN] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
     versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
-    value = [rounded(row[subject.found.metric]), beside(versus, subject.found.ratios)]
-    spent = [rounded(row[name]) for name in (subject.found.clock.along, "peak_memory_mib")]
+    value = [rounded(row[context.results.metric]), beside(versus, context.results.ratios)]
+    spent = [rounded(row[name]) for name in (context.results.clock.along, "peak_memory_mib")]
     status = row["status"] + f" {DISTURBED}" * row["disturbed"]
     return [row["trial"], status, *value, *fast, *spent]
 
 
 def _speedup(row: dict[Any, Any]) -> str:
-    """`1.85`, or `≥ 4.00` where there is no upper bound."""
+    """Return a speed-up: `1.85`, or `≥ 4.00` if only a lower bound is known."""
     value, bound = row["speedup"], row["speedup_at_least"]
     return f"{value:.2f}" if is_known(value) else f"≥ {bound:.2f}" if is_known(bound) else ""
 
@@ -89,22 +94,23 @@ def _on_two_lines(name: str) -> Html:
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
-def failures(subject: ReportContext, files: Files) -> Html | None:
-    """Left out before the first trial ended."""
-    found = subject.found
-    ended = [trial for trial in found.trials if trial.finished]
-    if not ended and not subject.unreadable:
+def failures(context: ReportContext, files: Files) -> Html | None:
+    """Return the section about failed, stopped and skipped trials; None before the first trial has ended."""
+    results = context.results
+    ended = [trial for trial in results.trials if trial.finished]
+    if not ended and not context.unreadable:
         return None
+    # How many failed, were stopped early or skipped; then the reasons, and values that fail often.
     bad = sum(map(failed, ended))
-    said = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
+    sentence = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
     for status, words in (
         ("pruned", "stopped early"),
-        ("skipped", "not run, as others had shown that they would fail"),
+        ("skipped", "not run, because other trials showed that they would fail"),
     ):
         if count := sum(trial.status == status for trial in ended):
-            said += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
-    parts: list[object] = [lead(f"{said}.")]
-    frame = failures_table(found)
+            sentence += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
+    parts: list[object] = [lead(f"{sentence}.")]
+    frame = failures_table(results)
     if len(frame):
         files.csv("failures", frame)
         rows = [
@@ -113,39 +119,39 @@ def failures(subject: ReportContext, files: Files) -> Html | None:
         ]
         parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
         parts.append(note(files.links("failures")))
-    if hints := suspects(found, subject.effects):
+    if hints := suspects(results, context.effects):
         words = "; ".join(f"{of.failed} of {len(of.members)} with {knob} = {of.label}" for knob, of in hints)
-        parts.append(el("p", f"More than twice as often as elsewhere trials failed with these values: {words}."))
-    if said := disturbed_words(subject.known):
-        parts.append(el("p", said))
-    if left := subject.unreadable:
-        said = f"{pluralize(len(left), 'journal was', 'journals were')} not understood and left out:"
-        parts += [el("p", said), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
+        parts.append(el("p", f"Trials failed more than twice as often with these values as with others: {words}."))
+    if sentence := disturbed_words(context.evidence):
+        parts.append(el("p", sentence))
+    if left := context.unreadable:
+        sentence = f"{pluralize(len(left), 'journal was', 'journals were')} not readable and left out:"
+        parts += [el("p", sentence), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
     return join(*parts)
 
 
 # ------------------------------------------------------------------------------------------------------------ the study
-def study(subject: ReportContext, files: Files) -> Html | None:
-    """The study as its search ended with it."""
-    found, figure = subject.found, None
-    if found.space.study is None or not found.trials:
+def study(context: ReportContext, files: Files) -> Html | None:
+    """Return the table and the figure of the study; None if the search is no study."""
+    results, figure = context.results, None
+    if results.space.study is None or not results.trials:
         return None
     try:
-        told = study_table.table(found)
-        header, *rows = told.cells(1000)
-    # journals of another version, or a stranger's
+        studied = study_table.table(results)
+        header, *rows = studied.cells(1000)
+    # Journals of another version, or edited ones.
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return el("p", f"The study's table cannot be made of these journals: {type(error).__name__}: {error}")
-    files.csv("study", told.frame())
-    if told.study.has_figure:
-        about = measured_on(found)
+    files.csv("study", studied.frame())
+    if studied.study.has_figure:
+        about = measured_on(results)
         figure = files.chart(
-            "study", lambda: study_figure.figure(told, about), "the figure of the study", "The study's own figure."
+            "study", lambda: study_figure.figure(studied, about), "the figure of the study", "The study's own figure."
         )
     return join(
-        lead(told.study.title or "The study's own table and figure."),
+        lead(studied.study.title or "The study's own table and figure."),
         figure,
         table(header, rows),
-        *map(note, told.notes()),
+        *map(note, studied.notes()),
         note(files.links("study")),
     )
