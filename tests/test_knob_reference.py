@@ -68,3 +68,11 @@ def test_text_names_bounds_defaults_and_the_member_that_a_knob_belongs_to(capsys
 def test_an_unknown_prefix_is_refused_with_what_is_near(capsys):
     assert knobs.main(["optmizer"]) == 2
     assert "PREFIX: 'optmizer' is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["search", "configuration"])
+def test_schema_for_editors_is_printed_as_json(capsys, kind):
+    assert knobs.main(["--schema", kind]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["$schema"].startswith("https://json-schema.org/")
+    assert content["additionalProperties"] is False

@@ -1,6 +1,8 @@
 """List the knobs of a workload: `python -m tunediff.knobs [PREFIX]`.
 
 PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those of the digits.
+`--schema search` prints a JSON Schema of search files instead, for editors: write it to a file and name that in the
+first line of a search file, `# yaml-language-server: $schema=FILE`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Systems
 from tunediff.config.knobs import knobs_of, nearest
+from tunediff.search_space import json_schema
 
 SCHEMA = 1
 """Version of what --json prints."""
@@ -32,9 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("prefix", nargs="?", default="", metavar="PREFIX", help="a knob or a section (default: all)")
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
+    schema = "print the JSON Schema of search files, or of configurations such as an exported best.yaml"
+    add("--schema", choices=("search", "configuration"), help=schema)
     cli.add_printing(parser, quiet=False)
     args: argparse.Namespace = parser.parse_args(argv)
     baseline = cfg.baseline(args.workload, "--workload")
+    if args.schema is not None:
+        print(json.dumps(_schema(baseline.schema, args.schema), indent=2))
+        return cli.OK
     entries = describe(baseline, args.prefix)
     if args.json:
         content = {"schema": SCHEMA, "workload": args.workload, "knobs": entries}
@@ -42,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n\n".join(map(in_words, entries)))
     return cli.OK
+
+
+def _schema(schema: cfg.Schema, kind: str) -> dict[str, Any]:
+    if kind == "configuration":
+        return json_schema.configuration(schema)
+    return json_schema.search_file(schema, cfg.baseline_names())
 
 
 def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
