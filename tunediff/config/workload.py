@@ -1,19 +1,24 @@
 """Find workloads, and describe what a workload declares.
 
-A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user's, or a package of ours, which
-keeps the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported when something is trained. It
-may add `BASELINE`, knobs of the system by dotted name that its baseline sets; `SEARCH`, where these are searched when
-no search file says so; `PRESETS`, named baselines (of a file: `mine.py:NAME`), on top of it; `UNIT`, what a sample is
-called; `QUANTITIES`, what its points hold besides what all have; `evaluation_protocol(config)`, which says in a
-sentence how its objective is measured; `check_files(knobs, evaluates)`, which refuses missing files before anything
-starts; `network(knobs)`, the bare model; `initial_weights(path, knobs)`; `evaluation_work(knobs)`, how many times one
-evaluation takes a sample through the network, and `evaluation_pass(knobs, device)`, a function that does so with as
-many samples at once as it is told, to be timed; and `MEMORY_FREE` and `MEMORY_SAVING`, names of knobs that change next
-to nothing about device memory, and of lists that save the more of it the longer they are.
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user, or one of our
+packages, which declare the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported
+when a training starts. It may also declare:
 
-A workload that generates images has `sample_images(network, config, request)`, which yields (number of the first image,
-uint8 [b, C, H, W]) for what a `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in
-`PACKAGE.commands`, with the objects of `tunediff.workloads.contract`; this module imports torch late.
+- `BASELINE`: system knobs by dotted name that its baseline sets.
+- `SEARCH`: spaces of these knobs for searches without a search file.
+- `PRESETS`: named baselines (`mine.py:NAME` for a file), applied after `BASELINE`.
+- `UNIT`: what a sample is called.
+- `QUANTITIES`: what its points contain besides the quantities of all points.
+- `evaluation_protocol(config)`: a sentence that says how its objective is measured.
+- `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
+- `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
+- `evaluation_work(knobs)`: how many passes of a sample through the network one evaluation needs.
+- `evaluation_pass(knobs, device)`: a function that makes one such pass with a given number of samples, to be timed.
+- `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists that save more
+  memory the longer they are.
+- `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W]) for what a
+  `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in `PACKAGE.commands`, with
+  the objects of `tunediff.workloads.contract`.
 """
 
 from __future__ import annotations

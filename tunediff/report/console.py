@@ -51,7 +51,7 @@ class Console:
         """
         self.folder, self.space, self.quiet, self.planned = folder, space, quiet, told
         self._lines = lines or EventLines()
-        self.begun, self._spent_s = time.monotonic(), experiment.spent_s(folder)
+        self.begun, self._spent_s = time.monotonic(), sessions.spent_s(folder)
         self._heartbeat = Heartbeat(folder, self.say, self._called)
         self.started = self.begun if started is None else started
         self.confirming = confirmation.folder_within(folder)
@@ -107,7 +107,7 @@ class Console:
         if url := getattr(context, "dashboard_url", None):
             self.say(local_ray.dashboard(url))
         self.say(f"results {self.folder}")
-        if not self.results.trials and (warm := warm_start.said(self.space, local().device)):
+        if not self.results.trials and (warm := warm_start.describe(self.space, local().device)):
             self.say(warm)
         plan_lines = plan.start_lines(self.planned) if self.planned is not None else []
         for line in [*plan.skipped(self.space), *plan_lines]:

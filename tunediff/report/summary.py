@@ -31,8 +31,8 @@ def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) ->
     compared = evidence.compared
     studied = study_table.table(results) if results.space.study is not None else None
     front = results.pareto_table() if results.space.cost is not None else None
-    confirming = [analysis.read(folder) for folder in experiment.confirming_folders(results.folder)]
-    block = values(evidence, experiment.all_spent_s(results.folder), confirming)
+    confirming = [analysis.read(folder) for folder in sessions.confirming_folders(results.folder)]
+    block = values(evidence, sessions.all_spent_s(results.folder), confirming)
     if confirmed is not None:
         block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
     if as_json:
@@ -103,7 +103,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
-        "confirm_wall_s": sum(experiment.spent_s(runs.folder) for runs in confirming),
+        "confirm_wall_s": sum(sessions.spent_s(runs.folder) for runs in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
         "results": str(folder),
     }
@@ -117,7 +117,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         ("study_figure", "study.png", study is not None and study.has_figure),
     )
     block |= {key: str(folder / name) for key, name, exists in files if exists}
-    block["study"] = experiment.study_url(folder / "study.db")
+    block["study"] = study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)

@@ -15,6 +15,7 @@ from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import UNTOLD
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.context import ReportContext, lead, marked, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table
