@@ -26,7 +26,7 @@ from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import local_ray, warm_start
+from tunediff.tuning import local_ray, sessions, warm_start
 from tunediff.tuning.resources import local
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table
+from tunediff.tuning import sessions
+from tunediff.tuning.study_url import study_url
 
 
 def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) -> None:
