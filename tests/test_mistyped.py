@@ -131,7 +131,7 @@ def test_sections_may_be_nested():
 @pytest.mark.parametrize(
     ("searched", "answer"),
     [
-        ({"evaluation": {"images": [64, 128]}}, "search: evaluation.images: cannot be searched: it must be the same in every trial, the ruler that all are measured with; put it under fixed:"),
+        ({"evaluation": {"images": [64, 128]}}, "search: evaluation.images: cannot be searched: it must be the same in every trial, as part of the evaluation protocol; put it under fixed:"),
         ({"loader": {"batch_size": 64}}, "search: loader.batch_size: 64 is not a space; allowed: a list of choices"),
         ({"loader": [64, 128]}, "search: loader: is a section, not a knob; its knobs: loader.batch_size, loader.accumulation"),
         ({"loader": {"batchsize": [64, 128]}}, "search: loader.batchsize: no such knob; did you mean loader.batch_size"),
@@ -180,7 +180,8 @@ def test_options_are_called_the_same_in_every_command(command, capsys, monkeypat
     assert options["--json"] == ("--json", "print the result as JSON, nothing else on stdout")
     assert options["--storage"][0] == "--storage STORAGE"
     assert options["--storage"][1].startswith("folder of ")
-    assert ("--out" in options) != ("--name" in options), "what is searched and compared is found again by its name"
+    both = command == "train"  # `--name` there is a folder in the storage, as a search's is
+    assert (("--out" in options) != ("--name" in options)) or both, "what is searched is found again by its name"
     assert options.get("--quiet", ("-q, --quiet", "print the result only")) == ("-q, --quiet", "print the result only")
     assert not [names for names, _ in options.values() if names.startswith("-") and names[1] not in "-hq"]
 
@@ -200,7 +201,7 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
         if command != "evaluate":
             check_types(told[command], command.partition(".")[0])
     assert told["report.__main__"]["report"] == str(Path("kept/night/report.html").absolute())
-    assert told["export"]["configuration"] == "kept/night/best.yaml"
+    assert told["export"]["configuration"] == str(Path("kept/night/best.yaml").absolute())
     assert told["train"]["steps"] == 1
     assert told["sample"]["images"] == 2
     assert told["sample"]["sampler"]["name"] == "ddim"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while the rest is imported
+
+# isort: split
 from tunediff.config.knobs import Choice, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric, Quantity
-from tunediff.core import signals  # noqa: F401 – first of all
 
 if TYPE_CHECKING:
     from tunediff.training.trial import Trial
