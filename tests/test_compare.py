@@ -154,6 +154,12 @@ def test_revisions_that_are_not_there(repository, capsys, given, message):
     assert not Path("written").exists()
 
 
+def test_a_revision_is_taken_without_links_out_of_the_repository(repository, tmp_path):
+    """Whoever wrote the revision must not choose what is read outside of it."""
+    compare._at_revision(Path("mine.py"), "HEAD", tmp_path / "old")
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == ["helper.py", "mine.py"]
+
+
 def test_no_repository(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     Path("mine.py").write_text(PLAIN)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 
@@ -41,6 +42,22 @@ def test_full_disk_is_an_oserror_whatever_the_writer_raises(small_disk, write):
     assert raised.value.errno == errno.ENOSPC
     assert [path.name for path in small_disk.iterdir()] == ["state.pt"]
     assert (small_disk / "state.pt").read_text() == "old"
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_file_that_exceeds_its_limit_is_an_oserror_whatever_the_writer_raises(tmp_path, write):
+    """As a full disk is, without a file system of its own, which needs root."""
+    write_text(tmp_path / "state.pt", "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            write_atomically(tmp_path / "state.pt", write)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.errno == errno.EFBIG
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    assert (tmp_path / "state.pt").read_text() == "old"
 
 
 def test_error_of_the_writer_itself_stays_as_it_is(tmp_path):

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
+import os
 
 import pytest
 
@@ -158,8 +158,8 @@ def test_record_is_read_by_a_file_that_was_opened(tmp_path, monkeypatch):
     stale = journal.path.stat()
     assert not read_trial(journal.folder).finished
     journal.end(End("ok"))
-    stat = Path.stat
-    monkeypatch.setattr(Path, "stat", lambda path, **how: stale if path == journal.path else stat(path, **how))
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **how: stale if path == journal.path else stat(path, **how))
     assert read_trial(journal.folder).finished
 
 

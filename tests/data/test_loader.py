@@ -286,6 +286,20 @@ def test_loader_process_at_a_closed_gate_begins_no_other_item(source: type) -> N
     assert not multiprocessing.active_children(), "a process at a closed gate ends with the loader"
 
 
+def test_loader_processes_that_wait_at_the_gate_end_in_order_when_the_loader_is_closed() -> None:
+    """Otherwise each would be waited for in vain, seconds long, and then killed."""
+    made, order, others = Slow(), loader.Order(64, 4, 1, 0, 1, 0), multiprocessing.active_children()
+    section = config(loader__workers=1, loader__prefetch_factor=16, loader__batch_size=4).loader
+    batches = loader.build(made, section, order, torch.device("cpu"))
+    batches.fetch()
+    assert batches.gate is not None
+    batches.gate.close()
+    settled(made.asked)
+    own = [process for process in multiprocessing.active_children() if process not in others]
+    batches.close()
+    assert [process.exitcode for process in own] == [0]
+
+
 def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
     own = Slow()
     given = torch.utils.data.DataLoader(own, batch_size=2, num_workers=1, prefetch_factor=16)

@@ -14,6 +14,7 @@ from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, loss_of
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
 from tunediff.training import check, state
+from tunediff.training.strategies.single import Single
 
 
 class Adversaries(nn.Module):
@@ -174,6 +175,18 @@ def test_second_step_for_one_batch_is_refused(body, call, knobs):
     message = f"toy: trial.{call} was called twice for one batch; {ONE_CALL}"
     with pytest.raises(WorkloadError, match=re.escape(message)):
         train(toy(**knobs), samples=IMAGES, body=body)
+
+
+def test_several_losses_are_refused_where_a_strategy_averages_in_one_backward_pass(monkeypatch):
+    def body(trial):
+        net, generator, critic = prepared(trial)
+        for real, _ in trial.batches((INPUTS, TARGETS)):
+            g_loss, d_loss = losses_of(net, real)
+            trial.step({generator: g_loss, critic: d_loss})
+
+    monkeypatch.setattr(Single, "separate_losses", False)  # as fsdp and pipeline have it
+    with pytest.raises(WorkloadError, match=r"parallel\.strategy: \w+ is not allowed with several losses"):
+        train(toy(), samples=IMAGES, body=body)
 
 
 def test_mistakes_with_several_losses_are_refused():

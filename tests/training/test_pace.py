@@ -177,6 +177,19 @@ def test_pace_notices_steps_that_slow_down_tenfold():
     assert max(seen) < 0.02, "schedules follow the clock, not the rate that was"
 
 
+@pytest.mark.parametrize("slow_from_s", [29.6, 29.8, 29.9, 29.97])
+def test_pace_stops_within_one_step_where_steps_slow_down_just_before_the_stop(slow_from_s):
+    """The steps until the stop were planned at the old speed; the seconds until the stop end the plan."""
+    now = [0.0]
+    clock, pace = paced(Budget(seconds=60.0), now)
+    with clock.part("train"):
+        pace.aim(0.5)
+        while not pace.reached:
+            now[0] += 0.01 if now[0] < slow_from_s else 0.06
+            pace.step(8)
+    assert 30.0 <= clock.train_s <= 30.0 + 0.06 + 1e-9
+
+
 @pytest.mark.parametrize("burst", [1, 4, 128])
 def test_pace_of_several_ranks_at_most_doubles_the_steps_between_readings(burst):
     """Each rank has its own clock, so readings are planned: after n fast steps at most n pass unread."""

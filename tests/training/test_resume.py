@@ -3,6 +3,9 @@
 import collections
 import itertools
 import math
+import random
+import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -428,11 +431,25 @@ def test_without_a_checkpoint_a_restart_has_a_reason_too(tmp_path):
     assert told.restarts == [""], "of a first start, of which the journal knows whether it is one"
 
 
+def test_resume_with_another_number_of_ranks_restores_every_generator():
+    """Other numbers than two ranks would have drawn, but the same ones at each resume."""
+    resumed = state.State(CPU)
+    one = resumed.take()
+    of_two = one | {"rng": one["rng"] * 2, "library_rng": one["library_rng"] * 2}
+
+    def drawn():
+        resumed.put(of_two)
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    assert drawn() == drawn()
+
+
 # ------------------------------------------------------------------------------------------------ schedules and counts
 def test_scheduler_of_total_steps_follows_progress_over_the_whole_budget(tmp_path):
     """As docs/own-training.md has it, on steps of unequal length; a resume goes on with the rate that was next."""
     text = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
-    line = next(line.strip() for line in text.splitlines() if line.strip().startswith("while scheduler.last_epoch"))
+    found = re.search(r"^( +)while scheduler\.last_epoch.*:\n(?:\1 +.*\n)+", text, re.MULTILINE)
+    lines = textwrap.dedent(found[0])
 
     def body(trial):
         net, optimizer = begin(trial)
@@ -443,7 +460,7 @@ def test_scheduler_of_total_steps_follows_progress_over_the_whole_budget(tmp_pat
                 rates.append((trial.step_count, trial.progress, optimizer.param_groups[0]["lr"]))
                 hands.s += 0.25 if trial.progress < 0.5 else 0.5
             trial.step(loss_of(net, batch), optimizer)
-            exec(line, {"scheduler": scheduler, "trial": trial})
+            exec(lines, {"scheduler": scheduler, "trial": trial})
         last.append(optimizer.param_groups[0]["lr"])
 
     whole, rates, last, hands = [], [], [], Hands()

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
-from tunediff.training import memory, strategies
+from tunediff.training import memory, state, strategies
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 
@@ -499,3 +499,48 @@ def test_prefetching_loaders_get_nothing_for_free_while_the_clock_stands_still(t
 
     assert steps(2) == pytest.approx(200, rel=0.05)
     assert steps(64) == pytest.approx(steps(2), rel=0.05)
+
+
+def test_loader_processes_wait_while_any_checkpoint_is_written(tmp_path, monkeypatch):
+    """Also those between two evaluations, which stop the clock too."""
+    hands, closed = Hands(), []
+    loader = Simulated(hands, prefetch=64)
+    monkeypatch.setattr(state, "save", lambda content, folder: closed.append(loader.closed))
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.engine.batches(lambda start: loader):
+            hands.s += 0.005
+            trial.step(loss_of(net, batch), optimizer)
+
+    config = toy(evaluation__points=2)
+    train(config, seconds=60.0, clock=timed(60.0, hands), folder=tmp_path, checkpoint_every_s=10.0, body=body)
+    assert len(closed) > config.evaluation.points
+    assert all(closed)
+
+
+def test_batches_that_loader_processes_finish_while_the_clock_stands_still_are_counted():
+    """They had these in hand when the gate was closed."""
+
+    class Late(Simulated):
+        late = 0
+
+        @property
+        def batches(self):
+            return super().batches + self.late
+
+    def judge():
+        loader.late += 2
+        return {"error": 1.0}
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        trial.evaluate_with(judge)
+        for batch in trial.engine.batches(lambda start: loader):
+            hands.s += 0.005
+            trial.step(loss_of(net, batch), optimizer)
+
+    hands = Hands()
+    loader = Late(hands, prefetch=2)
+    points = train(toy(evaluation__points=4), seconds=60.0, clock=timed(60.0, hands), evaluates=True, body=body).points
+    assert [point.batches_ahead for point in points] == [0, 2, 2, 2]

@@ -171,6 +171,13 @@ def test_request_of_a_trial_that_got_no_nodes_is_withdrawn_at_the_end():
     assert asked == [(True, 4), (True, 0)]
 
 
+def test_no_nodes_are_asked_for_where_those_that_are_busy_would_do():
+    asked = []
+    pool = Pool(share(gpus(4), sizes=(1, 4)), lambda: [gpus(4)], lambda place, size: asked.append(size))
+    assert taken(pool, 1, 4) == ["a", None]
+    assert asked == []
+
+
 def test_a_trial_that_waits_says_for_what(monkeypatch):
     now, heard = [0.0], []
     monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])

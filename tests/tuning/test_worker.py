@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import types
 from pathlib import Path
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
@@ -302,10 +304,12 @@ def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, mo
 def test_a_process_is_as_it_was_after_a_trial(tmp_path, job):
     config = cfg.override(CONFIG, {"precision.matmul": "medium", "seed": 3})
     worker.work(dataclasses.replace(job, config=cfg.to_dict(config)), "s1", Slot(tmp_path), alone())
-    drawn = torch.rand(3)
+    drawn = torch.rand(3).tolist(), numpy.random.rand(), random.random()
     assert torch.get_float32_matmul_precision() == "highest"
     torch.manual_seed(0)
-    assert torch.equal(drawn, torch.rand(3))
+    numpy.random.seed(0)
+    random.seed(0)
+    assert drawn == (torch.rand(3).tolist(), numpy.random.rand(), random.random())
 
 
 SETTINGS = {

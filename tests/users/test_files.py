@@ -323,3 +323,11 @@ def test_data_that_is_missing_beside_a_copy_is_told_with_its_place(beside):
     (copy / "data").unlink()
     said = loaded_alone(copy / "train.py").stderr
     assert "the workload runs as a copy: data that lay beside the original when it was copied are linked there" in said
+
+
+def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
+    """As where searches are stored beside the file: the copy would contain itself."""
+    (tmp_path / "mine.py").write_text("HERE = __file__\n")
+    (tmp_path / "data").mkdir()
+    copy = code.read(tmp_path / "mine.py").copy(tmp_path / "searches" / "night" / "workload")
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py"]

@@ -12,6 +12,7 @@ from tests.helpers import CPU, Dies, KilledError, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin, error
 from tests.users.test_data import seen
 from tunediff.data import loader
+from tunediff.distributed import World
 
 
 def draw():
@@ -162,6 +163,27 @@ def test_loops_draw_the_same_whatever_loads(source):
     assert first == drawn(0, 0) == drawn(0, 1)
     other = drawn(1, 0)
     assert all(mine[part] != its[part] for mine, its in zip(first, other, strict=True) for part in range(3))
+
+
+def test_ranks_draw_other_numbers_in_their_loops():
+    """Initial weights are the same on all ranks; what is drawn beside a batch, as dropout is, belongs to one rank."""
+
+    def drawn(rank):
+        def body(trial):
+            initial.append(draw())
+            begin(trial)
+            for _ in trial.batches((INPUTS, TARGETS)):
+                own.append(draw())
+                raise KilledError
+
+        initial, own = [], []
+        with pytest.raises(KilledError):
+            train(toy(norm=False), samples=32, world=World(rank, 1, CPU.device), body=body)
+        return initial[0], own[0]
+
+    (initial, own), (same, other) = drawn(0), drawn(1)
+    assert initial == same
+    assert all(mine != its for mine, its in zip(own, other, strict=True))
 
 
 def test_an_evaluation_draws_the_same_at_each_point_and_shifts_nothing():
