@@ -205,7 +205,8 @@ def test_shown_paths_are_those_one_would_type(mine, tmp_path):
 
 def test_functions_that_only_share_a_name_are_not_taken_for_ours(mine):
     mine.write_text(
-        PLAIN + "\n\ndef network(width, dropout):\n    return None\n\n\ndef evaluation_protocol(config):\n    return 'by hand'\n"
+        PLAIN
+        + "\n\ndef network(width, dropout):\n    return None\n\n\ndef evaluation_protocol(config):\n    return 'by hand'\n"
     )
     found = cfg.find("mine.py")
     assert found.get_hook("network") is None
