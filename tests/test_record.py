@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 
