@@ -105,7 +105,7 @@ def test_search_says_which_searched_knob_the_command_line_fixes(file, capsys, mo
     monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
     assert search.main([file, "optimizer.lr=0.1", "--dry-run", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "optimizer.lr is fixed at 0.1 by the command line; space.yaml's choices are not searched\n" in err
+    assert "optimizer.lr is fixed at 0.1 by the command line; what space.yaml says of it is not searched\n" in err
     assert "optimizer.lr" not in json.loads(out)["space"]
 
 

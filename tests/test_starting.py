@@ -75,3 +75,20 @@ def test_without_an_output(tmp_path):
     done = subprocess.run(line, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
                           stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, LOOKING)
+
+
+def test_an_interruption_while_the_program_tunediff_imports(tmp_path):
+    """The console script has no -m by which the package could tell that a command starts."""
+    script = tmp_path / "tunediff"
+    script.write_text("import sys\nfrom tunediff.__main__ import main\nsys.exit(main())\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*HEARING, sys.executable, str(script), "search", "nope"], env=environment, text=True, cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while "pydantic_core" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "\ninterrupted\n")
+    assert process.returncode == 130

@@ -158,6 +158,13 @@ def _new(args: argparse.Namespace) -> tuple[Path, SearchSpace, Lines]:
     read = content
     content = search_space.completed(read, path, words, machine.cores, machine.gpus > 0)
     args.completed = content is not read
+    if args.completed:  # a file of a user's without a search file: its knobs on the command line are not searched
+        whole = search_space.completed(read, path, [], machine.cores, machine.gpus > 0)
+        for name in (word.partition("=")[0] for word in words):
+            if name in whole["search"].keys() - content["search"].keys():
+                consequence = f"what {path.name} says of it is not searched"
+                value = next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
+                print(f"{name} is fixed at {value} by the command line; {consequence}", file=sys.stderr)
     content = _confirmed_by(args.confirm, content)
     if args.warm_start is not None:
         content["warm_start"] = str(search_space.of_search(search_space.folder_of(args.warm_start, storage)).parent)

@@ -20,6 +20,12 @@ def until_over(values, **options):
     return told
 
 
+def test_values_that_never_differ_are_hopeless_at_the_first_look():
+    told = until_over(np.full((2, 12), 2.0))
+    assert (told.rounds, told.state) == (sequential.FIRST, "hopeless")
+    assert until_over(np.full((3, 12), 2.0)).rounds == sequential.FIRST
+
+
 @pytest.mark.parametrize(("rivals", "rounds"), [(1, 3), (1, 8), (2, 3), (3, 6)])
 def test_one_look_is_dunnetts_comparison(rivals, rounds, monkeypatch):
     """The bound of a single look, against the multivariate t distribution of SciPy: correlations ½."""

@@ -21,7 +21,7 @@ def test_command_line_fixes_a_searched_knob_and_says_so():
     wanted, notices = narrow("loader.batch_size=16")
     assert wanted.baseline.loader.batch_size == 16
     assert "loader.batch_size" not in names(wanted)
-    assert notices == ["loader.batch_size is fixed at 16 by the command line; x.yaml's choices are not searched"]
+    assert notices == ["loader.batch_size is fixed at 16 by the command line; what x.yaml says of it is not searched"]
     assert all("loader.batch_size" not in point for point in wanted.candidates)
     assert any(point["timesteps.name"] == "loss_second_moment" for point in wanted.candidates)
 

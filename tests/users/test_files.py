@@ -11,7 +11,7 @@ import torch
 
 from tests.helpers import CPU
 from tunediff import config as cfg
-from tunediff import search_space
+from tunediff import search, search_space
 from tunediff.config import ConfigError, code
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
@@ -332,3 +332,11 @@ def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
     (tmp_path / "data").mkdir()
     copy = code.read(tmp_path / "mine.py").copy(tmp_path / "searches" / "night" / "workload")
     assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py"]
+
+
+def test_knob_of_a_file_that_the_command_line_fixes_is_named(mine, monkeypatch, capsys):
+    monkeypatch.setattr("tunediff.training.judging.before_search", lambda *_, **__: {})
+    assert search.main(["mine.py", "width=64", "--dry-run", "--no-check"]) == 0
+    assert (
+        "width is fixed at 64 by the command line; what mine.py says of it is not searched\n" in capsys.readouterr().err
+    )

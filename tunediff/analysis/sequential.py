@@ -155,4 +155,5 @@ def _state(
     # measured gain plus one standard error of now would not; with one rival, the gain of whichever of the two is ahead.
     # Stopping for that never makes a false winner.
     best = float(gains.max()) if len(gains) > 1 else abs(float(gains[0]))
-    return "hopeless" if best + error < last * error * math.sqrt(rounds / most) else "open"
+    # Equal where nothing differs at all: without noise and without a difference, more rounds bring nothing.
+    return "hopeless" if best + error <= last * error * math.sqrt(rounds / most) else "open"

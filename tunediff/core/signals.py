@@ -18,8 +18,9 @@ def end(*_: Any) -> None:
     os._exit(130)
 
 
-# With `python -m tunediff.search`, argv begins with -m only while its packages are imported.
-started = sys.argv[:1] == ["-m"] and any("tunediff." in word for word in sys.orig_argv)
+# With `python -m tunediff.search`, argv begins with -m only while its packages are imported; `tunediff` is a script.
+started = sys.argv[:1] == ["-m"] and any("tunediff" in word for word in sys.orig_argv)
+started = started or os.path.basename(sys.argv[0]) == "tunediff"
 # A shell may have set Ctrl-C to be ignored; that setting stays.
 if started and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end)
