@@ -8,12 +8,13 @@ import pytest
 
 from tests import searches
 from tests.comparisons import PLAIN
-from tests.report.pages import words, written
+from tests.report.pages import rows, words, written
 from tests.searches import make, write
 from tunediff import analysis, export, search
 from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.report import outputs
 from tunediff.report.style import Highlights
+from tunediff.report.words import duration
 from tunediff.tuning import confirming
 
 SEARCH = {
@@ -115,6 +116,25 @@ def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path,
     assert f"winner ({winner})" in page
     assert (fast.folder / "confirm.md").read_text().startswith("# night: confirmed\n")
     assert exported(fast, capsys)[0] == winner == evidence.read(fast).best.name
+
+
+SESSION = '{"event": "begin", "time": 0, "monotonic_s": 0}\n{"event": "end", "time": %d, "monotonic_s": %d}\n'
+
+
+def test_totals_of_the_page_are_those_of_the_json(tmp_path, capsys, plain):
+    """The search took 100 s and its confirming runs 75; each training takes 20 s of one device."""
+    fast = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (2.6, 1.5, 1.1, 1.0))
+    for folder, wall_s in ((fast.folder, 100), (fast.folder / "confirm", 75)):
+        (folder / "sessions.jsonl").write_text(SESSION % (wall_s, wall_s))
+    _, block = told(fast, capsys)
+    runs = len(fast.trials) + len(analysis.read(fast.folder / "confirm").trials)
+    assert (block["wall_s"], block["confirm_wall_s"], block["device_s"]) == (175, 75, 20 * runs)
+    page = words(written(fast.folder))
+    assert "wall-clock of the search 2 min 55 s of that, the confirming runs 1 min 15 s 43 %" in page
+    assert f"training seconds × devices {duration(block['device_s'])} ".replace("\N{NO-BREAK SPACE}", " ") in page
+    parts = {row["part"]: float(row["seconds"]) for row in rows(fast.folder / "report" / "seconds.csv")}
+    assert parts["train"] + parts["data_wait"] == block["training_s"] == 20 * runs
+    assert all(parts[name] == block[f"{name}_s"] for name in ("setup", "evaluation", "data_wait"))
 
 
 def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys):
