@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -135,6 +136,22 @@ def test_totals_of_the_page_are_those_of_the_json(tmp_path, capsys, plain):
     parts = {row["part"]: float(row["seconds"]) for row in rows(fast.folder / "report" / "seconds.csv")}
     assert parts["train"] + parts["data_wait"] == block["training_s"] == 20 * runs
     assert all(parts[name] == block[f"{name}_s"] for name in ("setup", "evaluation", "data_wait"))
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_every_trial_has_no_speedup_that_new_seeds_did_not_confirm(tmp_path, plain, confirmed):
+    """Both sizes are ahead in the search; one of them ran again, and was as good, or no better than the baseline."""
+    ahead = {64: (2.6, 1.5, 1.1, 1.0), 32: (2.6, 1.6, 1.2, 1.1)}
+    again = (2.6, 1.5, 1.1, 1.0) if confirmed else (4, 2.6, 2.3, 2.0)
+    found = searched(tmp_path / "night", ahead, lambda seed: again)
+    page = written(found.folder)
+    table = page[page.index('id="trials-table"') :].partition("</table>")[0]
+    head = re.findall(r"<th[^>]*>(.*?)</th>", table)
+    lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in table.split("<tr")[2:]]
+    shown = {cells[0]: cells[head.index("speed-up")] for cells in lines if cells}
+    assert {name for name, value in shown.items() if value} == ({"t0002"} if confirmed else set())
+    values = {row["trial"]: row["speedup"] for row in rows(found.folder / "report" / "trials.csv")}
+    assert {name for name, value in values.items() if value} == ({"t0002"} if confirmed else set())
 
 
 def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys):
