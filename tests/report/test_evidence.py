@@ -2,18 +2,20 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
 
 from tests import searches
 from tests.comparisons import PLAIN
-from tests.report.pages import words, written
+from tests.report.pages import rows, words, written
 from tests.searches import make, write
 from tunediff import analysis, export, search
 from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.report import outputs
 from tunediff.report.style import Highlights
+from tunediff.report.words import duration
 from tunediff.tuning import confirming
 
 SEARCH = {
@@ -115,6 +117,41 @@ def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path,
     assert f"winner ({winner})" in page
     assert (fast.folder / "confirm.md").read_text().startswith("# night: confirmed\n")
     assert exported(fast, capsys)[0] == winner == evidence.read(fast).best.name
+
+
+SESSION = '{"event": "begin", "time": 0, "monotonic_s": 0}\n{"event": "end", "time": %d, "monotonic_s": %d}\n'
+
+
+def test_totals_of_the_page_are_those_of_the_json(tmp_path, capsys, plain):
+    """The search took 100 s and its confirming runs 75; each training takes 20 s of one device."""
+    fast = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (2.6, 1.5, 1.1, 1.0))
+    for folder, wall_s in ((fast.folder, 100), (fast.folder / "confirm", 75)):
+        (folder / "sessions.jsonl").write_text(SESSION % (wall_s, wall_s))
+    _, block = told(fast, capsys)
+    runs = len(fast.trials) + len(analysis.read(fast.folder / "confirm").trials)
+    assert (block["wall_s"], block["confirm_wall_s"], block["device_s"]) == (175, 75, 20 * runs)
+    page = words(written(fast.folder))
+    assert "wall-clock of the search 2 min 55 s of that, the confirming runs 1 min 15 s 43 %" in page
+    assert f"training seconds × devices {duration(block['device_s'])} ".replace("\N{NO-BREAK SPACE}", " ") in page
+    parts = {row["part"]: float(row["seconds"]) for row in rows(fast.folder / "report" / "seconds.csv")}
+    assert parts["train"] + parts["data_wait"] == block["training_s"] == 20 * runs
+    assert all(parts[name] == block[f"{name}_s"] for name in ("setup", "evaluation", "data_wait"))
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_every_trial_has_no_speedup_that_new_seeds_did_not_confirm(tmp_path, plain, confirmed):
+    """Both sizes are ahead in the search; one of them ran again, and was as good, or no better than the baseline."""
+    ahead = {64: (2.6, 1.5, 1.1, 1.0), 32: (2.6, 1.6, 1.2, 1.1)}
+    again = (2.6, 1.5, 1.1, 1.0) if confirmed else (4, 2.6, 2.3, 2.0)
+    found = searched(tmp_path / "night", ahead, lambda seed: again)
+    page = written(found.folder)
+    table = page[page.index('id="trials-table"') :].partition("</table>")[0]
+    head = re.findall(r"<th[^>]*>(.*?)</th>", table)
+    lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in table.split("<tr")[2:]]
+    shown = {cells[0]: cells[head.index("speed-up")] for cells in lines if cells}
+    assert {name for name, value in shown.items() if value} == ({"t0002"} if confirmed else set())
+    values = {row["trial"]: row["speedup"] for row in rows(found.folder / "report" / "trials.csv")}
+    assert {name for name, value in values.items() if value} == ({"t0002"} if confirmed else set())
 
 
 def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys):

@@ -67,6 +67,17 @@ def test_the_same_data_lie_beside_it(night):
     assert sum(float(row["winner_s_per_1000_samples"]) for row in step) == pytest.approx(1000 / 400)
 
 
+def test_headings_begin_with_a_capital_and_the_table_of_trials_has_the_full_width(night, plain):
+    for path in night.glob("trials/*/journal.jsonl"):
+        path.write_text(path.read_text().replace("FD (classifier)", "distance"))
+    page = written(night)
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert "Distance against training seconds" in headings
+    assert not [heading for heading in headings if heading[0].islower()]
+    assert ">Distance against training seconds</a>" in page
+    assert "main > #trials { max-width: none; }" in page
+
+
 def test_the_page_loads_nothing_and_runs_one_script(night):
     page = written(night)
     assert not re.search(r"https?:|//[a-z]", re.sub(r'src="data:[^"]*"', "", page))

@@ -11,8 +11,9 @@ import pytest
 
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
+from tests.searches import night as night_of
 from tunediff import analysis, search_space
-from tunediff.analysis import effects, evidence, journals, speed
+from tunediff.analysis import effects, evidence, journals, noise, speed
 from tunediff.analysis.effects import ABOVE, WITHIN
 from tunediff.analysis.importance import Importance
 from tunediff.analysis.why import Why
@@ -142,6 +143,25 @@ def test_the_sentence_says_which_of_the_two_it_is(told, said):
     assert said in sentence
     assert sentence.endswith("; one run each.")
     assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
+
+
+@pytest.mark.parametrize(("at_samples", "within"), [((2.0, 1.9), True), ((1.9, 2.0), True), ((2.0, 1.5), False)])
+def test_a_gap_at_equal_samples_within_the_noise_has_no_share(at_samples, within):
+    """Two runs differ by up to 3.08·√2·5 % = 22 % by chance."""
+    scatter = noise.Noise(0.05, 1, 2, 1, ratios=True, falls=True)
+    found = Why(20, (2.0, 1.0), (100, 200), 100, at_samples)
+    sentence = explain(found, "FD", "one run each", "images", scatter=scatter).replace("\N{NO-BREAK SPACE}", " ")
+    assert ("the difference at equal images is within the noise of one run" in sentence) == within
+    assert ("%" in sentence) == (not within)
+    assert sentence.endswith("; one run each.")
+
+
+def test_shares_are_explained_only_where_there_are_some(tmp_path, plain):
+    """At 4,000 images the baseline is at 2.0, the other at 1.6 after 10 s; the baseline's runs differ by 2 or 30 %."""
+    for share, within in ((1.02, False), (1.3, True)):
+        text = words(written(again(night_of(tmp_path / str(share)), share)))
+        assert ("the difference at equal images is within the noise of one run" in text) == within
+        assert ("Shares are of the ratio's logarithm" in text) == (not within)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,16 @@ def is_wide(low: float | None, high: float | None) -> bool:
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None without values."""
     return float(np.mean(values)) if values else None
+
+
+def totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the sum of each number over all blocks that have it."""
+    sums: dict[str, float] = {}
+    for block in blocks:
+        for name, value in block.items():
+            if value is not None:
+                sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def sd(values: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -22,6 +23,7 @@ from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.html import Html, el
 from tunediff.report.style import Highlights
+from tunediff.tuning.sessions import confirming_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,8 @@ class ReportContext:
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
     """Sentence about confirming runs that are incomplete or unreadable; '' if there is nothing to say."""
+    confirming_results: list[Results]
+    """Results of every folder of confirming runs, those with longer budgets included; the totals count them."""
     longer: list[Comparison]
     """One comparison of the finalists for each longer budget."""
     effects: list[Effect]
@@ -183,6 +187,7 @@ def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float 
         sessions=journals.sessions(folder),
         evidence=Evidence(results, confirmation),
         confirming=confirming,
+        confirming_results=_confirming_results(folder),
         longer=_longer(confirmation),
         effects=effects.effects(results),
         quality=None
@@ -193,6 +198,15 @@ def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float 
         storage=storage,
         now=time.time() if now is None else now,
     )
+
+
+def _confirming_results(folder: Path) -> list[Results]:
+    """Return the results of all confirming runs of a search; folders that cannot be read are left out."""
+    results = list[Results]()
+    for place in confirming_folders(folder):
+        with contextlib.suppress(ConfigError):  # it has been removed or damaged since
+            results.append(journals.read(place)[0])
+    return results
 
 
 def _longer(confirmation: Confirmation | None) -> list[Comparison]:

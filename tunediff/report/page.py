@@ -48,7 +48,8 @@ def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
         if (content := build(context, files)) is not None:
             words = {"why": why.heading(context), "label": context.label, "seconds": context.results.clock.seconds}
             named = heading.format(**words)
-            sections.append((name, named, content))
+            # The name of an objective may begin in lower case, a heading does not.
+            sections.append((name, named[:1].upper() + named[1:], content))
     text = page(f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files))
     write(out / PAGE, text.encode("utf-8", "replace"))
     files.tidy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tunediff import analysis, cli
@@ -75,11 +75,11 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
     results, best, compared = evidence.found, evidence.best, evidence.compared
     # Seconds by part, in the search and in its confirming runs.
     parts, folder, study = (
-        _totals([runs.seconds() for runs in (results, *confirming)]),
+        statistics.totals([runs.seconds() for runs in (results, *confirming)]),
         results.folder,
         results.space.study,
     )
-    again = _totals([runs.seconds() for runs in confirming])
+    again = statistics.totals([runs.seconds() for runs in confirming])
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     # Trials and their results.
     block: dict[str, Any] = {
@@ -101,7 +101,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
     block |= {
         "wall_s": wall_s,
         "training_s": training,
-        **_totals([runs.used() for runs in (results, *confirming)]),
+        **statistics.totals([runs.used() for runs in (results, *confirming)]),
         **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
@@ -125,16 +125,6 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
             block["samples"] = str(shown)
         block["export"] = text.command("export", folder.name, storage=folder.parent)
     return block | {"report": text.command("report", folder.name, storage=folder.parent)}
-
-
-def _totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the sum of each number over all blocks that have it."""
-    totals: dict[str, float] = {}
-    for block in blocks:
-        for name, value in block.items():
-            if value is not None:
-                totals[name] = totals.get(name, 0.0) + value
-    return totals
 
 
 def _best(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:

@@ -8,12 +8,15 @@ import pandas as pd
 import yaml
 
 from tunediff import config as cfg
+from tunediff.analysis import Results, journals
+from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
 from tunediff.report.context import ReportContext, lead, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, table
 from tunediff.report.words import duration, percent
+from tunediff.tuning import sessions
 
 _SPENT = {
     "train": "training", "data_wait": "waiting for {unit}", "setup": "setup", "compile": "compiling",
@@ -117,11 +120,16 @@ def _protocol(context: ReportContext) -> list[str]:
 
 
 def _seconds(context: ReportContext, files: Files) -> Html | None:
-    """Return a table of where the seconds of all workers went; None if none are recorded."""
-    parts = {name: spent for name, spent in context.results.seconds().items() if spent}
+    """Return a table of where the seconds of all workers went; None if none are recorded.
+
+    All totals include the confirming runs, as those of `summary.values` do.
+    """
+    counted = [context.results, *context.confirming_results]
+    parts = {name: spent for name, spent in totals([runs.seconds() for runs in counted]).items() if spent}
     if not parts:
         return None
-    whole, wall_s = sum(parts.values()), _wall_s(context)
+    confirming_s = sum(_wall_s(runs) for runs in context.confirming_results)
+    whole, wall_s = sum(parts.values()), _wall_s(context.results) + confirming_s
     files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     longest = sorted(parts.items(), key=lambda item: -item[1])
     rows = [
@@ -130,23 +138,31 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
     ]
     rows.append(["all workers together", duration(whole), ""])
     rows += [["wall-clock of the search", duration(wall_s), ""]] if wall_s else []
-    used = context.results.used()
-    energy = "not measured" if used["energy_wh"] is None else f"{number(used['energy_wh'])} Wh"
-    rows += [["training seconds × devices", duration(used["device_s"] or 0.0), ""], ["energy of training", energy, ""]]
-    if used["price"] is not None:
+    if confirming_s:
+        rows.append(["of that, the confirming runs", duration(confirming_s), percent(confirming_s / wall_s)])
+    used = totals([runs.used() for runs in counted])
+    energy = f"{number(used['energy_wh'])} Wh" if "energy_wh" in used else "not measured"
+    device_s = used.get("device_s", 0.0)
+    rows += [["training seconds × devices", duration(device_s), ""], ["energy of training", energy, ""]]
+    if "price" in used:
         rate = f"at {number(context.results.space.budget.price_per_device_hour)} per device-hour of training"
         rows.append(["price of training", number(used["price"]), rate])
     links = note(files.links("seconds"))
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)
 
 
-def _wall_s(context: ReportContext) -> float:
+def _wall_s(results: Results) -> float:
     """Return the wall-clock of all sessions in seconds.
 
-    A session without an end counts until the last line of any journal.
+    If `sessions.jsonl` or a journal is damaged, only readable lines of sessions count; one without an end lasts
+    until the last line of any readable journal.
     """
-    last = latest(context)
-    return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in context.sessions)
+    try:
+        return sessions.spent_s(results.folder)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        last = max((trial.heard for trial in results.trials), default=0.0)
+        periods = journals.sessions(results.folder)
+        return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in periods)
 
 
 def latest(context: ReportContext) -> float:

@@ -7,7 +7,9 @@ from typing import Any
 from tunediff.analysis import RATE, failed, shown
 from tunediff.analysis.effects import failures_table, suspects
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
+from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import pluralize, truncate
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import study_figure, study_table
 from tunediff.report.context import ReportContext, lead, note
 from tunediff.report.files import Files
@@ -25,6 +27,9 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         return None
     # Order: by rank, repeats of the baseline beside it, then by number.
     frame = context.evidence.table()
+    # New seeds decide: the speed-up of one run is no result for a trial that they did not show to be better.
+    if "speedup" in frame:
+        frame.loc[[not _is_better(context, trial) for trial in results.trials], ["speedup", "speedup_at_least"]] = None
     files.csv("trials", frame)
     names = [
         *(["seed"] if any(map(results.repeats, results.trials)) else []),
@@ -80,6 +85,15 @@ def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
     spent = [rounded(row[name]) for name in (context.results.clock.along, "peak_memory_mib")]
     status = row["status"] + f" {DISTURBED}" * row["disturbed"]
     return [row["trial"], status, *value, *fast, *spent]
+
+
+def _is_better(context: ReportContext, trial: TrialRecord) -> bool:
+    """Whether a trial is significantly better than the baseline: on new seeds if the confirming runs have ended."""
+    confirmation = context.confirmation
+    if confirmation is not None and confirmation.settled:
+        runs = confirmation.of(trial)
+        return runs is not None and runs.difference.verdict == BETTER
+    return context.evidence.better(trial) is not False
 
 
 def _speedup(row: dict[Any, Any]) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results, curve, last, noise
+from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import batch_size, compile_s, per_thousand, rate
 from tunediff.analysis.why import Why
 from tunediff.analysis.why import why as decompose
@@ -32,8 +33,9 @@ from tunediff.report.style import (
 )
 from tunediff.report.words import percent, rounded, secs, times
 
+SHARES = "Shares are of the {of} of both values. "
 CAVEAT = (
-    "Shares are of the {of} of both values. Values at equal {unit} are interpolated between two evaluations of a "
+    "Values at equal {unit} are interpolated between two evaluations of a "
     "longer training; schedules follow the budget, so that a training with that budget would be better. "
 )
 Quantity = tuple[str, float | None, float | None]
@@ -64,7 +66,8 @@ def why(context: ReportContext, files: Files) -> Html | None:
             f"{one_of(unit)}; what the gap at equal seconds has beyond it is speed.",
         )
     words = context.label, _trust(context), unit, results.clock.seconds
-    sentence = explain(decomposition, *words) if decomposition is not None else _faster(context, base, winner)
+    scatter = _noise(context, results.metric)
+    sentence = explain(decomposition, *words, scatter) if decomposition is not None else _faster(context, base, winner)
     if not better:
         why_not = context.evidence.speedup(winner)
         sentence = "Whether there is a difference to explain is not known" if better is None else "Nothing to explain"
@@ -77,8 +80,12 @@ def why(context: ReportContext, files: Files) -> Html | None:
         [name, _cell(theirs), _cell(mine), times(mine / theirs) if theirs and mine is not None else ""]
         for name, theirs, mine in rows
     ]
-    of = "ratio's logarithm" if results.ratios else "difference"
-    notes = note(CAVEAT.format(of=of, unit=unit) if decomposition is not None else "", files.links("why"))
+    caveat = ""
+    if decomposition is not None:
+        of = "ratio's logarithm" if results.ratios else "difference"
+        shares = "" if _alike(decomposition, scatter) else SHARES.format(of=of)
+        caveat = shares + CAVEAT.format(unit=unit)
+    notes = note(caveat, files.links("why"))
     return join(lead(sentence), figure, table(header, cells), notes, _steps(context, files, base, winner))
 
 
@@ -100,10 +107,30 @@ def _trust(context: ReportContext) -> str:
     return f"{runs}, and others used the machine meanwhile" if disturbed else runs
 
 
-def explain(decomposition: Why, label: str, trust: str, unit: str, seconds: str = UNITS["wall"].seconds) -> str:
-    """Return the decomposition as one sentence.
+def _noise(context: ReportContext, metric: str) -> Noise | None:
+    """Return the noise of one run in a quantity, confirming runs included; None if it is unknown."""
+    confirmation = context.confirmation
+    return noise.measured(context.results, confirmation.compared.found if confirmation is not None else None, metric)
+
+
+def _alike(decomposition: Why, scatter: Noise | None) -> bool:
+    """Whether the values at equal samples differ by no more than the noise of one run; False if it is unknown."""
+    at_samples = decomposition.at_samples
+    return scatter is not None and at_samples is not None and not scatter.apart(*at_samples)
+
+
+def explain(
+    decomposition: Why,
+    label: str,
+    trust: str,
+    unit: str,
+    seconds: str = UNITS["wall"].seconds,
+    scatter: Noise | None = None,
+) -> str:
+    """Return the decomposition as one sentence; without shares if the gap at equal samples is within the noise.
 
     label: of the objective. trust: remark about the noise. unit: name of the samples. seconds: name of the seconds.
+    scatter: the noise of one run; None if it is unknown.
     """
     (base, winner), end = decomposition.at_seconds, f"; {trust}."
     samples, at_samples = decomposition.samples, decomposition.at_samples
@@ -119,6 +146,11 @@ def explain(decomposition: Why, label: str, trust: str, unit: str, seconds: str 
     same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
     if decomposition.total >= 0:
         return f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same seconds{end}"
+    if _alike(decomposition, scatter):
+        return (
+            f"{at_end}, with {many} in the same seconds; the difference at equal {unit} is within the noise of one run "
+            f"({same}){end}"
+        )
     # The share of both parts in the gain; a part under 2 % is not reported.
     learning, throughput = decomposition.learning / decomposition.total, decomposition.throughput / decomposition.total
     per_sample = f"from each {one_of(unit)}"
@@ -227,8 +259,7 @@ def _steps(context: ReportContext, files: Files, base: TrialRecord, winner: Tria
 
 def _differ_in_speed(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> bool:
     """Whether their throughputs differ by more than the noise of one run; False if that noise is unknown."""
-    speed, of_base, confirmation = rate(winner), rate(base), context.confirmation
-    scatter = noise.measured(context.results, confirmation.compared.found if confirmation is not None else None, RATE)
+    speed, of_base, scatter = rate(winner), rate(base), _noise(context, RATE)
     return scatter is not None and bool(speed and of_base) and scatter.apart(speed or 0.0, of_base or 0.0)
 
 
