@@ -222,9 +222,9 @@ def test_two_files_are_named_as_one_names_them(capsys):
 
 
 def test_the_page_shows_changed_lines_and_nothing_that_is_markup(capsys):
-    for name, text in (("old", PLAIN), ("new", PLAIN.replace("AdamW", "SGD") + "# <b>bold</b>\n")):
+    for name, source in (("old", PLAIN), ("new", PLAIN.replace("AdamW", "SGD") + "# <b>bold</b>\n")):
         Path(name).mkdir()
-        Path(name, "mine.py").write_text(text)
+        Path(name, "mine.py").write_text(source)
     folder = made({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, a="old/mine.py", b=("new/mine.py", "lr=0.05"))
     told(capsys)
     page = (folder / "report.html").read_text()
