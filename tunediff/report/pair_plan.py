@@ -19,8 +19,8 @@ def values(
     """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not measured.
 
     names: A and B as the user typed them. sides: their configurations. most: maximum number of pairs. budget_s: of one
-    run, in seconds of `unit`. measured: on this machine, as far as known: `evaluation_s` of one evaluation, `data` (lines
-    that describe the data), and how much of the cores others used meanwhile (`other_load_share`, `disturbed`).
+    run, in seconds of `unit`. measured: here, as far as known: `evaluation_s` of one evaluation, `data` (lines that
+    describe the data), and how much of the cores others used meanwhile (`other_load_share`, `disturbed`).
     """
     evaluation_s = measured.get("evaluation_s")
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
