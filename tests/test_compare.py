@@ -19,9 +19,12 @@ from tests.json_keys import check_types
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.core import text
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
+from tunediff.report import pair_plan
 from tunediff.report import pairs as report
+from tunediff.training import check, judging
 from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.pool import Pool
 
@@ -129,8 +132,8 @@ def test_a_preset_of_another_revision(repository):
 
 def test_a_file_of_a_package_brings_its_package(repository):
     Path("pkg").mkdir()
-    for name, text in (("__init__", ""), ("side", "SIDE = 'old'\n"), ("mine", f"from pkg.side import SIDE\n{PLAIN}")):
-        Path(f"pkg/{name}.py").write_text(text)
+    for name, source in (("__init__", ""), ("side", "SIDE = 'old'\n"), ("mine", f"from pkg.side import SIDE\n{PLAIN}")):
+        Path(f"pkg/{name}.py").write_text(source)
     git("add", ".")
     git("commit", "-qm", "second")
     Path("pkg/side.py").write_text("SIDE = 'new'\n")
@@ -334,7 +337,7 @@ def test_pairs_run_until_it_is_decided(slot, capsys):
     assert "runs: at most 12 pairs × 2 × 20s training" in out
     assert "data: 1,797 images at 8×8 (digits)" in out
     assert re.search(r"\] cost: at most 8m00s of training, .* of evaluation \(.* per run\)\n", out)
-    assert re.search(r"\] wall-clock: at most .*, with 3 pairs .*\n", out)
+    assert re.search(r"\] wall-clock: about \S+ with 12 pairs, about \S+ with 3\n", out)
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
     assert slot.notes[:2] == [
@@ -390,7 +393,9 @@ def one_second(monkeypatch):
     """An evaluation is taken to last a second."""
     from tunediff import compare
 
-    monkeypatch.setattr(compare, "_evaluation", lambda config, dry_run, say: (1.0, ["data: made up"]))
+    monkeypatch.setattr(
+        compare, "_evaluation", lambda config, dry_run, say: {"evaluation_s": 1.0, "data": ["data: made up"]}
+    )
 
 
 def test_compare_dry_run_says_the_cost_and_leaves_nothing(one_second, capsys):
@@ -409,8 +414,37 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(one_second, capsys):
     assert plan["wall_s_at_least"] == 15 + 6 * (20 + points + 2)
     assert plan["changed"] == {"loader.batch_size": 64}
     assert compare.main(words) == 0
-    assert "cost: at most 8m00s of training, " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "cost: at most 8m00s of training, " in out
+    last, first = (text.seconds(plan[f"wall_s_at_{end}"]) for end in ("most", "least"))
+    assert f"\nwall-clock: about {last} with 12 pairs, about {first} with 3\n" in out, "start-up is assumed"
+    assert "WARNING" not in out
     assert not Path("ray_results").exists()
+
+
+def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
+    """A shipped workload is timed, a file of one's own is checked before its first run."""
+    load = {"other_load_share": 0.63, "disturbed": True}
+    warning = (
+        "WARNING: other processes use 63% of the cores: start-up may take longer, and evaluation may be timed too long"
+    )
+    monkeypatch.setattr(judging, "measured", lambda *_, **__: {"pass_s": None, "data": [], **load})
+    words = ["digits", "loader.batch_size=64", "--budget", "20s", "--dry-run"]
+    assert compare.main(words) == 0
+    assert f"\n{warning}\n" in capsys.readouterr().out
+    assert compare.main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    check_types(plan, "compare --dry-run")
+    assert {key: plan[key] for key in load} == load
+    report = {"warnings": [], "unread": [], "evaluation_s": 0.5, "step_s": 0.1, **load}
+    monkeypatch.setattr(check, "before_search", lambda *_: report)
+    measured = compare._check(cfg.baseline("digits"), print)
+    assert measured == {"evaluation_s": 0.5, **load}
+    sides = [cfg.baseline("digits")] * 2
+    plan = pair_plan.values(["a", "b"], sides, 12, 20.0, "wall", measured)
+    assert warning in pair_plan.lines(plan)
+    quiet = pair_plan.values(["a", "b"], sides, 12, 20.0, "wall", {**measured, "disturbed": False})
+    assert not any("WARNING" in line for line in pair_plan.lines(quiet))
 
 
 def test_compare_dry_run_of_a_file_says_that_evaluation_is_not_known(capsys):

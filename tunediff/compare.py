@@ -147,7 +147,7 @@ def _new(args: argparse.Namespace, say: Say) -> Path | None:
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if args.address is None else None
         _refuse_pointless(asked, sides, most, device)
-        checked: dict[str, float | None] = {}
+        checked: dict[str, dict[str, Any]] = {}
         cli.warn_emulated((config.precision.amp for config in sides), args.address)
         for config in sides:
             cli.check_here(config, True)
@@ -157,11 +157,11 @@ def _new(args: argparse.Namespace, say: Say) -> Path | None:
             if cfg.of(config).file is not None and tried:
                 checked[cfg.fingerprint(config)] = _check(config, say)
         if args.dry_run or not args.quiet:
-            each_s, data = checked.get(cfg.fingerprint(sides[0])), list[str]()
+            measured = checked.get(cfg.fingerprint(sides[0]), {})
             if cfg.of(sides[0]).file is None and args.address is None:
-                each_s, data = _evaluation(sides[0], args.dry_run, say)
+                measured = _evaluation(sides[0], args.dry_run, say)
             asked_for = [" ".join(words) for words in asked]
-            plan = pair_plan.values(asked_for, sides, most, budget_s, args.unit or "wall", each_s, data)
+            plan = pair_plan.values(asked_for, sides, most, budget_s, args.unit or "wall", measured)
             if args.dry_run:
                 cli.print_json(plan) if args.json else print("\n".join(pair_plan.lines(plan)))
                 return None
@@ -294,18 +294,19 @@ def _refuse_pointless(
         )
 
 
-def _check(config: Systems, say: Say) -> float | None:
-    """Try a user's workload; seconds of its evaluation."""
+def _check(config: Systems, say: Say) -> dict[str, Any]:
+    """Try a user's workload and return what was measured of it, as `pair_plan.values` takes it."""
     from tunediff.training import check  # imports torch
 
     found = check.before_search(config, say)
     for line in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
         say(f"WARNING: {cfg.of(config).title}: {line}")
-    return found.get("evaluation_s")
+    keys = ("evaluation_s", "other_load_share", "disturbed")
+    return {key: value for key, value in found.items() if key in keys}
 
 
-def _evaluation(config: Systems, dry_run: bool, say: Say) -> tuple[float | None, list[str]]:
-    """Seconds of one evaluation, timed here, and lines about the data; None where the workload cannot say.
+def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:
+    """Time one evaluation, look at the data and return what `pair_plan.values` takes; None: the workload cannot say.
 
     Raises `ConfigError` for data that cannot be used.
     """
@@ -317,7 +318,7 @@ def _evaluation(config: Systems, dry_run: bool, say: Say) -> tuple[float | None,
     else:
         say("looking at the data and timing one evaluation")
         measured = judging.before_search(config, evaluates=True)
-    return evaluating.seconds_of(config, measured.get("pass_s"), {}), measured.get("data", [])
+    return {**measured, "evaluation_s": evaluating.seconds_of(config, measured.get("pass_s"), {})}
 
 
 def _needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--config", type=Path, required=True, help=file)
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")
     cli.add_unit(parser)
-    add("--samples", type=int, help="training samples, instead of or besides --budget")
+    add("--samples", type=int, help="training samples, instead of or besides --budget: whichever comes first ends it")
     add("--every", help="without a budget: training seconds from one evaluation to the next (default: 10m)")
     add("--name", help="name of the run and its folder in the folder of all trainings (default: train-CONFIG)")
     add(

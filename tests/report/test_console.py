@@ -241,6 +241,23 @@ def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, 
         assert said.count(f"] {line}") == 1, line
 
 
+def test_a_start_says_when_the_first_trial_ends_where_the_limit_is_shorter(tmp_path):
+    """15 s of start-up, 3 s of training and 2 s for a run are more than 10 s; evaluations come on top."""
+
+    def wall_clock(total, measured):
+        budget = {"per_trial": "3s", "trials": 8, "total": total}
+        wanted = searches.make(tmp_path / f"night-{total}-{len(measured)}", searches.FILE | {"budget": budget})
+        return next(line for line in plan.cost_lines(plan.values(wanted, tmp_path, measured)) if "wall-clock" in line)
+
+    assert wall_clock("10s", {}) == (
+        "wall-clock: 10s and evaluation; the first trial ends after about 20s and its evaluation in any case"
+    )
+    known = wall_clock("10s", {"evaluation_s": 1.0, "prepared": True})
+    assert known.startswith("wall-clock: at most 10s;")
+    assert known.endswith("; the first trial ends after about 24s in any case")
+    assert "first trial" not in wall_clock("30s", {})
+
+
 def test_no_refusal_rests_on_what_was_timed_beside_other_processes(tmp_path):
     """100,000 s of a pass would be years; alone they are 1,000 times shorter."""
     wanted = searches.make(tmp_path / "night")

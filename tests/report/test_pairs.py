@@ -16,6 +16,7 @@ from tests.json_keys import check_types
 from tests.report.pages import Elements, rows, words
 from tunediff import compare
 from tunediff.analysis import pairs
+from tunediff.core import text
 from tunediff.report import pairs as report
 
 
@@ -92,9 +93,7 @@ def test_the_result_as_json(capsys):
     assert said["training_s"] == 120
     assert said["stopped"] == "decided"
     assert Path(said["report"]).is_file()
-    # What one run each tells: Student's t with the deviation of a single pair.
-    sd = np.log(np.array(BETTER["B"]) / np.array(BETTER["A"])).std(ddof=1)
-    assert said["one_run_each_tells"] == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, 2) * sd))
+    assert said["one_run_each_tells"] is None
 
 
 def test_the_result_in_words(capsys):
@@ -106,8 +105,7 @@ def test_the_result_in_words(capsys):
         "B (digits loader.batch_size=64) is better than A (digits) by more than the noise of 3 pairs of runs: "
         "FD (classifier) 0.499 ("
     )
-    assert said[1].startswith("With one run each, only differences above ")
-    assert said[1].endswith("; B was ahead in 3 of 3 pairs.")
+    assert said[1] == "B was ahead in 3 of 3 pairs."
 
 
 def test_the_words_of_a_difference_that_is_not_told(capsys):
@@ -156,12 +154,30 @@ def test_compare_calls_what_few_pairs_tell_rough(capsys):
     made(CLOSE)
     out = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"^resolution: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
-    assert re.search(r"^one_run_each_tells: [\d.]+ \(a rough estimate, from 4 pairs\)$", out, re.M)
+    assert "one_run_each_tells" not in out
+    assert "one run each" not in out
     assert re.search(r"They can detect differences of about [\d.]+ % \(a rough estimate, from 4 pairs\); ", out)
     noise = np.random.default_rng(0).normal(size=(2, 12)) / 50
     many = pairs.read(made({"A": list(2 + noise[0]), "B": list(2 + noise[1])}, folder=Path("ray_results/y")))
     assert (many.look.rounds, many.rough) == (12, False)
     assert "rough" not in " ".join(report.sentences(many))
+
+
+@pytest.mark.parametrize("most", [12, 100])
+@pytest.mark.parametrize("rounds", range(1, 13))
+def test_one_run_each_never_tells_more_than_several_pairs(most, rounds):
+    """Student's t with the deviation of a single pair, as soon as that is known."""
+    noise = np.random.default_rng(1).normal(size=(2, rounds)) / 50
+    a, b = 2 + noise
+    found = pairs.read(made({"A": list(a), "B": list(b)}, pairs=most))
+    assert (found.one_run_tells is None) == found.rough == (rounds < 9)
+    if found.one_run_tells is not None:
+        assert found.look.resolution < found.one_run_tells
+        sd = np.log(b / a).std(ddof=1)
+        assert found.one_run_tells == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
+        single = f"With one run each, only differences above {report._size(found, found.one_run_tells)} are significant"
+        assert report.sentences(found)[-1].startswith(f"{single}; B was ahead in ")
+        assert f"one_run_each_tells: {text.number(found.one_run_tells)}\n" in text.block(report.block(found))
 
 
 def test_one_pair_tells_nothing():
@@ -206,9 +222,9 @@ def test_two_files_are_named_as_one_names_them(capsys):
 
 
 def test_the_page_shows_changed_lines_and_nothing_that_is_markup(capsys):
-    for name, text in (("old", PLAIN), ("new", PLAIN.replace("AdamW", "SGD") + "# <b>bold</b>\n")):
+    for name, source in (("old", PLAIN), ("new", PLAIN.replace("AdamW", "SGD") + "# <b>bold</b>\n")):
         Path(name).mkdir()
-        Path(name, "mine.py").write_text(text)
+        Path(name, "mine.py").write_text(source)
     folder = made({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, a="old/mine.py", b=("new/mine.py", "lr=0.05"))
     told(capsys)
     page = (folder / "report.html").read_text()

@@ -109,19 +109,20 @@ class Pairs:
     @property
     def one_run_tells(self) -> float | None:
         """Return the smallest difference that would be significant at 95 % with one run each: a ratio − 1,
-        or in units.
+        or in units; None while `rough`.
+
+        It is Student's bound for the noise of these pairs. That of `resolution` also allows for every look: after few
+        pairs it is so much wider that several pairs would seem to detect less than one run each.
         """
         test = self.look
-        if test.sd is None or test.rounds < 2:
+        if test.sd is None or self.rough:
             return None
         wide = quantile(0.975, test.rounds - 1)
         return float(np.expm1(wide * np.log1p(test.sd))) if test.ratios else wide * test.sd
 
     @property
     def rough(self) -> bool:
-        """Return whether `resolution` and `one_run_tells` are known only to a factor of two, because of
-        few pairs.
-        """
+        """Return whether the noise, and so `resolution`, is known only to a factor of two, because of few pairs."""
         return self.look.rounds - 1 < ROUGH_FREEDOM
 
     @property

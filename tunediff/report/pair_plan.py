@@ -14,13 +14,15 @@ from tunediff.core.clock import UNITS, UnitName, own_s
 
 def values(
     names: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
-    evaluation_s: float | None, data: Sequence[str] = (),
+    measured: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the plan in JSON types; seconds are wall-clock.
+    """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not measured.
 
     names: A and B as the user typed them. sides: their configurations. most: maximum number of pairs. budget_s: of one
-    run, in seconds of `unit`. evaluation_s: of one evaluation, None if unknown. data: lines that describe the data.
+    run, in seconds of `unit`. measured: here, as far as known: `evaluation_s` of one evaluation, `data` (lines that
+    describe the data), and how much of the cores others used meanwhile (`other_load_share`, `disturbed`).
     """
+    evaluation_s = measured.get("evaluation_s")
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     training_s = [own_s(budget_s, unit, side.devices) for side in sides]
     points = int(sides[0].evaluation.points)
@@ -39,12 +41,13 @@ def values(
         "evaluation_is_known": evaluation_s is not None,
         "wall_s_at_least": evaluating.START_S + least * pair_s,
         "wall_s_at_most": evaluating.START_S + most * pair_s,
-        "data": list(data),
+        "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
+        "data": list(measured.get("data", [])),
     }  # fmt: skip
 
 
 def lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return `values` in words: what runs, and what it costs at most."""
+    """Return `values` in words: what runs, what it costs, and a warning of other load on the machine."""
     least, most = plan["pairs_at_least"], plan["pairs_at_most"]
     unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
     judged = "evaluation is not known"
@@ -52,10 +55,13 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         judged = f"{text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
     first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
     and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
-    return [
+    output = [
         f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
         f"it ends as soon as it is decided, after {least} pairs at the earliest",
         f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
-        f"wall-clock: at most {last}, with {least} pairs {first}{and_evaluation}",
-        *plan["data"],
+        f"wall-clock: about {last} with {most} pairs, about {first} with {least}{and_evaluation}",
     ]
+    if plan["disturbed"]:
+        load = f"other processes use {plan['other_load_share']:.0%} of the cores"
+        output.append(f"WARNING: {load}: start-up may take longer, and evaluation may be timed too long")
+    return [*output, *plan["data"]]

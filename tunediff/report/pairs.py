@@ -46,8 +46,9 @@ def block(pairs: Pairs) -> dict[str, Any]:
     open_ = look.ratios and is_wide(difference.low, difference.high)
     ends = (None,) * 3 if open_ else (difference.estimate, difference.low, difference.high)
     entries |= dict(zip((effect, f"{effect}_low", f"{effect}_high"), ends, strict=True))
-    for name, size in (("resolution", look.resolution), ("one_run_each_tells", pairs.one_run_tells)):
-        entries[name] = None if size is None else f"{number(size)}{_rough(pairs)}"
+    entries["resolution"] = None if look.resolution is None else f"{number(look.resolution)}{_rough(pairs)}"
+    if (least := pairs.one_run_tells) is not None:
+        entries["one_run_each_tells"] = number(least)
     entries["stopped"] = look.state
     ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
     entries |= {"pairs": look.rounds, "runs": len(ended)}
@@ -70,10 +71,10 @@ def sentences(pairs: Pairs) -> list[str]:
     else:
         better = f"{b_name} is {pairs.verdict} than A ({pairs.asked[0]})"
         lines = [f"{better} by more than the noise of {count}: {difference}."]
+    ahead, single = f"B was ahead in {pairs.ahead} of {look.rounds} pairs", ""
     if (least := pairs.one_run_tells) is not None:
-        ahead = f"B was ahead in {pairs.ahead} of {look.rounds} pairs"
-        lines.append(f"With one run each, only differences above {_size(pairs, least)} are significant; {ahead}.")
-    return lines
+        single = f"With one run each, only differences above {_size(pairs, least)} are significant; "
+    return [*lines, f"{single}{ahead}."]
 
 
 def failure(pairs: Pairs, run: TrialRecord) -> str:

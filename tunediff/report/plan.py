@@ -160,7 +160,12 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
             words += f" at most, {text.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
-            if (limit := plan["total_limit_s"]) is not None and sum(known_s.values()) > 2 * spent:
+            # One trial runs in any case, even where start-up alone takes longer than the limit.
+            limit, first_s = plan["total_limit_s"], evaluating.START_S + plan["once_s"] + plan["trial_s"]
+            if limit is not None and first_s > limit:
+                judged = "" if each_s is not None else " and its evaluation"
+                words += f"; the first trial ends after about {text.seconds(first_s)}{judged} in any case"
+            elif limit is not None and sum(known_s.values()) > 2 * spent:
                 words += f", since no run starts that would not end within {text.seconds(limit)}"
         if spent or part != "confirmation":
             output.append(f"{WORDS.get(part, part)}: {words}")
