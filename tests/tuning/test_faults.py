@@ -344,3 +344,65 @@ def test_file_system_without_locks_works_with_a_warning(search, tmp_path, monkey
     settle(one, process, "file system without locks", "flock and lockf raise ENOLCK", ["ok"] * 4)
     assert "is running in another process" not in one.log
     assert not list(one.folder.glob("study.db.damaged*"))
+
+
+SWITCHES = """
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from tunediff import Metric
+
+
+@dataclass(frozen=True)
+class Knobs:
+    rude: bool = False
+    lr: float = 0.01
+
+
+OBJECTIVE = Metric("error", "min")
+BASELINE = {"loader.batch_size": 16, "loader.workers": 0, "evaluation.points": 2}
+X = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+HOME = os.getcwd()
+
+
+def train(trial):
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.getcwd() == HOME
+    assert "RUDE" not in os.environ
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {"error": F.mse_loss(net(X), X.sum(1, keepdim=True)).item()})
+    if trial.knobs.rude:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        os.environ["RUDE"] = "1"
+        os.chdir("/")
+    for (batch,) in trial.batches((X,)):
+        trial.step(F.mse_loss(net(batch), batch.sum(1, keepdim=True)), optimizer)
+"""
+
+
+def test_file_that_changes_its_process_does_not_change_the_next_trial(search, tmp_path):
+    """Default dtype, determinism, environment, working folder: each trial begins as the first one did."""
+    (tmp_path / "rude.py").write_text(SWITCHES)
+    one = search(
+        "rude", budget={"per_trial": "2s"}, trials=[{}, {"rude": True}, {"lr": 0.02}, {"rude": True, "lr": 0.03}]
+    )
+    own = one.file.read_text().replace("workload: digits", "workload: rude.py")
+    one.file.write_text(own.partition("fixed:")[0] + "budget:" + own.partition("budget:")[2])
+    process = one.start(str(one.file), "--name", "rude")
+    one.family = set()
+    one.wait_for(has(one, "t0001", 1))
+    one.family = set(of_search(process))
+    settle(
+        one,
+        process,
+        "a file changes its process",
+        "default dtype, determinism, environment, folder",
+        ["ok"] * 4,
+        resumed=False,
+    )
