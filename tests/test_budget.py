@@ -29,13 +29,13 @@ def test_slowest_step_leaves_out_what_lies_between_two_segments(monkeypatch):
     steps = budget.Steps()
     for part in ("setup", "train", "data_wait", "train"):
         steps.part(part)
-    steps.stepped()
+    steps.after_step()
     steps.part("data_wait")
     steps.part("train")
-    steps.stepped()
+    steps.after_step()
     for part in ("evaluation", "checkpoint", "train"):
         steps.part(part)
-    steps.stepped()
+    steps.after_step()
     assert steps.slowest_s == 3.0
 
 

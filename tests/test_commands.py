@@ -415,7 +415,7 @@ def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monke
     monkeypatch.setattr(search.experiment, "workers", lambda *_: workers)
     monkeypatch.setattr(search.experiment, "search", run_trials)
     monkeypatch.setattr(search, "_run_again", lambda *_: None)
-    search._run(folder, wanted, argparse.Namespace(quiet=False, json=False, address=None), None)
+    search._run(folder, wanted, argparse.Namespace(quiet=False, json=False, address=None, progress=None), None)
     assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
 
 
