@@ -148,8 +148,8 @@ def explain(
         return f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same seconds{end}"
     if _alike(decomposition, scatter):
         return (
-            f"{at_end}, with {many} in the same seconds; the difference at equal {unit} is within the noise of one run "
-            f"({same}){end}"
+            f"The gain is {at_end}, with {many} in the same seconds; the difference at equal {unit} is within the "
+            f"noise of one run ({same}){end}"
         )
     # The share of both parts in the gain; a part under 2 % is not reported.
     learning, throughput = decomposition.learning / decomposition.total, decomposition.throughput / decomposition.total
