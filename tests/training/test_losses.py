@@ -168,8 +168,8 @@ ONE_CALL = "several losses and optimizers go into one call: trial.step({g_optimi
 @pytest.mark.parametrize(
     ("body", "call", "knobs"),
     [(twice, "step", {}), (twice, "step", {"loader__accumulation": 2}), (updated_twice, "update", {}),
-     (counted_twice, "stepped", {})],
-    ids=["step", "accumulation", "update", "stepped"],
+     (counted_twice, "record_step", {})],
+    ids=["step", "accumulation", "update", "record_step"],
 )  # fmt: skip
 def test_second_step_for_one_batch_is_refused(body, call, knobs):
     message = f"toy: trial.{call} was called twice for one batch; {ONE_CALL}"

@@ -159,7 +159,7 @@ class OptimizerStep:
         if self.accumulation > 1:
             needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.record_step(loss)"
             raise self.session.mistake(needs)
-        self._mark_updated("stepped")
+        self._mark_updated("record_step")
         self.loss = loss.detach()
         self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
 
