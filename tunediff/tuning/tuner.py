@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
-from tunediff.core.environment import unwritable
+from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
@@ -37,12 +39,40 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
     listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: sessions.alive(folder))
     try:
-        _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
+        with disk_faults_dropped():
+            _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
     except Exception:
         if (why := unwritable(folder)) is None:
             raise
         return why
     return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
+
+
+class DiskFaults(logging.Filter):
+    """Drop what Ray logs from its first disk error on: pages of tracebacks; the search itself ends with its reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = logging.Formatter().format(record)
+        self.seen = self.seen or any(os.strerror(code) in text for code in DISK_FAULTS)
+        return not self.seen
+
+
+@contextlib.contextmanager
+def disk_faults_dropped() -> Iterator[None]:
+    """Filter Ray's log meanwhile; see `DiskFaults`."""
+    # A filter of a logger does not see its children's records, one of a handler does.
+    handlers, dropped = logging.getLogger("ray").handlers, DiskFaults()
+    for handler in handlers:
+        handler.addFilter(dropped)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(dropped)
 
 
 def _tuner(
