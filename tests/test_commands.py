@@ -25,9 +25,12 @@ from tests.toy import train as toy_train
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.analysis import evidence
+from tunediff.api import search_run, search_setup
+from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.event_lines import EventLines
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging
@@ -295,7 +298,7 @@ def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
 
 def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkeypatch):
     monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
-    monkeypatch.setattr(search, "_created", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(search_setup, "create", lambda *_: pytest.fail("started"))
     for words, why in (
         (["--trials", "10000000"], "10,000,000 trials: over 100,000; change --trials or give a limit, --total"),
         (
@@ -392,8 +395,7 @@ def test_summary_says_what_was_disturbed_what_did_not_move_and_why_nothing_is_co
     assert (block["nothing_to_confirm"], block["disturbed_trials"], block["unmoved_trials"]) == (
         "only the baseline finished", 1, 1,
     )  # fmt: skip
-    summary.conclude(found, None, False)
-    said = capsys.readouterr().out
+    said = "\n".join(summary.lines(evidence.read(found)))
     assert "During 1 of 2 trials (the baseline among them) others used the machine: their speed" in said
     assert "The objective did not move in any trial with a result: from the first evaluation to the last" in said
     searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 12.5), (20.0, 4000, 3.0)))
@@ -412,10 +414,10 @@ def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monke
         searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status=status)
 
     workers = contextlib.nullcontext(mock.Mock())
-    monkeypatch.setattr(search.experiment, "workers", lambda *_: workers)
-    monkeypatch.setattr(search.experiment, "search", run_trials)
-    monkeypatch.setattr(search, "_run_again", lambda *_: None)
-    search._run(folder, wanted, argparse.Namespace(quiet=False, json=False, address=None, progress=None), None)
+    monkeypatch.setattr(experiment, "workers", lambda *_: workers)
+    monkeypatch.setattr(experiment, "search", run_trials)
+    monkeypatch.setattr(search_run, "_run_again", lambda *_: None)
+    search_run.run(SearchRequest(folder, wanted), SearchOptions(), EventLines())
     assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
 
 

@@ -19,6 +19,7 @@ from tests.json_keys import check_types
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.api import compare_setup
 from tunediff.core import text
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
@@ -159,7 +160,7 @@ def test_revisions_that_are_not_there(repository, capsys, given, message):
 
 def test_a_revision_is_taken_without_links_out_of_the_repository(repository, tmp_path):
     """Whoever wrote the revision must not choose what is read outside of it."""
-    compare._at_revision(Path("mine.py"), "HEAD", tmp_path / "old")
+    compare_setup._at_revision(Path("mine.py"), "HEAD", tmp_path / "old")
     assert sorted(path.name for path in (tmp_path / "old").iterdir()) == ["helper.py", "mine.py"]
 
 
@@ -391,10 +392,8 @@ def test_a_run_that_fails_ends_it(slot, capsys):
 @pytest.fixture
 def one_second(monkeypatch):
     """An evaluation is taken to last a second."""
-    from tunediff import compare
-
     monkeypatch.setattr(
-        compare, "_evaluation", lambda config, dry_run, say: {"evaluation_s": 1.0, "data": ["data: made up"]}
+        compare_setup, "_evaluation", lambda config, dry_run, say: {"evaluation_s": 1.0, "data": ["data: made up"]}
     )
 
 
@@ -438,7 +437,7 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     assert {key: plan[key] for key in load} == load
     report = {"warnings": [], "unread": [], "evaluation_s": 0.5, "step_s": 0.1, **load}
     monkeypatch.setattr(check, "before_search", lambda *_: report)
-    measured = compare._check(cfg.baseline("digits"), print)
+    measured = compare_setup._check(cfg.baseline("digits"), print)
     assert measured == {"evaluation_s": 0.5, **load}
     sides = [cfg.baseline("digits")] * 2
     plan = pair_plan.values(["a", "b"], sides, 12, 20.0, "wall", measured)

@@ -15,6 +15,7 @@ from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
 from tunediff import analysis, cli, compare, evaluate, export, search, search_space, train
 from tunediff.analysis import evidence
+from tunediff.api import compare_run, search_run
 from tunediff.core import text
 from tunediff.report import summary
 from tunediff.training import judging
@@ -63,7 +64,7 @@ def test_what_a_search_ends_with(storage, capsys):
 
 
 def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
-    monkeypatch.setattr(search, "_run", interrupted)
+    monkeypatch.setattr(search_run, "_run", interrupted)
     searches.night(storage / NAME)
     assert pasted(text.command("report", NAME, storage=storage)) == 0
     page = html.unescape((storage / NAME / "report.html").read_text())
@@ -75,7 +76,7 @@ def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
 
 @pytest.mark.parametrize("command", [search, compare])
 def test_what_an_interruption_says(storage, monkeypatch, capsys, command):
-    monkeypatch.setattr(command, "_run", interrupted)
+    monkeypatch.setattr(search_run if command is search else compare_run, "_run", interrupted)
     asked = ["digits"] if command is search else ["digits", "seed=99"]
     assert command.main([*asked, "--name", NAME, "--storage", STORAGE]) == 130
     (line,) = commands(capsys.readouterr().err)
@@ -135,7 +136,7 @@ def test_a_path_that_no_disk_takes(storage, capsys, words):
 
 @pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
 def test_a_search_is_named_after_its_file(storage, monkeypatch, capsys, name):
-    monkeypatch.setattr(search, "_run", interrupted)
+    monkeypatch.setattr(search_run, "_run", interrupted)
     Path(name).write_text((search_space.SHIPPED / "digits.yaml").read_text())
     assert search.main([f"./{name}"]) == 130
     assert pasted(commands(capsys.readouterr().err)[0]) == 130

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -16,13 +17,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
 from tunediff.core import machine, signals, text
-from tunediff.core.trial_record import NotFiniteError
+from tunediff.core.errors import TunediffError
+
+log = logging.getLogger(__name__)
 
 # OpenMP threads that wait for each other spin for billions of rounds by default. Alone that costs nothing; beside any
 # other load on the same cores it stops training almost completely (measured with 2 threads on 2 cores, images/s, alone
@@ -48,22 +51,22 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
-                return command(argv)
+                with _log_on_stderr():
+                    return command(argv)
             finally:
                 sys.stdout.flush()
-        except (ConfigError, WorkloadError, NotFiniteError) as error:
+        except TunediffError as error:
             lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
             print("error:", "\n".join(lines), file=sys.stderr)
-            return FAILED if isinstance(error, NotFiniteError) else BAD_INPUT
+            return BAD_INPUT if isinstance(error, ConfigError | WorkloadError) else FAILED
         except BrokenPipeError:  # `… | head`: nobody reads on, which Python would say of its last flush again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         except OSError as error:
-            where = f"{text.truncate(str(error.filename), 60)}: " if error.filename is not None else ""
-            print(f"error: {where}{error.strerror or error}{users.missing_beside(error)}", file=sys.stderr)
+            print(f"error: {of_system(error)}", file=sys.stderr)
             return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
-        except KeyboardInterrupt:
-            print("\ninterrupted", file=sys.stderr)
+        except KeyboardInterrupt as error:
+            print(f"\n{error or 'interrupted'}", file=sys.stderr)
             exec("")  # forgets that it came inside exec, as dataclasses use it: Python would die of it at its very end
             return INTERRUPTED
         finally:
@@ -71,6 +74,35 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
                 signal.signal(signal.SIGINT, signals.end)
 
     return run
+
+
+def of_system(error: OSError) -> str:
+    """Return the message about an error of the system: the file and why."""
+    where = f"{text.truncate(str(error.filename), 60)}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}{users.missing_beside(error)}"
+
+
+class _StderrHandler(logging.Handler):
+    """Print records on the current stderr; warnings begin with WARNING."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        start = "WARNING: " if record.levelno == logging.WARNING else ""
+        with contextlib.suppress(OSError):  # the terminal was closed
+            print(f"{start}{self.format(record)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Print what the package logs; a call from Python leaves that to the program that calls."""
+    package, calls, handler = logging.getLogger("tunediff"), logging.getLogger("tunediff.api"), _StderrHandler()
+    before = calls.level
+    package.addHandler(handler)
+    calls.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        calls.setLevel(before)
 
 
 def _replace_what_cannot_be_written() -> None:
@@ -143,10 +175,18 @@ def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
     if address is None and not machine.gpus():
         for name in sorted(machine.emulated().intersection(formats)):
             why = "this CPU has no units for it and will be slower than in float32, without AVX-512 many times"
-            print(f"WARNING: precision.amp={name}: {why}", file=sys.stderr)
+            log.warning("precision.amp=%s: %s", name, why)
 
 
-def check_machine(args: argparse.Namespace) -> None:
+class MachineOptions(Protocol):
+    """The options of `add_machine`."""
+
+    address: str | None
+    cpus: int | None
+    gpus: int | None
+
+
+def check_machine(args: MachineOptions) -> None:
     """Take what `add_machine` asks for. Raises `ConfigError` for what is not there."""
     args.address = args.address or os.environ.get("RAY_ADDRESS")
     if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
@@ -163,7 +203,7 @@ def check_machine(args: argparse.Namespace) -> None:
             raise ConfigError(f"--address: what answers at {args.address} is no head of a Ray cluster")
     if args.address is None:
         if (why := machine.unused()) and args.gpus != 0:
-            print(f"WARNING: {why}", file=sys.stderr)
+            log.warning(why)
         machine.take(args.cpus, args.gpus)
     elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:
         raise ConfigError(
@@ -188,7 +228,7 @@ def _speaks_http2(host: str, port: int) -> bool:
         return len(head) == 4 and head[3] == 4
 
 
-def machine_words(args: argparse.Namespace) -> list[str]:
+def machine_words(args: MachineOptions) -> list[str]:
     """The options of `add_machine` that were given, for the command that goes on."""
     given = [(f"--{name}", getattr(args, name)) for name in ("address", "cpus", "gpus")]
     return [word for name, value in given if value is not None for word in (name, str(value))]
@@ -204,7 +244,12 @@ def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | 
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Print a result as JSON, with the number of the version that its keys and types are of."""
-    print(json.dumps({"schema": SCHEMA, **finite(values)}, indent=2, allow_nan=False, default=str), flush=True)
+    print(json.dumps(versioned(values), indent=2, allow_nan=False, default=str), flush=True)
+
+
+def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as `--json` prints it: with the number of the version of its keys, without NaN."""
+    return {"schema": SCHEMA, **finite(values)}
 
 
 def finite(value: Any) -> Any:

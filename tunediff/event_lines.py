@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
+import logging
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from tunediff.cli import finite
 from tunediff.core import text
+
+log = logging.getLogger("tunediff.api")
+
+
+class PrintingOptions(Protocol):
+    """The options of `cli.add_printing`."""
+
+    quiet: bool
+    json: bool
+    progress: str
 
 
 @dataclasses.dataclass(frozen=True)
 class EventLines:
     """Where event lines go and how they look.
 
-    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as JSON lines.
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as JSON lines; `logged`
+    by calls from Python, which print nothing.
     """
 
     quiet: bool = False
     on_stderr: bool = False
     as_json: bool = False
+    logged: bool = False
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> EventLines:
+    def of(cls, args: PrintingOptions) -> EventLines:
         """Return what the options of `cli.add_printing` ask for."""
         as_json = args.progress == "jsonl"
         return cls(args.quiet, args.json or as_json, as_json)
@@ -41,5 +53,7 @@ class EventLines:
 
     def print(self, line: str) -> None:
         """Print a line that `line` has made. Raises `OSError` where nobody reads."""
-        if not self.quiet:
+        if self.logged and not self.quiet:
+            log.info(line)
+        elif not self.quiet:
             print(line, file=sys.stderr if self.on_stderr else sys.stdout, flush=True)

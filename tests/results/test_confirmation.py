@@ -321,7 +321,7 @@ def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     assert "The best finalist in the search was loader.batch_size=64. " in sentences(told)[1]
 
 
-def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path, capsys):
+def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0), confirm={"of": 1, "budgets": ["1x", "3x"]})
     folder, wanted = confirming.prepare(found)
     ((place, longer),) = confirming.longer(found, folder)
@@ -344,12 +344,10 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path, capsys)
     assert finalist.difference.estimate == pytest.approx(0.8 / 1.5, rel=0.1)
     assert compared.speedup(finalist).mean > 1
 
-    summary.conclude(found, confirmation.read(found), as_json=False)
-    printed = capsys.readouterr().out.replace("\xa0", " ")
+    printed = "\n".join(summary.lines(evidence.read(found))).replace("\xa0", " ")
     assert "With 1 min:\n" in printed
     assert "Better than the baseline: loader.batch_size=64." in printed
-    summary.conclude(found, confirmation.read(found), as_json=True)
-    (longer,) = json.loads(capsys.readouterr().out)["longer_budgets"]
+    (longer,) = summary.as_json(evidence.read(found))["longer_budgets"]
     assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
     page.write_all(context.read(found.folder), tmp_path)
     assert "With longer budgets" in (tmp_path / page.PAGE).read_text()

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tunediff.config.knobs import ConfigError, refuse
+from tunediff.core.errors import TunediffError
 
 FOLDER = "workload"
 """Name of the folder with a copy of the workload: inside the folder of a search or a training, and beside an
@@ -39,7 +40,7 @@ announces = False
 is run. Commands do, for a user who may have wanted only to read results."""
 
 
-class WorkloadError(RuntimeError):
+class WorkloadError(TunediffError, RuntimeError):
     """A workload's `train(trial)` breaks the contract with a training; the message says what to write."""
 
 

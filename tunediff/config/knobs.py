@@ -27,6 +27,8 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
+from tunediff.core.errors import TunediffError
+
 # Strict: "128", True and 1.0 are not whole numbers. A typing error must not silently become a setting.
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
@@ -41,7 +43,7 @@ Lines = dict[str, Any]
 """`key: value` lines of a file, nested: knobs by section, or other keys."""
 
 
-class ConfigError(ValueError):
+class ConfigError(TunediffError, ValueError):
     """Invalid input of the user: the message names the place, the key, the value and the allowed values."""
 
 

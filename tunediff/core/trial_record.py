@@ -28,6 +28,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values, code
 from tunediff.core.clock import UNITS, UnitName
+from tunediff.core.errors import TunediffError
 from tunediff.core.point import Point
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
@@ -44,7 +45,7 @@ Line = dict[str, Any]
 """A line of a journal, or a part of one."""
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(TunediffError, ValueError):
     """The training diverged: its loss or its weights are NaN or infinite. Becomes the status `nan`."""
 
 

@@ -27,6 +27,9 @@ from tunediff.report.verdicts import (
 )
 from tunediff.report.words import markdown_table, plain_table
 
+CONFIRMATION = "confirm.md"
+"""The file that says what the confirming runs of a search show."""
+
 
 def write_all(results: Results) -> dict[str, Path]:
     """Write the tables and figures of a search into its folder and return their paths by file name.
@@ -77,7 +80,7 @@ def confirmation(confirmation: Confirmation) -> dict[str, Path]:
     lines.append(f"- {INTERVALS}")
     state = f"{'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
     written = _csv(search, "confirm.csv", confirmation.table())
-    return written | _markdown(search, "confirm.md", f"{search.folder.name}: {state}", lines)
+    return written | _markdown(search, CONFIRMATION, f"{search.folder.name}: {state}", lines)
 
 
 def measured_on(results: Results) -> str:

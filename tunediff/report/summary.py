@@ -9,7 +9,7 @@ from typing import Any
 from tunediff import analysis, cli
 from tunediff.analysis import Results, confirmation, statistics
 from tunediff.analysis.comparison import Comparison, speedup_values
-from tunediff.analysis.confirmation import Confirmation, longer_budgets
+from tunediff.analysis.confirmation import longer_budgets
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import unmoved
 from tunediff.analysis.statistics import Estimate
@@ -23,25 +23,30 @@ from tunediff.tuning import sessions
 from tunediff.tuning.study_url import study_url
 
 
-def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) -> None:
-    """Print the result of a search, as text or as JSON.
+def as_json(evidence: Evidence) -> dict[str, Any]:
+    """Return the result of a search as `--json` prints it."""
+    confirmed, space = evidence.told, evidence.found.space
+    longer = longer_budgets(confirmed.compared.found, analysis.read) if confirmed is not None else []
+    studied = study_table.table(evidence.found) if space.study is not None else None
+    return cli.versioned(result_json.search(evidence, _block(evidence), studied, longer))
 
-    confirmed: the comparison of its confirming runs; None if there are none.
-    """
-    evidence = Evidence(results, confirmed)
-    # Facts: the search, its study, its Pareto front and its confirming runs.
-    compared = evidence.compared
+
+def _block(evidence: Evidence) -> dict[str, Any]:
+    """Return the result of a search and of its confirming runs as values by name."""
+    folder, confirmed = evidence.found.folder, evidence.told
+    confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
+    block = values(evidence, sessions.all_spent_s(folder), confirming)
+    if confirmed is not None:
+        block |= verdicts.block(confirmed) | {"confirmation": str(folder / outputs.CONFIRMATION)}
+    return block
+
+
+def lines(evidence: Evidence) -> list[str]:
+    """Return the result of a search as lines of text: values first, then tables, each with its conclusions."""
+    results, compared, confirmed = evidence.found, evidence.compared, evidence.told
     studied = study_table.table(results) if results.space.study is not None else None
     front = results.pareto_table() if results.space.cost is not None else None
-    confirming = [analysis.read(folder) for folder in sessions.confirming_folders(results.folder)]
-    block = values(evidence, sessions.all_spent_s(results.folder), confirming)
-    if confirmed is not None:
-        block |= verdicts.block(confirmed) | {"confirmation": str(outputs.confirmation(confirmed)["confirm.md"])}
-    if as_json:
-        longer = longer_budgets(confirmed.compared.found, analysis.read) if confirmed is not None else []
-        cli.print_json(result_json.search(evidence, block, studied, longer))
-        return
-    # Text: values first, then tables, each with its conclusions.
+    block = _block(evidence)
     remarks = [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
     output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
@@ -49,8 +54,8 @@ def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) ->
         output += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
         rows = [[text.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
-        lines = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
-        output.append(f"\nPareto front, from the best value to the lowest cost:\n{lines}")
+        pareto = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
+        output.append(f"\nPareto front, from the best value to the lowest cost:\n{pareto}")
     if confirmed is not None:
         output += [
             "",
@@ -64,7 +69,7 @@ def conclude(results: Results, confirmed: Confirmation | None, as_json: bool) ->
             output += ["", f"With {budget}:", table, "", *verdicts.conclusions(comparison)]
     if studied is not None:
         output += ["", *filter(None, [studied.study.title]), studied.text(columns())]
-    print("\n".join(output))
+    return output
 
 
 def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:

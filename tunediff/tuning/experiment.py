@@ -51,13 +51,17 @@ def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, wh
     `where`: the command's options that choose the machine or cluster.
     """
     by_hand = isinstance(why, KeyboardInterrupt)
-    if isinstance(why, NotStartedError) and not folder.exists():  # a new search without any trial
-        print(f"error: {why}", file=sys.stderr)
-        return cli.FAILED
-    message = "\ninterrupted" if by_hand else f"error: {why}"
-    resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
-    print(f"{message}; everything measured is in {folder}\nresume: {resume}", file=sys.stderr)
+    print(f"{chr(10) if by_hand else 'error: '}{why_stopped(why, module, folder, where)}", file=sys.stderr)
     return cli.INTERRUPTED if by_hand else cli.FAILED
+
+
+def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> str:
+    """Return why what runs in `folder` ended early, and how to resume it; the arguments are those of `stopped`."""
+    if isinstance(why, NotStartedError) and not folder.exists():  # a new search without any trial
+        return str(why)
+    message = "interrupted" if isinstance(why, KeyboardInterrupt) else str(why)
+    resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
+    return f"{message}; everything measured is in {folder}\nresume: {resume}"
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder

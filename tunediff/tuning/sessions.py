@@ -14,9 +14,10 @@ from typing import Any
 
 from tunediff.core import environment
 from tunediff.core import trial_record as record
+from tunediff.core.errors import TunediffError
 
 
-class StoppedError(RuntimeError):
+class StoppedError(TunediffError, RuntimeError):
     """The search had to stop for a reason outside of it, such as a full disk; it can be resumed once that is gone."""
 
 

@@ -1,0 +1,159 @@
+"""Run the pairs of a comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.analysis import pairs
+from tunediff.analysis.pairs import Pairs
+from tunediff.api import compare_setup
+from tunediff.api.compare_setup import CompareOptions, Say
+from tunediff.api.stopping import resumable
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.progress import log_exceptions
+from tunediff.event_lines import EventLines
+from tunediff.report import page, pair_plan, result_json
+from tunediff.report import pairs as report
+from tunediff.report.heartbeat import Heartbeat
+from tunediff.tuning import experiment, local_ray, resources, sessions
+
+log = logging.getLogger(__name__)
+
+
+def run(options: CompareOptions, lines: EventLines) -> Path:
+    """Run a new or an earlier comparison until it is decided, write its report, and return its folder.
+
+    Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
+    """
+    begun, new = time.monotonic(), options.resume is None
+
+    def say(text: str, event: str = "message", **fields: Any) -> None:
+        if event == "start" and not lines.as_json:  # people read how a run ended; what goes on is told after a while
+            return
+        with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
+            lines.print(lines.line(text, time.monotonic() - begun, "", event, **fields))
+        if heart is not None:
+            heart.beat()
+
+    heart: Heartbeat | None = None
+    folder = _create(options, say, lines.quiet) if new else compare_setup.resume(options)
+    heart = Heartbeat(folder, say)
+    shown = contextlib.nullcontext() if lines.quiet else heart
+    with resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
+        _run(pairs.read(folder), options.address, say)
+    report.write_all(pairs.read(folder))
+    return folder
+
+
+def as_json(folder: Path) -> dict[str, Any]:
+    """Return the result of a comparison as `--json` prints it."""
+    result = pairs.read(folder)
+    failure = report.failure(result, result.failure) if result.failure is not None else None
+    values = result_json.compare(result, failure, sessions.spent_s(folder), str(folder / page.PAGE))
+    return cli.versioned(values)
+
+
+def lines(folder: Path) -> list[str]:
+    """Return the result of a comparison as lines of text."""
+    result = pairs.read(folder)
+    block = report.block(result) | {"wall_s": sessions.spent_s(folder), "report": str(folder / page.PAGE)}
+    return [text.block(block), "", *report.sentences(result)]
+
+
+def _create(options: CompareOptions, say: Say, quiet: bool) -> Path:
+    """Check a new comparison, say what it costs, make its folder and return that. Raises `ConfigError`."""
+    with compare_setup.prepare(options, say) as request:
+        for line in pair_plan.lines(compare_setup.planned(request, options, say)) if not quiet else ():
+            say(line)
+        compare_setup.create(request)
+    return request.folder
+
+
+def _run(told: Pairs, address: str | None, say: Say) -> None:
+    """Run pairs until it is decided."""
+    if told.over:
+        return
+    if warning := experiment.foreign(told.folder):
+        log.warning(warning)
+    from tunediff.tuning import rounds  # imports Ray
+    from tunediff.tuning.messages import Plan
+
+    folder, metric = told.folder, told.metric
+    rivals = [rounds.Candidate(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
+    needs = compare_setup.needs(told.configs)
+
+    def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.ResourcePartition:
+        return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in told.configs])
+
+    said = [""]
+
+    def tell(now: Pairs) -> None:
+        if now.runs and (words := report.so_far(now)) != said[-1]:  # a resumed one passes over the pairs that it has
+            said.append(words)
+            say(words, "pair", **_look_fields(now))
+
+    def over() -> bool:
+        now = pairs.read(folder)
+        log_exceptions("how far it is", tell, now)
+        return now.over
+
+    def greet(context: Any) -> None:
+        if url := getattr(context, "dashboard_url", None):
+            say(local_ray.dashboard(url))
+        say(f"at most {told.most} pairs × 2 × {text.seconds(told.budget_s)} {told.clock.what}; results {folder}")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(experiment.alone(folder))
+        stack.enter_context(sessions.noted(folder))
+        slots = stack.enter_context(experiment.workers(folder, shared, address, None, greet, told.configs))
+        slots.tell(say)
+        plan = Plan(
+            slots=slots.prefix, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,
+            metric=metric.name, mode=metric.mode, evaluates=True, fresh=False, profile_steps=0, final={},
+            budget=told.limits, deadline_s=told.limits.trial_deadline_s,
+        )  # fmt: skip
+        listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
+        rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)
+
+
+def _look_fields(now: Pairs) -> dict[str, Any]:
+    """Return what the pairs so far tell, for JSON lines."""
+    return {
+        "pairs": now.look.rounds, "verdict": now.verdict if now.over else None,
+        **result_json.effects(now.look.differences[0], now.look.ratios),
+    }  # fmt: skip
+
+
+def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str, Mapping[str, Any]], None]:
+    """Says how each run ends, here and on Ray's pages."""
+
+    def tell(event: str, name: str, content: Mapping[str, Any]) -> None:
+        if event == "point":
+            return
+        run, words = record.read_trial(folder / "trials" / name), f"{content['side']} seed {content['seed']}"
+        fields: dict[str, Any] = {"trial": name, "side": content["side"], "seed": content["seed"]}
+        if event == "end" and run is not None:
+            ended = [run.status or "", run.reason]
+            value = run.value(cfg.of(run.configuration).objective.name)
+            fields |= {"status": run.status, "reason": run.reason, "value": value}
+            if run.points and run.status == "ok":
+                last, metric = run.points[-1], cfg.of(run.configuration).objective
+                label, reached = last.get("label", metric.label), text.number(last.get(metric.name))
+                ended = [f"{label} {reached} at {last.train_s:.1f} s"]
+                ended.append(f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s")
+            words = "  ".join([words, *filter(None, ended)])
+            say(words, "end", **fields)
+        elif event == "start":
+            say(f"{words} start", "start", **fields)
+        if slots:  # there is one as soon as a run has a place
+            slots[0].note.options(name=words[:200]).remote(words)
+
+    return tell

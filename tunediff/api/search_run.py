@@ -1,0 +1,145 @@
+"""Run a search and its confirming runs, and read what they have shown."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunediff import analysis
+from tunediff.analysis import Results, confirmation
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import Evidence
+from tunediff.api import search_setup
+from tunediff.api.search_setup import SearchOptions, SearchRequest
+from tunediff.api.stopping import resumable
+from tunediff.core import text
+from tunediff.core.progress import log_exceptions
+from tunediff.core.text import pluralize
+from tunediff.event_lines import EventLines
+from tunediff.report import outputs, verdicts
+from tunediff.report.console import Console, Table
+from tunediff.search_space import SearchSpace
+from tunediff.tuning import confirming, experiment, resources, sessions
+
+if TYPE_CHECKING:
+    from tunediff.tuning.slot import Slots
+
+NO_TIME = "no further confirming runs: another round would not end within --total"
+Display = Callable[..., Console]
+"""Makes what shows the progress of the runs in a folder: takes folder and space, `told` and `started` of `Console`."""
+
+
+def run(request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None) -> None:
+    """Make the folder of a new search and run what is not finished, confirming runs included.
+
+    Leaves tables and figures in the folder. Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say
+    how to resume it.
+    """
+    begun, aside = time.monotonic(), dataclasses.replace(lines, on_stderr=True)
+
+    def say(message: str) -> None:
+        aside.print(aside.line(message, time.monotonic() - begun) if aside.as_json else message)
+
+    space, planned = request.space, None
+    if request.content is not None:
+        space, planned = search_setup.create(request, options, say, lines.quiet)
+    with (
+        resumable("search", request.folder, options),
+        experiment.start_of(request.folder, new=request.content is not None),
+    ):
+        _run(request.folder, space, options, display or console(lines), planned)
+    evidence = read(request.folder)
+    outputs.write_all(evidence.found)
+    if (confirmed := evidence.told) is not None:
+        outputs.write_all(confirmed.compared.found)
+        outputs.confirmation(confirmed)
+
+
+def read(folder: Path) -> Evidence:
+    """Return what a search has shown so far, its newest confirming runs included. Raises `ConfigError`."""
+    results = analysis.read(folder)
+    return Evidence(results, _confirmed(results))
+
+
+def console(lines: EventLines) -> Display:
+    """Return what shows the progress: a live table in a terminal, a line per event elsewhere."""
+    terminal = not (lines.quiet or lines.on_stderr or lines.logged) and sys.stdout.isatty()
+    return functools.partial(Table if terminal else Console, quiet=lines.quiet, lines=lines)
+
+
+def _confirmed(results: Results) -> Confirmation | None:
+    """Return what the newest confirming runs show; None where there are none."""
+    if results.space.confirm is None or (folder := confirmation.latest(results)) is None:
+        return None
+    runs = analysis.read(folder)
+    return confirmation.confirm(results, runs) if runs.trials else None  # --total may leave no time for them
+
+
+def _run(
+    folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None
+) -> None:
+    searched = confirming.complete(folder, space)
+    if searched and not confirming.pending(folder, space):
+        return
+    share = functools.partial(resources.share, space)
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(experiment.alone(folder))
+        session = stack.enter_context(contextlib.ExitStack())
+        if not searched:
+            session.enter_context(sessions.noted(folder))
+        shown = session.enter_context(display(folder, space, told=planned))
+        slots = stack.enter_context(
+            experiment.workers(
+                folder, share, options.address, experiment.warm(space), shown.greet, [space.baseline], space.evaluates
+            )
+        )
+        slots.tell(shown.say)
+        if not searched:
+            experiment.search(folder, space, slots, shown.listen)
+        if why := confirmation.nothing_to_confirm(analysis.read(folder)):
+            shown.say(f"nothing to confirm: {why}")
+        session.close()
+        if confirming.pending(folder, space):
+            _run_again(folder, slots, functools.partial(display, started=begun))
+        elif space.finalists and space.budget.total_s is not None:
+            shown.say(NO_TIME)
+
+
+def _run_again(folder: Path, slots: Slots, display: Display) -> None:
+    """Run the finalists and the baseline on new seeds, until it is decided; then with the longer budgets."""
+    prepared = confirming.prepare(results := analysis.read(folder))
+    assert prepared is not None
+    first, again = prepared
+    for place, space in [prepared, *confirming.longer(results, first)]:
+        if confirming.over(results, place) or not confirming.has_time(results, place, space):
+            continue
+        with display(place, space) as shown:
+            log_exceptions("what is confirmed", _announce, shown, space is not again)
+            tell = functools.partial(_tell, shown)
+            confirming.run(results, place, space, slots, shown.listen, tell)
+            if not confirming.over(results, place):
+                shown.say(NO_TIME)
+
+
+def _announce(console: Console, longer: bool) -> None:
+    """Say what begins: the confirming runs, or those with longer budgets."""
+    space = console.space
+    many = pluralize(len(space.candidates) // space.seeds - 1, "finalist")
+    seeds = f"up to {pluralize(space.seeds, 'new seed')} each, fewer if it is decided before"
+    if longer:
+        each = f"{text.seconds(space.budget.per_trial_s)} of {space.budget.clock.what}"
+        seeds = f"{each}, {pluralize(space.seeds, 'seed')} each"
+    console.say(f"confirming: {many} and the baseline, {seeds}")
+
+
+def _tell(console: Console, confirmed: Confirmation) -> None:
+    """Say how far the confirming runs are."""
+    verdict = "; ".join(verdicts.so_far(confirmed)) or "nothing to compare"
+    console.say(f"after {pluralize(confirmed.look.rounds, 'seed')}: {verdict}")

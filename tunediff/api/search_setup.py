@@ -1,0 +1,229 @@
+"""Set up a search: read what is asked for, refuse what cannot run, and make the folder of a new search."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tunediff import cli, search_space
+from tunediff.config import ConfigError, Lines, apart
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.report import plan
+from tunediff.search_space import MOST_FINALISTS, SearchSpace
+from tunediff.tuning import experiment, resources, sessions
+
+if TYPE_CHECKING:
+    from tunediff.training import judging
+
+log = logging.getLogger(__name__)
+
+UNREAD = "knobs that train(trial) never reads are dropped from these when the search starts"
+
+
+@dataclasses.dataclass
+class SearchOptions:
+    """What is asked of a search: the arguments of the command and of `tunediff.run_search`."""
+
+    words: Sequence[str] = ()
+    """Search file or workload, and `knob=value`."""
+    name: str | None = None
+    storage: Path = text.STORAGE
+    trials: int | None = None
+    budget: str | None = None
+    unit: str | None = None
+    total: str | None = None
+    confirm: int | None = None
+    seed: int | None = None
+    address: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    resume: str | None = None
+    warm_start: str | None = None
+    no_check: bool = False
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRequest:
+    """A search that has been checked and may start."""
+
+    folder: Path
+    space: SearchSpace
+    content: Lines | None = None
+    """Its search file; None: the search exists and is resumed."""
+    inferred: bool = False
+    """Whether the space was inferred from a workload's file."""
+
+
+def prepare(options: SearchOptions) -> SearchRequest:
+    """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
+    cli.check_machine(options)
+    request = _resumed(options) if options.resume is not None else _new(options)
+    space = request.space
+    # ---- data and weights that a trial would miss are missed now
+    cli.check_here(space.baseline, space.evaluates)
+    cli.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
+    if options.address is None:
+        resources.share(space, resources.local())
+        if space.cost == "energy_wh":
+            _check_energy(space)
+    if options.dry_run:
+        cli.check_creatable("--storage", request.folder)
+    elif options.address is None:  # what a cluster elsewhere has is not known before it is asked
+        plan.check(planned(request, options), options.force)
+    return request
+
+
+def planned(request: SearchRequest, options: SearchOptions, measured: judging.Measured | None = None) -> dict[str, Any]:
+    """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run has measured."""
+    values = plan.values(request.space, request.folder, measured or {})
+    if request.inferred and not options.no_check:
+        values["notes"].append(UNREAD)
+    return values
+
+
+def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> judging.Measured:
+    """Look at the data and time one evaluation. Raises `ConfigError` for unusable data.
+
+    `prepare`: leave prepared data in the cache folder, as a search does and a dry run does not.
+    """
+    from tunediff.training import judging  # imports torch
+
+    say(f"looking at the data{' and timing one evaluation' if space.evaluates else ''}")
+    return judging.before_search(space.baseline, space.evaluates, **({} if prepare else {"prepare": False}))
+
+
+def create(
+    request: SearchRequest, options: SearchOptions, say: Callable[[str], None], quiet: bool
+) -> tuple[SearchSpace, dict[str, Any] | None]:
+    """Make the folder of a new search; return its space, and its plan, as measured. A user's workload is tried first.
+
+    Raises `ConfigError`.
+    """
+    folder, space, content = request.folder, request.space, request.content
+    assert content is not None
+    own = space.workload.file is not None
+    cli.check_writable("--storage", folder)
+    measured: judging.Measured = {}
+    if not (own or quiet or options.address):
+        measured = measure(space, say)
+        plan.check(plan.values(space, folder, measured), options.force)
+    if own and not options.no_check:
+        from tunediff.tuning import preflight  # imports torch
+
+        space, tried = preflight.create(folder, space, content, request.inferred, say)
+        keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
+        measured = cast("judging.Measured", {key: value for key, value in tried.items() if key in keys})
+    else:
+        space = experiment.create(folder, space, content)
+    return space, plan.values(space, folder, measured) if options.address is None else None
+
+
+def _check_energy(space: SearchSpace) -> None:
+    """Raises `ConfigError` where nothing counts the energy of a training."""
+    import torch
+
+    from tunediff.training import hardware  # imports torch
+
+    if hardware.EnergyMeter(torch.device(resources.local().device)).joules() is None:
+        why = f"cannot be measured here: {hardware.NO_ENERGY}"
+        raise ConfigError(f"{space.source}: objective: cost: 'energy_wh' {why}")
+
+
+def _resumed(options: SearchOptions) -> SearchRequest:
+    """Return folder and space of an earlier search. Raises `ConfigError`."""
+    fixed = (options.seed, options.confirm)
+    others = options.words or options.name or options.budget or options.unit or options.warm_start
+    if others or any(value is not None for value in fixed):
+        raise ConfigError(
+            "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
+        )
+    folder = search_space.folder_of(str(options.resume), options.storage).resolve()
+    done = sum(trial.finished for trial in record.read_trials(folder))
+    fits = options.trials is None or options.trials >= done
+    cli.allow(fits, "--trials", options.trials, f"at least {done}, which are done")
+    spent_s = sessions.all_spent_s(folder)
+    fits = options.total is None or search_space.duration_s(options.total, "--total") >= spent_s
+    cli.allow(fits, "--total", options.total, f"at least {math.ceil(spent_s)}s, which are spent")
+    space = experiment.reopen(folder, _limits(options), keep=not options.dry_run)
+    if warning := experiment.foreign(folder):
+        log.warning(warning)
+    return SearchRequest(folder, space)
+
+
+def _new(options: SearchOptions) -> SearchRequest:
+    """Return folder, space and search file of a new search. Raises `ConfigError`."""
+    storage = options.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
+    if options.name is not None:
+        cli.check_name(options.name, storage)
+    files = [word for word in options.words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{apart(options.words)}")
+    path = search_space.find(files[0] if files else None)
+    words = [word for word in options.words if "=" in word]
+    content, inferred = _content(path, words, options.address)
+    content = _confirmed_by(options.confirm, content)
+    if options.warm_start is not None:
+        earlier = search_space.folder_of(options.warm_start, storage)
+        content["warm_start"] = str(search_space.of_search(earlier).parent)
+    narrowed = search_space.narrow(content, str(path), path.parent, words)
+    for notice in narrowed.notices:
+        log.info(notice)
+    space = search_space.parse(narrowed.content, str(path), path.parent, narrowed.words, _limits(options))
+    if options.seed is not None:
+        cli.allow(0 <= options.seed < 2**32, "--seed", options.seed, "a whole number of at least 0 and below 2^32")
+        space = dataclasses.replace(space, seed=options.seed)
+    return SearchRequest(storage / (options.name or _name(path)), space, narrowed.content, inferred)
+
+
+def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lines, bool]:
+    """Return the content of a search file, completed for a workload without one, and whether it was completed."""
+    machine = resources.local()
+    # What a cluster elsewhere has is not known before it is asked.
+    world_sizes = resources.world_sizes_of(machine) if address is None else ()
+    read = search_space.read(path, world_sizes, machine.gpus > 0)
+    content = search_space.completed(read, path, words, machine.cores, machine.gpus > 0)
+    if content is read:
+        return content, False
+    # A file of a user's without a search file: its knobs on the command line are not searched.
+    whole = search_space.completed(read, path, [], machine.cores, machine.gpus > 0)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in whole["search"].keys() - content["search"].keys():
+            consequence = f"what {path.name} says of it is not searched"
+            log.info("%s is fixed at %s by the command line; %s", name, value, consequence)
+    return content, True
+
+
+def _name(path: Path) -> str:
+    """Return the default name of a search: that of its file, and the time."""
+    stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _confirmed_by(finalists: int | None, content: Lines) -> Lines:
+    """Return the content with so many finalists in `confirm:`, without it for 0. Raises `ConfigError`."""
+    if finalists is None:
+        return content
+    cli.allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, f"0 to {MOST_FINALISTS} finalists; 0: none")
+    left = {key: value for key, value in content.items() if key != "confirm"}
+    section = content.get("confirm") or {}
+    return {**left, "confirm": {**section, "of": finalists}} if finalists else left
+
+
+def _limits(options: SearchOptions) -> Lines:
+    """Return the limits of the options, as `budget:` has them. Raises `ConfigError` naming the option."""
+    for option, value in (("--budget", options.budget), ("--total", options.total)):
+        if value is not None:
+            search_space.duration_s(value, option)
+    fits = options.trials is None or options.trials >= 1
+    cli.allow(fits, "--trials", options.trials, "a whole number of at least 1")
+    limits = {"per_trial": options.budget, "unit": options.unit, "trials": options.trials, "total": options.total}
+    return {key: value for key, value in limits.items() if value is not None}

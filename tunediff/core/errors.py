@@ -1,0 +1,5 @@
+"""The exception that every error of a user's input or of a run derives from."""
+
+
+class TunediffError(Exception):
+    """What a command of tunediff prints after `error:`; raised by every call of the Python interface."""
