@@ -12,6 +12,7 @@ from tests.results.test_sequential import until_over
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, evaluating, evidence, statistics
+from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.report import context, outputs, page, summary
@@ -127,7 +128,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert sessions.all_spent_s(found.folder) == 160
     assert not confirming.has_time(found, folder, wanted)
     assert not confirming.pending(found.folder, found.space), "nothing is left to be done"
-    assert search._confirmed(found.folder, found.space) is None, "without a run there is nothing to be told"
+    assert search_run.read(found.folder).told is None, "without a run there is nothing to be told"
     raised = experiment.reopen(found.folder, {"total": "10m"})
     assert confirming.pending(found.folder, raised)
 
@@ -167,9 +168,9 @@ def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, monkeypatch, w
     monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
     (tmp_path / "night.yaml").write_text(json.dumps(FILE))
     args = search.arguments([str(tmp_path / "night.yaml"), "--storage", str(tmp_path), *words])
-    _, wanted, content = search._new(args)
-    assert content.get("confirm") == confirm
-    assert wanted.finalists == (confirm or {"of": 0})["of"]
+    request = search_setup.prepare(args)
+    assert request.content.get("confirm") == confirm
+    assert request.space.finalists == (confirm or {"of": 0})["of"]
 
 
 def test_confirm_on_the_command_line_is_refused_out_of_bounds(tmp_path, monkeypatch, capsys):

@@ -46,13 +46,10 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     def say(message: str) -> None:
         aside.print(aside.line(message, time.monotonic() - begun) if aside.as_json else message)
 
-    space, planned = request.space, None
-    if request.content is not None:
+    space, planned, new = request.space, None, request.content is not None
+    if new:
         space, planned = search_setup.create(request, options, say, lines.quiet)
-    with (
-        resumable("search", request.folder, options),
-        experiment.start_of(request.folder, new=request.content is not None),
-    ):
+    with resumable("search", request.folder, options), experiment.start_of(request.folder, new):
         _run(request.folder, space, options, display or console(lines), planned)
     evidence = read(request.folder)
     outputs.write_all(evidence.found)
