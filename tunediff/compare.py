@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tunediff import cli
 from tunediff.analysis import pairs
-from tunediff.api import compare_run, compare_setup
+from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.event_lines import EventLines
 from tunediff.report import pair_plan
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             planned = compare_setup.planned(request, options, print)
         cli.print_json(planned) if options.json else print("\n".join(pair_plan.lines(planned)))
         return cli.OK
+    from tunediff.api import compare_run  # imports matplotlib
+
     folder = compare_run.run(options, EventLines.of(options))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.json:
