@@ -68,3 +68,19 @@ def test_output_without_an_encoding_is_left_as_it_is():
     with contextlib.redirect_stdout(io.StringIO()) as stream:
         assert cli.guarded(plain)([]) == 0
     assert stream.getvalue() == f"{WORDS}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "usage"),
+    [
+        ("/venv/bin/tunediff", "tunediff search"),
+        ("/venv/tunediff/search.py", "python -m tunediff.search"),
+        ("/venv/tunediff/__main__.py", "python -m tunediff search"),
+        ("/venv/bin/pytest", "python -m tunediff.search"),
+    ],
+)
+def test_help_names_the_program_that_was_called(monkeypatch, capsys, program, usage):
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(SystemExit):
+        search.main(["--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {usage} [")

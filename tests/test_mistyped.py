@@ -206,6 +206,8 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
     assert told["sample"]["images"] == 2
     assert told["sample"]["sampler"]["name"] == "ddim"
     assert (told["evaluate"]["schema"], Path(told["evaluate"]["json"]).is_file()) == (1, True)
+    assert Path(told["sample"]["path"]).is_absolute()
+    assert Path(told["evaluate"]["json"]).is_absolute()
     assert told["train"]["metric"].startswith("FD")
     assert isinstance(told["train"]["value"], float)
 

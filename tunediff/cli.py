@@ -126,11 +126,11 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"command line: {said.removeprefix('argument ')}; all options: {self.prog} --help")
 
 
-def parser(module: str, text: str) -> argparse.ArgumentParser:
+def parser(module: str, description: str) -> argparse.ArgumentParser:
     """An argument parser that calls the command as the README does, and raises `ConfigError` for what it refuses."""
     return _Parser(
-        prog=f"python -m tunediff.{module}",
-        description=text,
+        prog=text.program(module),
+        description=description,
         epilog="Exit codes: 0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

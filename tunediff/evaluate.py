@@ -127,7 +127,7 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
             write_text(path, json.dumps({**about, **values}, indent=2))
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
-            cli.result({**about, **values, "json": path}, as_json, {**about, "metrics": metrics, "json": path})
+            cli.result({**about, **values, "json": path}, as_json, {**about, "metrics": metrics, "json": path.absolute()})
     return cli.OK
 
 
@@ -248,7 +248,7 @@ def _evaluate(task: _Task) -> int:
             result = _result(task, digest, images, extractor, values, seconds, world)
             path = _write(result, task.numbers)
             if task.as_json:
-                cli.print_json(result | {"json": str(path)})
+                cli.print_json(result | {"json": str(path.absolute())})
             else:
                 print(_table(result, options))
                 print("".join(_cautions(result, extractor.dim)), end="")

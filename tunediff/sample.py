@@ -123,7 +123,7 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
                     "images": args.images, "sampler": options.format_sampler(sampler), "seed": args.seed,
                     "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
-                cli.result(lines, args.json, lines | {"sampler": sampler})
+                cli.result(lines, args.json, lines | {"sampler": sampler, "path": path.absolute()})
     except OSError as error:
         print(f"error: {args.out or model.folder}: {error}", file=sys.stderr)
         return cli.FAILED

@@ -76,6 +76,7 @@ REFUSED = [
     ({"precision.amp": "fp8"}, "precision.amp: 'fp8' is not allowed; allowed: one of none, bf16, fp16"),
     ({"model.multipliers": [1, "a"]}, "model.multipliers: 'a' is not allowed; allowed: a list of whole numbers"),
     ({"timesteps.name": "adaptive"}, "timesteps.name: 'adaptive' is not allowed; allowed: one of uniform, stratified"),
+    ({"timesteps.name": "wienr"}, "info_noise, wiener; did you mean wiener?"),
     ({"timesteps.history": 5}, "timesteps.history: belongs to timesteps.name = loss_second_moment"),
     ({"compile.dynamic": True}, "compile.dynamic: True is not allowed: it needs a compile.mode other than none"),
     ({"loader.batch_size": 100, "parallel.workers": 3}, "loader.batch_size: 100 is not allowed: must be a multiple"),

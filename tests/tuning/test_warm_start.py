@@ -11,6 +11,7 @@ from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import search, search_space
 from tunediff.config import ConfigError
 from tunediff.core import environment
+from tunediff.report import plan
 from tunediff.tuning import experiment, resources, warm_start
 
 
@@ -127,13 +128,18 @@ def test_a_start_says_how_much_is_believed(make, earlier):
     )
 
 
+def test_dry_run_says_how_much_a_warm_start_reuses(make, earlier, tmp_path):
+    planned = plan.values(make(**EARLIER, warm_start=str(earlier)).space, tmp_path, {})
+    assert "warm start: 4 of 4 results of earlier are reused" in plan.lines(planned)
+
+
 def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
     monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
     assert experiment.foreign(earlier) == ""
     on_another_machine(monkeypatch, versions={"torch": "1.0"})
     assert search.main(["--resume", earlier.name, "--storage", str(earlier.parent), "--dry-run"]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("warning: earlier: 3 of its 3 trials were measured elsewhere (torch ")
+    assert said.startswith("WARNING: earlier: 3 of its 3 trials were measured elsewhere (torch ")
     assert "1.0 here): what is measured from now on cannot be compared with them" in said
 
 

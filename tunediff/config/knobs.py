@@ -146,8 +146,11 @@ class Knob:
             words += f" {'below' if self.high_open else 'at most'} {self.high:.10g}"
         return words + (", or null" if self.optional else "")
 
-    def yaml_hint(self, value: Any) -> str:
-        """Return a hint on what YAML 1.1 may have done to this value; '' if nothing."""
+    def hint(self, value: Any) -> str:
+        """Return a hint on what may have gone wrong with a refused value: a typing error, or YAML 1.1; else ''."""
+        if isinstance(value, str) and self.kind == "choice":
+            words = [choice for choice in self.choices or () if isinstance(choice, str)]
+            return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(value, words, n=1))
         if isinstance(value, str) and self.kind in ("int", "float"):
             try:
                 number = float(value)

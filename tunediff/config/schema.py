@@ -197,7 +197,7 @@ class Schema:
         if name not in self.knobs:
             return f"{where}: {name}: {value!r}: {detail['msg']}"
         knob = self.knobs[name]
-        return f"{where}: {name}: {value!r} is not allowed; allowed: {knob.allowed}{knob.yaml_hint(value)}"
+        return f"{where}: {name}: {value!r} is not allowed; allowed: {knob.allowed}{knob.hint(value)}"
 
 
 # ----------------------------------------------------------------------------------------- what is done with one

@@ -26,6 +26,14 @@ def original_command(module: str, argv: Sequence[str] | None, processes: int = 1
     return shlex.join([*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)])
 
 
+def program(module: str) -> str:
+    """Return how this command was called: `tunediff search`, `python -m tunediff search` or `…tunediff.search`."""
+    called = Path(sys.argv[0])
+    if called.parent.name == "tunediff" and called.name == "__main__.py":
+        return f"python -m tunediff {module}"
+    return f"tunediff {module}" if called.name == "tunediff" else f"python -m tunediff.{module}"
+
+
 def truncate(words: str, most: int) -> str:
     """Return at most `most` characters of a text, with … where it is cut."""
     return words if len(words) <= most else f"{words[: most - 1]}…"

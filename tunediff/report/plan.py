@@ -13,7 +13,7 @@ from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import UNITS
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import resources
+from tunediff.tuning import resources, warm_start
 
 if TYPE_CHECKING:
     from tunediff.training.judging import Measured
@@ -71,7 +71,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
         "data": measured.get("data", []), "advice": evaluating.advice(cost, pass_s),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates], "skipped": skipped(space),
-        "notes": list(share.notes),
+        "notes": [*share.notes, *filter(None, [warm_start.describe(space, machine.device)])],
     }  # fmt: skip
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.cost(space, None).parts(share.least) if plan["disturbed"] else spent

@@ -193,4 +193,4 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
         return f"{place}: needs a list of {knob.description}, found {value!r}"
     if knob.description:
         return f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed: {knob.description}"
-    return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.yaml_hint(value)}"
+    return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.hint(value)}"
