@@ -127,7 +127,8 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
             write_text(path, json.dumps({**about, **values}, indent=2))
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
-            cli.result({**about, **values, "json": path}, as_json, {**about, "metrics": metrics, "json": path.absolute()})
+            typed = {**about, "metrics": metrics, "json": path.absolute()}
+            cli.result({**about, **values, "json": path}, as_json, typed)
     return cli.OK
 
 
