@@ -23,10 +23,11 @@ def pytest_sessionfinish():
 
 @pytest.fixture(autouse=True)
 def _timed_in_no_time(monkeypatch):
-    """How fast a network judges is measured before every search and in every dry run; few tests care."""
-    from tests.helpers import measured_once
+    """What a search measures before it starts is measured in this process, and shortly: few tests care."""
+    from tests.helpers import measure_here, measured_once
     from tunediff.training import hardware, judging
 
+    measure_here(monkeypatch)
     monkeypatch.setattr(judging, "LONG_ENOUGH_S", 1e-4)
     monkeypatch.setattr(hardware, *measured_once())
 

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from tests import searches
-from tests.helpers import measure_here, point, shipped_toy
+from tests.helpers import point, shipped_toy
 from tests.toy import train as toy_train
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
@@ -51,7 +51,6 @@ FILE = {
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    measure_here(monkeypatch)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE))
     return str(tmp_path / "space.yaml")
 

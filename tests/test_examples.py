@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, measure_here, ranks, train, weights
+from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
 from tunediff import sample, search
 from tunediff.core import trial_record as record
@@ -135,7 +135,6 @@ def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides
 @pytest.mark.parametrize("name", NAMES)
 def test_a_search_of_an_example_needs_no_other_file(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    measure_here(monkeypatch)
     assert search.main([str(FOLDER / f"{name}.py"), "--dry-run"]) == 0
     assert "first 0: baseline" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from tests import searches
-from tests.helpers import measure_here
 from tests.json_keys import check_types
 from tunediff import search, search_space, train
 from tunediff.config import ConfigError, apart
@@ -31,7 +30,6 @@ TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    measure_here(monkeypatch)
     Path("folder").mkdir()
     searches.make(tmp_path / "taken", FILE)
     Path("taken", "sessions.jsonl").write_text(

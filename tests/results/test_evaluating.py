@@ -23,6 +23,14 @@ from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
+IN_ITS_PROCESS, ROUNDS = judging.before_search, judging.ROUNDS
+
+
+@pytest.fixture(autouse=True)
+def _in_its_process(monkeypatch):
+    """Elsewhere tests measure in their own process."""
+    monkeypatch.setattr(judging, "before_search", IN_ITS_PROCESS)
+    monkeypatch.setattr(judging, "ROUNDS", ROUNDS)
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
