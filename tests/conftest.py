@@ -3,10 +3,13 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the commands do; before anything imports torch
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks, and a test process per core
 
 
 def pytest_collection_finish():
@@ -32,10 +35,21 @@ def _timed_in_no_time(monkeypatch):
     monkeypatch.setattr(hardware, *measured_once())
 
 
+TRAINING = {
+    "doctor", "evaluation", "profiling", "training", "users", "workloads", "test_budget", "test_commands", "test_evaluate",
+    "test_examples", "test_map", "test_peers", "test_profile", "test_sample", "test_starting", "test_tuned",
+}  # fmt: skip
+"""Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
+
+
 def pytest_collection_modifyitems(config, items):
-    """Slow tests run when asked for: `-m slow`."""
-    if "slow" in config.getoption("-m"):
-        return
+    """Give every test its tier and the worker that runs it; nightly ones are skipped unless they are asked for."""
     for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+        place = item.path.relative_to(Path(__file__).parent).parts
+        if not any(item.get_closest_marker(tier) for tier in ("nightly", "cluster", "gpu", "training")):
+            item.add_marker("training" if {place[0], item.path.stem} & TRAINING else "unit")
+        if item.get_closest_marker("nightly") and "nightly" not in config.getoption("-m"):
+            item.add_marker(pytest.mark.skip(reason="run with -m nightly"))
+        # Fixtures of a file are made once; what waits for Ray waits beside what computes.
+        item.add_marker(pytest.mark.xdist_group("cluster" if item.get_closest_marker("cluster") else str(item.path)))
+    items.sort(key=lambda item: not item.get_closest_marker("cluster"))

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing import event_accumulator
 
 from tests import searches
 from tests.helpers import point, shipped_toy
@@ -548,41 +549,44 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert "holds a training with --samples 3840; repeat it" in refused(
         capsys, train.main, "--config", config, "--budget", "9s", "--out", "out"
     )
+    # Curves for TensorBoard.
+    events = event_accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/learning_rate", "evaluation/frechet", "evaluation/validation_loss"} <= tags
+    assert [event.step for event in events.Scalars("evaluation/frechet")] == [1920, 3840]
     # The exported weights are a starting point.
     words = ["--config", config, "--samples", "128", "--out", "more"]
     assert train.main([*words, "--initial", "out/weights.safetensors"]) == 0
 
 
-def test_points_of_a_training_that_began_anew_replace_the_old_ones(config, tmp_path):
-    """With its checkpoint damaged, a training starts over: its journal must not mix the two."""
-    command = ["--config", config, "--samples", "3840", "--out", "out"]
-    assert train.main(command) == 0
-    journal, out = tmp_path / "out" / "journal.jsonl", tmp_path / "out"
-    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
-    (out / "checkpoint.pt").write_bytes(b"torn")
-    assert train.main(command) == 0
-    after = record.read_trial(out).points
-    assert [point.index for point in after] == [1, 2]
-    lines = [line["train_s"] for line in record.events(out) if line["event"] == "point"]
-    assert [point.train_s for point in after] == lines[2:]
-    assert not set(lines[:2]) & set(lines[2:])
+def test_train_resumes_after_kill_which_leaves_no_process_behind(config, tmp_path, capsys):
+    """Fork server, resource tracker and loader processes end with the training."""
+    words = ["--config", config, "--budget", "4s", "--out", "out", "loader.workers=2"]
+    process = subprocess.Popen([sys.executable, "-m", "tunediff.train", *words], start_new_session=True)
+    until_points(process, tmp_path / "out", 1)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 4
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(started, timeout=30)
+    for child in left:
+        child.kill()
+    assert left == []
+    assert train.main(words) == 0
+    trial = record.read_trial(tmp_path / "out")
+    assert (trial.status, trial.attempts, len(trial.points)) == ("ok", 2, 2)
+    assert capsys.readouterr().out.count("images/s") == 1  # only the second half was trained
+    assert 4.0 <= trial.points[-1]["train_s"] < 6.0
 
 
-def test_train_resumes_after_kill(config, tmp_path):
-    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--budget", "4s", "--out", "out"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 120
-    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    again = subprocess.run(words, capture_output=True, text=True, check=True)
-    known = record.read_trial(tmp_path / "out")
-    assert (known.status, known.attempts, len(known.points)) == ("ok", 2, 2)
-    assert again.stdout.count("images/s") == 1  # only the second half was trained
-    assert 4.0 <= known.points[-1]["train_s"] < 6.0
+def until_points(process, folder, count):
+    """Wait until the training of this process has so many points."""
+    deadline = time.monotonic() + 120
+    while not ((trial := record.read_trial(folder)) and len(trial.points) >= count):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -606,80 +610,35 @@ def test_train_refuses(config, capsys, words, message):
     assert message.format(config=config) in refused(capsys, train.main, "--config", config, *words)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop):
-    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
-
-    def until_points(count):
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 120
-        while not ((known := record.read_trial(tmp_path / "out")) and len(known.points) >= count):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(stop)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 130
-        return errors
-
-    errors = until_points(3)  # one more than the two of its virtual budget
-    assert "open-ended: Ctrl-C stops it" in errors
-    assert "the same command again goes on" in errors
-    stopped = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["pace"]["steps"]
-    assert stopped >= record.read_trial(tmp_path / "out").points[-1]["steps"]
-    until_points(5)
-    known = record.read_trial(tmp_path / "out")
-    assert known.status is None
-    assert [point["index"] for point in known.points] == list(range(1, len(known.points) + 1))
-    assert [p["train_s"] for p in known.points] == pytest.approx([1.0 * p["index"] for p in known.points], abs=0.6)
-    assert (tmp_path / "out" / "samples" / "0004.png").exists()
-    assert (tmp_path / "out" / "weights.safetensors").exists()
-
-
-def test_a_signal_to_the_whole_process_group_leaves_the_loader_processes_to_their_training(config, tmp_path):
-    """As Ctrl-C in a terminal, torchrun and batch schedulers send it."""
+    """The signal reaches the whole process group, as Ctrl-C in a terminal, torchrun and batch schedulers send it, and
+    leaves the loader processes to their training."""
     words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
     words += ["loader.workers=2"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+
+    def stopped_after(count):
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        until_points(process, tmp_path / "out", count)
+        os.killpg(process.pid, stop)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        return errors
+
+    errors = stopped_after(3)  # one more than the two of its virtual budget
+    assert "open-ended: Ctrl-C stops it" in errors
     assert "the same command again goes on" in errors
-    assert (tmp_path / "out" / "checkpoint.pt").exists()
-
-
-def test_kill_of_a_training_leaves_no_process_behind(config, tmp_path):
-    """Fork server, resource tracker and loader processes."""
-    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
-    process = subprocess.Popen([*words, "loader.workers=2"], start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not ((known := record.read_trial(tmp_path / "out")) and known.points):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 4
-    process.kill()
-    process.wait()
-    _, left = psutil.wait_procs(started, timeout=30)
-    for one in left:
-        one.kill()
-    assert left == []
-
-
-def test_train_leaves_curves_for_tensorboard(config, tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert train.main(["--config", config, "--samples", "3840", "--out", "out"]) == 0
-    found = event_accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
-    found.Reload()
-    tags = set(found.Tags()["scalars"])
-    assert {"train/loss", "train/learning_rate", "evaluation/frechet", "evaluation/validation_loss"} <= tags
-    assert [event.step for event in found.Scalars("evaluation/frechet")] == [1920, 3840]
+    steps = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["pace"]["steps"]
+    assert steps >= record.read_trial(tmp_path / "out").points[-1]["steps"]
+    stopped_after(4)
+    trial = record.read_trial(tmp_path / "out")
+    assert trial.status is None
+    assert [point["index"] for point in trial.points] == list(range(1, len(trial.points) + 1))
+    assert [p["train_s"] for p in trial.points] == pytest.approx([1.0 * p["index"] for p in trial.points], abs=0.6)
+    assert (tmp_path / "out" / "samples" / "0003.png").exists()
+    assert (tmp_path / "out" / "weights.safetensors").exists()
 
 
 def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):
@@ -709,6 +668,21 @@ def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, monkeypatch
     assert "Traceback" not in error
     end = record.read_trial(tmp_path / "out").end
     assert (end.status, end.memory["demand_mib"] > 9 * 1024) == ("oom", True)
+
+
+def test_train_points_of_a_restart_replace_the_old_ones(toy, tmp_path):
+    """With its checkpoint damaged, a training starts over: its journal must not mix the two."""
+    assert toy() == 0
+    out = tmp_path / "out"
+    journal = out / "journal.jsonl"
+    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
+    (out / "checkpoint.pt").write_bytes(b"torn")
+    assert toy() == 0
+    after = record.read_trial(out).points
+    assert [point.index for point in after] == [1, 2]
+    lines = [line["train_s"] for line in record.events(out) if line["event"] == "point"]
+    assert [point.train_s for point in after] == lines[2:]
+    assert not set(lines[:2]) & set(lines[2:])
 
 
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])

@@ -241,7 +241,7 @@ def test_a_fault_of_ours_is_not_hidden(quick, monkeypatch):
         profile.main(["--config", "digits", "--out", "here"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_profile_with_the_break_even_of_compile(tmp_path):
     words = ["--config", "digits", "--steps", "3", "--no-sweep", "--compile", "--try", "--out", "here", *WORDS]

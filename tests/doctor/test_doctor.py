@@ -266,7 +266,7 @@ def test_who_dies_or_says_nothing_is_told(tmp_path, monkeypatch):
         apart.ask("60", within_s=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_here_all_that_a_search_needs_is_there(tmp_path):

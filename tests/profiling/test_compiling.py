@@ -80,7 +80,7 @@ def test_what_is_measured_beside_each_other(monkeypatch):
     assert seen == [plain, ("max-autotune", "blocks"), plain, plain, ("default", "model"), plain]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compile_cost(tmp_path):
     found = compiling.compile_cost(tiny(), 10, tmp_path)
     assert "failed" not in found

@@ -319,6 +319,7 @@ def test_the_baseline_may_win(tmp_path, plain):
 
 
 # --------------------------------------------------------------------------------------------------------- many trials
+@pytest.mark.nightly
 def test_a_thousand_trials(tmp_path):
     folder = tmp_path / "night"
     wanted = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 1000}})

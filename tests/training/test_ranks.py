@@ -296,7 +296,7 @@ def compiled(world):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_ranks_learn_the_same(tmp_path):
     one = weights(train(toy(norm=False), samples=FEW, body=in_blocks))

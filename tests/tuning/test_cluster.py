@@ -1,4 +1,4 @@
-"""Searches on a Ray cluster of several nodes, here as several raylets on one machine: run with `-m slow`."""
+"""Searches on a Ray cluster of several nodes, here as several raylets on one machine: run with `-m nightly`."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 CLUSTER = """
 import sys

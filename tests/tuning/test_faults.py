@@ -1,6 +1,6 @@
 """Real faults, one search each: it goes on or resumes, nothing measured is lost, and no process is left behind.
 
-Minutes each, so they run when asked for: `pytest -m "cluster and slow" tests/tuning/test_faults.py`. With
+Minutes each, so they run when asked for: `pytest -m "cluster and nightly" tests/tuning/test_faults.py`. With
 TUNEDIFF_FAULTS=FILE the table of what happened is written there.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from tests.tuning.conftest import all_gone, of_search, ray_process
 from tests.tuning.test_search import TRIALS, has, pids
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 TABLE = []
 

@@ -1,6 +1,6 @@
 """What a search tells every driver."""
 
-from tests.space.files import parse
+from tests.search_space.files import parse
 from tunediff.tuning.messages import Plan
 
 

@@ -35,59 +35,23 @@ def has(search, name, points):
     return lambda: (found := search.trial(name)) is not None and len(found.points) >= points
 
 
-def test_failing_trials_become_statuses_and_the_search_goes_on(search):
-    """Out of memory, not finite, and a knob that breaks in the worker; then resume finds nothing to do."""
+@pytest.mark.usefixtures("another_cluster_was_here")
+def test_faults_become_statuses_and_kills_lose_nothing(search):
+    """Out of memory, not finite; kill -9 of a worker, of a trial driver, of a slot, and of the search; then resume."""
     one = search(
-        "failures",
-        budget={"per_trial": "2s"},
+        "faults",
+        budget={"per_trial": "3s"},
         fixed={"data.image_size": 16},
         trials=[
             {},
             {"loader.batch_size": 65536, "model.channels": 512},  # 32 GiB in one tensor
             {"precision.amp": "fp16", "model.dropout": 0.99999, "model.channels": 16},  # 1e5 overflows fp16
             {"loader.batch_size": 64},
+            {"loader.batch_size": 32},
+            {"loader.batch_size": 16},
         ],
     )
-    one.run()
-    statuses = [one.trial(f"t000{i}").status for i in range(4)]
-    assert statuses == ["ok", "oom", "nan", "ok"], one.log
-    assert "allocate memory" in one.trial("t0001").reason
-    assert "finite" in one.trial("t0002").reason
-    assert len({pids(one, f"t000{i}")[0] for i in range(4)}) == 1  # one driver process for all
-
-    # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
-    study = one.study
-    assert [t.state.name for t in study] == ["COMPLETE"] * 4
-    assert [t.user_attrs["status"] for t in study] == statuses
-    worst = max(study[0].value, study[3].value)
-    assert study[1].value > worst
-    assert study[2].value > worst
-
-    summary = block(one.log)
-    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("4", "2", "1", "1")
-    best = min((one.trial(name) for name in ("t0000", "t0003")), key=lambda t: t.points[-1]["frechet"])
-    assert summary["best_trial"] == best.name
-    assert float(summary["training_s"]) + float(summary["compile_s"]) >= 4.0
-
-    # What a user browses.
-    assert (one.folder / "trials" / best.name / "samples.png").stat().st_size > 500
-    assert (one.folder / "trials" / best.name / "weights.safetensors").exists()
-    assert not list(one.folder.glob("trials/*/checkpoint.pt"))
-    assert any(path.name.startswith("t0003_batch_size=64") for path in one.folder.glob("tune/*/*"))
-
-    # Resume does nothing twice.
-    before = one.journals
-    one.run("--resume", "failures")
-    assert one.journals == before
-    # A name is never overwritten.
-    assert one.start(str(one.file), "--name", "failures").wait(60) == 2
-    assert "--name: 'failures' exists" in one.log
-
-
-def test_kills_lose_nothing(search):
-    """kill -9 of a worker, of a trial driver, and of the search itself; then resume."""
-    one = search("kills", **TRIALS)
-    process = one.start(str(one.file), "--name", "kills")
+    process = one.start(str(one.file), "--name", "faults")
 
     # A worker dies after its first point: a fresh group goes on from the checkpoint.
     one.wait_for(has(one, "t0000", 1))
@@ -98,40 +62,66 @@ def test_kills_lose_nothing(search):
     assert len(one.events("t0000", "point")) == 2  # the first point was not measured again
 
     # A driver dies: Tune starts another, which finds the workers still training.
-    one.wait_for(has(one, "t0001", 1))
-    os.kill(pids(one, "t0001")[0], signal.SIGKILL)
-    one.wait_for(lambda: one.trial("t0001").finished)
-    orphaned = one.trial("t0001")
+    one.wait_for(has(one, "t0003", 1))
+    assert [one.trial(f"t000{i}").status for i in (1, 2)] == ["oom", "nan"], one.log
+    assert "allocate memory" in one.trial("t0001").reason
+    assert "finite" in one.trial("t0002").reason
+    assert len({pids(one, f"t000{i}")[0] for i in range(4)}) == 1  # one driver process for all
+    os.kill(pids(one, "t0003")[0], signal.SIGKILL)
+    one.wait_for(lambda: one.trial("t0003").finished)
+    orphaned = one.trial("t0003")
     assert (orphaned.status, len(orphaned.points)) == ("ok", 2)
-    assert len(one.events("t0001", "worker")) == 1
+    assert len(one.events("t0003", "worker")) == 1
 
     # A slot, which trials and workers meet at, dies.
-    one.wait_for(has(one, "t0002", 1))
+    one.wait_for(has(one, "t0004", 1))
     ray_process(process, "ray::Slot").kill()
-    one.wait_for(lambda: one.trial("t0002").finished)
-    assert (one.trial("t0002").status, len(one.events("t0002", "point"))) == ("ok", 2)
+    one.wait_for(lambda: one.trial("t0004").finished)
+    assert (one.trial("t0004").status, len(one.events("t0004", "point"))) == ("ok", 2)
 
     # The search dies, and its worker with it, as in a power cut: alone it could finish the trial before it notices.
-    one.wait_for(has(one, "t0003", 1))
+    one.wait_for(has(one, "t0005", 1))
     family = of_search(process)
-    for pid in (pids(one, "t0003")[1], process.pid):
+    for pid in (pids(one, "t0005")[1], process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     assert all_gone(family) == []
     before = one.journals
-    assert not one.trial("t0003").finished
-    assert [t.state.name for t in one.study] == ["COMPLETE"] * 3 + ["RUNNING"]
+    assert not one.trial("t0005").finished
+    assert [t.state.name for t in one.study] == ["COMPLETE"] * 5 + ["RUNNING"]
 
-    one.run("--resume", "kills")
+    # Resume measures what is left; again, it does nothing twice, and a name is never overwritten.
+    one.run("--resume", "faults")
     after = one.journals
-    finished = ("t0000", "t0001", "t0002")
+    finished = [f"t000{i}" for i in range(5)]
     assert {name: after[name] for name in finished} == {name: before[name] for name in finished}
-    assert after["t0003"].startswith(before["t0003"])
-    resumed = one.trial("t0003")
+    assert after["t0005"].startswith(before["t0005"])
+    resumed = one.trial("t0005")
     assert (resumed.status, len(resumed.points)) == ("ok", 2)
-    assert len(one.events("t0003", "point")) == 2
-    assert [t.state.name for t in one.study] == ["COMPLETE"] * 4
-    assert [t.value for t in one.study] == [one.trial(f"t000{i}").points[-1]["frechet"] for i in range(4)]
+    assert len(one.events("t0005", "point")) == 2
+    one.run("--resume", "faults")
+    assert one.journals == after
+    assert one.start(str(one.file), "--name", "faults").wait(60) == 2
+    assert "--name: 'faults' exists" in one.log
+
+    # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
+    study = one.study
+    assert [t.state.name for t in study] == ["COMPLETE"] * 6
+    assert [t.user_attrs["status"] for t in study] == ["ok", "oom", "nan", "ok", "ok", "ok"]
+    ended = (0, 3, 4, 5)
+    assert [study[i].value for i in ended] == [one.trial(f"t000{i}").points[-1]["frechet"] for i in ended]
+    assert min(study[1].value, study[2].value) > max(study[i].value for i in ended)
+
+    # What a user reads and browses.
+    summary = block(one.log)
+    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("6", "4", "1", "1")
+    best = min((one.trial(f"t000{i}") for i in ended), key=lambda t: t.points[-1]["frechet"])
+    assert summary["best_trial"] == best.name
+    assert float(summary["training_s"]) + float(summary["compile_s"]) >= 12.0
+    assert (one.folder / "trials" / best.name / "samples.png").stat().st_size > 500
+    assert (one.folder / "trials" / best.name / "weights.safetensors").exists()
+    assert not list(one.folder.glob("trials/*/checkpoint.pt"))
+    assert any(path.name.startswith("t0003_batch_size=64") for path in one.folder.glob("tune/*/*"))
 
 
 @pytest.fixture
@@ -144,7 +134,7 @@ def another_cluster_was_here(monkeypatch):
         yield
 
 
-@pytest.mark.usefixtures("another_cluster_was_here")
+@pytest.mark.nightly  # waits for a deadline
 def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
     one = search("hang", **(TRIALS | {"budget": {"per_trial": "4s", "deadline": "90s"}}))
     process = one.start(str(one.file), "--name", "hang")
@@ -168,7 +158,7 @@ def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
     assert [t.user_attrs["status"] for t in one.study] == ["ok", "timeout", "ok", "ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_workers_and_early_stopping(search):
     """World size as a knob changes the group; ASHA stops bad trials, which are recorded as pruned."""
     one = search(
@@ -194,7 +184,7 @@ def test_two_workers_and_early_stopping(search):
 
 
 def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_compared(search):
-    """What comes after a search needs no new cluster; killed, it goes on where it was; and a comparison does as well."""
+    """What comes after a search needs no new cluster; interrupted, it goes on where it was; and a comparison does as well."""
     budget = {"per_trial": "1s", "trials": 2}
     space_, first = {"optimizer.lr": [1e-5, 3e-3]}, [{"optimizer.lr": 3e-3}]
     one = search("again", budget=budget, search=space_, first=first, baseline={"optimizer.lr": 1e-5},
@@ -209,8 +199,10 @@ def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_comp
     worker = next(event["pid"] for event in record.events(runs / "trials" / "t0000") if event["event"] == "worker")
     assert worker == pids(one, "t0001")[1], "other workers than those of the search"
     family = of_search(process)
-    process.kill()
-    process.wait()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "resume: python -m tunediff.search --resume again" in one.log
+    assert "Traceback" not in one.log
     assert all_gone(family) == []
     first_run = (runs / "trials" / "t0000" / "journal.jsonl").read_bytes()
     one.run("--resume", "again")
@@ -242,7 +234,7 @@ def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_comp
     assert json.loads(repeated.stdout)["ratio"] == told["ratio"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fresh", [False, True])
 def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
     """A throughput study: nothing is evaluated, one process serves all, and the table is printed and kept."""

@@ -70,7 +70,7 @@ class Net(nn.Sequential):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_users_workload_and_its_faults(search, tmp_path):
     """Checked, copied, trained by two ranks too; each fault a status with the user's own line; a killed worker resumes;
     what is edited or deleted meanwhile does not matter."""

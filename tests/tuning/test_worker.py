@@ -417,8 +417,11 @@ def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
         job_of(tmp_path / name, config, samples=128, evaluates=True)
         for name, config in (("fresh", mine), ("other", cfg.override(mine, changes)), ("warm", mine))
     ]
-    for together in (jobs[:1], jobs[1:]):
-        subprocess.run([sys.executable, "-c", CURVE], input=pickle.dumps(together), check=True, cwd=ROOT)
+    processes = [subprocess.Popen([sys.executable, "-c", CURVE], stdin=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
+    for process, its_jobs in zip(processes, (jobs[:1], jobs[1:]), strict=True):
+        with process.stdin:
+            process.stdin.write(pickle.dumps(its_jobs))
+    assert [process.wait() for process in processes] == [0, 0]
     fresh, other, warm = (record.read_trial(tmp_path / name) for name in ("fresh", "other", "warm"))
     kept = ("frechet", "loss", "validation_loss", "samples", "steps")
     curves = [[{key: point[key] for key in kept if key in point} for point in t.points] for t in (fresh, warm, other)]

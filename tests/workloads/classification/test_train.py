@@ -167,7 +167,7 @@ def both(world):
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_learn_and_find_what_one_does(tmp_path):
     load(digits().data)
     one = train(digits(**TWO), samples=16 * 6, evaluates=True)

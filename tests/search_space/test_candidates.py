@@ -3,7 +3,7 @@
 import optuna
 import pytest
 
-from tests.space.files import changed, listed, parse
+from tests.search_space.files import changed, listed, parse
 from tunediff import search_space
 from tunediff.workloads.diffusion.methods import LogitNormal, LossSecondMoment, Speed
 

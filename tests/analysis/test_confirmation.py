@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.results.test_sequential import until_over
+from tests.analysis.test_sequential import until_over
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, evaluating, evidence, statistics

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from tests.space.files import changed, listed, parse
+from tests.search_space.files import changed, listed, parse
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.space.files import changed, gridded, rungs, searched
+from tests.search_space.files import changed, gridded, rungs, searched
 from tunediff import search_space
 from tunediff.config import ConfigError
 

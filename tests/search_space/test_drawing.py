@@ -7,7 +7,7 @@ import random
 import optuna
 import pytest
 
-from tests.space.files import listed, parse
+from tests.search_space.files import listed, parse
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError

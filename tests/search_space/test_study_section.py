@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.space.files import changed, parse, rungs, studied
+from tests.search_space.files import changed, parse, rungs, studied
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.search_space import study

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.space.files import changed
+from tests.search_space.files import changed
 from tunediff import search_space
 from tunediff.config import ConfigError
 
