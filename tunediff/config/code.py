@@ -1,6 +1,4 @@
-"""Find and import workloads in files of the user, and copy them together with what they import from their
-folder.
-"""
+"""Find, import and copy workloads in files of the user, with what they import from their folder."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ class Code:
         return folder / self.file.relative_to(self.root)
 
     def _link_data(self, folder: Path) -> None:
-        """Link everything beside the files that is neither code nor hidden: the code may read it by its
-        own path.
-        """
+        """Link all data files beside the files, which the code may read by its own path; no hidden ones."""
         for place in {self.root / path.parent for path in self.contents} | {self.root}:
             for entry in place.iterdir():
                 target = folder / entry.relative_to(self.root)
@@ -225,9 +221,7 @@ def _name(relative: Path) -> str:
 
 
 def near(name: str, folder: Path) -> str:
-    """Return the current path of the user's file that a journal in `folder` names; folder or search may
-    have moved.
-    """
+    """Return the current path of the user's file that a journal in `folder` names; the folder may have moved."""
     if name.endswith(".py"):
         inside = Path(name.rpartition(f"/{FOLDER}/")[2])
         for parent in (folder, folder.parent.parent):
@@ -279,9 +273,7 @@ def missing_beside(error: BaseException, *roots: Path) -> str:
 
 
 def _named(error: BaseException) -> str:
-    """Return type and message of an error. An error of a loader process contains its traceback, whose last
-    line counts.
-    """
+    """Return type and message of an error; of a loader process's error, the last line of its traceback."""
     above, torch_says, _ = str(error).partition("Original Traceback")
     if torch_says:
         return f"{str(error).strip().splitlines()[-1]} ({above.strip().removesuffix('.')})"

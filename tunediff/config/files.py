@@ -127,9 +127,7 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
 
 
 def with_words(config: C, words: Sequence[str]) -> C:
-    """Return the configuration with `knob=value` words applied and absolute paths of its files. Raises
-    `ConfigError`.
-    """
+    """Apply `knob=value` words and return the configuration with absolute paths. Raises `ConfigError`."""
     return with_absolute_paths(override(config, parse_overrides(words, config.schema), where="command line"))
 
 

@@ -123,9 +123,7 @@ class Schema:
 
     @functools.cached_property
     def knobs(self) -> dict[str, Knob]:
-        """Return every knob by dotted name, in declaration order; a name shared by several union members
-        appears once.
-        """
+        """Return every knob by dotted name in declaration order; one that union members share, once."""
         knobs: dict[str, Knob] = {}
         for knob in self._all:
             knobs.setdefault(knob.name, knob)
@@ -161,9 +159,7 @@ class Schema:
         return self.type()
 
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
-        """Return the configuration in a nested dictionary; missing knobs take their defaults. Raises
-        `ConfigError`.
-        """
+        """Return the configuration of nested sections; missing knobs take their defaults. Raises `ConfigError`."""
         try:
             config = self._adapter.validate_python(dict(nested))
         except pydantic.ValidationError as error:
@@ -240,9 +236,7 @@ def neutral(config: C, names: Iterable[str]) -> C:
 
 
 def effective(config: C, device: str) -> C:
-    """Return the configuration that `config` amounts to on `device` ("cpu" or "cuda"): equal for two that
-    train alike.
-    """
+    """Return what `config` amounts to on `device` ("cpu" or "cuda"): equal for two that train alike."""
     return neutral(config, not_effective(config, device))
 
 
@@ -320,9 +314,7 @@ def with_absolute_paths(config: C) -> C:
 
 
 def with_relative_paths(config: C) -> C:
-    """Return the configuration with files inside the current folder as relative paths, valid on other
-    machines too.
-    """
+    """Return the configuration with files inside the current folder as relative, portable paths."""
     current = Path.cwd()
     return _with_paths(config, lambda path: path.relative_to(current) if path.is_relative_to(current) else path)
 

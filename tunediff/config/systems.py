@@ -181,9 +181,7 @@ class Parallel:
 
     @property
     def parts(self) -> tuple[int, str]:
-        """Return into how many equal parts the batch of each pass is divided, and the name of the knob
-        that sets it.
-        """
+        """Return into how many equal parts each pass's batch is divided, and the knob that sets it."""
         if self.strategy == "pipeline" and self.workers > 1:
             return self.microbatches, "parallel.microbatches"
         return self.workers, "parallel.workers"

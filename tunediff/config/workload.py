@@ -106,9 +106,7 @@ class Workload:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """Return its knobs together with those of the systems. Raises `ConfigError` for knobs that cannot
-        be used.
-        """
+        """Return its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
         version = self.file.version if self.file is not None else ""
         return Schema(self.name, self.declared.Knobs, Systems, version, self.title, from_dict)
 
@@ -225,9 +223,7 @@ def _users(name: str, version: str) -> Workload:
 
 @functools.cache
 def _shipped(name: str) -> Workload:
-    """Return one of our workloads; always the same object, because configurations of two schemas are never
-    equal.
-    """
+    """Return one of our workloads, always the same object: configurations of two schemas are never equal."""
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 
@@ -275,9 +271,7 @@ def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
-    """Remove the workload's name from the content of a configuration and return the workload. Raises
-    `ConfigError`.
-    """
+    """Remove the workload's name from a configuration's content and return the workload. Raises `ConfigError`."""
     missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
     refuse("workload" not in content, f"{where}: workload: {missing}")
     return find(str(content.pop("workload")), where, folder)
@@ -290,9 +284,7 @@ def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
 
 
 def take_along(config: Configuration, folder: Path) -> Any:
-    """Return the same configuration; if its workload is a user's file, that is copied into `folder` and
-    used there.
-    """
+    """Return the configuration with its workload's file, if it is a user's, copied into `folder`."""
     if (code := of(config).file) is None or code.file.is_relative_to(folder.absolute() / users.FOLDER):
         return config
     copy = code.copy(folder.absolute() / users.FOLDER)

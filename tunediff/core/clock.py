@@ -36,8 +36,7 @@ UNITS: dict[UnitName, Unit] = {
     "wall": Unit("train_s", "training seconds", "training", "s"),
     "device": Unit("device_s", "device-seconds", "device time", "device-s"),
 }
-"""`wall`: every trial trains for the same time. `device`: N devices share the budget, so that every trial costs the
-same."""
+"""`wall`: trials train for the same time. `device`: N devices share the budget, so that trials cost the same."""
 
 
 def own_s(seconds: float, unit: UnitName, devices: int) -> float:
@@ -119,16 +118,12 @@ class Clock:
             self._running[-1] = (name, self._now())
 
     def move(self, seconds: float, of: str, to: str) -> None:
-        """Move seconds from the part `of` to the part `to`, where it becomes known later what they were
-        spent on.
-        """
+        """Move seconds to the part `to`, for work that is attributed only later."""
         self.seconds[of] -= seconds
         self.seconds[to] += seconds
 
     def read(self, synchronize: bool = True) -> float:
-        """Return `train_s` until now. Without `synchronize` the device may not have finished the work of
-        these seconds.
-        """
+        """Return `train_s` until now; without `synchronize` the device may still work on these seconds."""
         self._switch(synchronize)
         return self.train_s
 

@@ -29,8 +29,7 @@ _LADDERS = (
     ("asimd", "sve", "sve2"),
     ("bf16", "svebf16"),
 )
-"""Instruction sets of CPUs that torch uses, named as in /proc/cpuinfo; within a ladder the last one available decides
-the speed."""
+"""CPU instruction sets that torch uses, as in /proc/cpuinfo; the last one of a ladder decides the speed."""
 _AFTERWARDS = ("analysis", "doctor", "profiling", "report")
 """Packages inside tunediff that no measurement of a trial depends on."""
 
@@ -56,9 +55,7 @@ class Environment(TypedDict):
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why files cannot be written to the folder; None: they can. Less than 8 MiB of free space
-    counts as full.
-    """
+    """Return why the folder cannot be written to, or None. Less than 8 MiB of free space counts as full."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         with open(probe, "wb") as file:

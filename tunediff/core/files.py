@@ -60,9 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system of this folder supports file locks; NFS and Lustre may be mounted
-    without them.
-    """
+    """Return whether the file system supports file locks; NFS and Lustre may be mounted without them."""
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError:  # where nothing can be written there is nothing to lock
@@ -103,8 +101,6 @@ def plain(name: str) -> str:
 
 
 def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
-    """Yield the path of `stem` and `suffix` in the folder, then those with -2, -3, … for a caller that
-    needs a free one.
-    """
+    """Yield the path of `stem` and `suffix`, then those with -2, -3, …: the caller takes a free one."""
     yield folder / f"{stem}{suffix}"
     yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))

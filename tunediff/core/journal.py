@@ -22,9 +22,7 @@ from tunediff.core.trial_record import JOURNAL, RESTARTED, End, events
 
 
 class Journal:
-    """Append to the journal of one trial. Every line is on disk before a method returns; a full disk
-    raises `OSError`.
-    """
+    """Append to a trial's journal; a line is on disk before a method returns. A full disk raises `OSError`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,7 @@ from pathlib import Path
 from tunediff.config import ConfigError
 
 PART = "TUNEDIFF_CPUS"
-"""Environment variable: the most cores to use. `--cpus` sets it, so that every process started from here
-respects it."""
+"""Environment variable of `--cpus`: the most cores to use, in every process started from here."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 WSL = Path("/usr/lib/wsl/lib")
@@ -33,9 +32,7 @@ def cores() -> int:
 
 
 def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
-    """Return the number of usable cores, at least 1. `affinity`: cores; `allowed`: quota of all cgroups in
-    cores (2.5 gives 2).
-    """
+    """Return the usable cores, at least 1. `affinity`: cores; `allowed`: quota in cores (2.5 gives 2)."""
     part = environ.get(PART, "")
     return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
 
@@ -69,9 +66,7 @@ def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/c
 
 
 def _limit(group: Path) -> float:
-    """Read one group's limit. v2: `cpu.max` is `200000 100000` or `max 100000`; v1: two files, in which -1
-    means no limit.
-    """
+    """Read a group's limit. v2: `cpu.max` is `200000 100000` or `max 100000`; v1: two files, -1 is no limit."""
     try:
         if (both := group / "cpu.max").exists():
             limit, period = both.read_text().split()
@@ -133,9 +128,7 @@ def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
 
 
 def _names(word: str, index: int, card: Card) -> bool:
-    """Return whether `word` names this GPU or a part of it: by index, by a (shortened) UUID, or by a MIG
-    name of the old form.
-    """
+    """Return whether `word` names this GPU or a part of it: by index, (shortened) UUID or old MIG name."""
     if word.isdigit():
         return int(word) == index
     uuid, parts = card
@@ -163,9 +156,7 @@ def _cards() -> tuple[Card, ...]:
 
 
 def _counted() -> int:
-    """Count the GPUs with CUDA's driver, in a process of its own: a process that has called it cannot fork
-    any more.
-    """
+    """Count the GPUs with CUDA's driver in another process: one that has called it cannot fork any more."""
     environ = {name: value for name, value in os.environ.items() if name != VISIBLE}
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         ask = [sys.executable, "-S", "-E", "-c", _COUNT, str(WSL)]
@@ -190,9 +181,7 @@ print(count.value)
 
 
 def unused() -> str:
-    """Return why an NVIDIA GPU that seems to be present would not be used, unless that was requested; ''
-    otherwise.
-    """
+    """Return why an NVIDIA GPU that seems to be present goes unused, unless that was requested; '' otherwise."""
     if _cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
@@ -203,9 +192,7 @@ def unused() -> str:
 
 
 def signs(root: Path = Path("/")) -> list[str]:
-    """Return the traces of an NVIDIA GPU on this machine: devices, a driver, or a request for one in the
-    environment.
-    """
+    """Return the traces of an NVIDIA GPU: devices, a driver, or a request in the environment."""
     places = ("dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "usr/lib/wsl/lib/libcuda.so*")
     traces = [f"/{path.relative_to(root)}" for place in places for path in sorted(root.glob(place))[:1]]
     for device in sorted(root.glob("sys/bus/pci/devices/*")):

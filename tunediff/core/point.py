@@ -87,9 +87,7 @@ class Point:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """Return the point that `flat` describes. Raises `TypeError` without index, training seconds,
-        samples or steps.
-        """
+        """Return the point of flat values. Raises `TypeError` without index, training seconds, samples or steps."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}

@@ -1,6 +1,4 @@
-"""Report how much of a long piece of work is done: workers call `Progress`, subscribers show it. Imports
-no torch.
-"""
+"""Report how far a long piece of work is: workers call `Progress`, subscribers show it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ FIRST_S, EVERY_S = 5.0, 30.0
 
 
 def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -> bool:
-    """Call `show(*arguments)` and return whether it succeeded. Errors are logged: a display must not end hours
-    of work.
-    """
+    """Call `show` and return whether it succeeded. Errors are logged: a display must not end hours of work."""
     try:
         show(*arguments)
     except Exception:

@@ -209,9 +209,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
 
 @functools.lru_cache(maxsize=512)  # 12 KiB each, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
-    """Read a journal. The cache key includes time and size: a journal only grows, so that each state is
-    read once.
-    """
+    """Read a journal. It only grows, so that time and size in the cache key make each state read once."""
     record: TrialRecord | None = None
     points: dict[int, Point] = {}
     final: Line = {}

@@ -1,6 +1,4 @@
-"""Infer the search space where no search file gives one: the ranges declared with a workload's knobs, and
-system knobs.
-"""
+"""Infer a search space from the ranges declared with a workload's knobs, and system knobs."""
 
 from __future__ import annotations
 

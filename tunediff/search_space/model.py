@@ -198,8 +198,7 @@ class SearchSpace(RunOptions):
     """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …; no
     dimension draws the seed. The differences between these runs give the noise of one run."""
     skipped: tuple[str, ...] = ()
-    """Messages, one for each combination of a grid or single rung that is omitted because its knobs
-    contradict each other."""
+    """Why combinations of a grid, or single rungs, are omitted: one message for each."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None
@@ -234,9 +233,7 @@ class SearchSpace(RunOptions):
 
     @property
     def confirming_reserve(self) -> int:
-        """Return how many confirming runs must fit into `budget: total` after the trials: those of a first
-        verdict.
-        """
+        """Return how many confirming runs `budget: total` must leave room for: those of a first verdict."""
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
@@ -263,9 +260,7 @@ class SearchSpace(RunOptions):
         return cfg.override(self.baseline, values, where=self.source)
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
-        """Return the knobs of a configuration, or those of these values by dotted name, that differ from
-        the baseline.
-        """
+        """Return the knobs, of a configuration or of values by dotted name, that differ from the baseline."""
         return cfg.differences(of, self.baseline)
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:

@@ -153,9 +153,7 @@ class _Narrowing:
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without knobs that are not searched, and without points that contradict a
-        fixed knob.
-        """
+        """Return the points without knobs that are not searched; points that contradict a fixed knob are left out."""
         remaining = []
         try:
             cfg.override(config, {})

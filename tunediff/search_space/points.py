@@ -148,9 +148,7 @@ def spread(content: Lines, prefix: str = "") -> Lines:
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:
-    """Return the union that a knob belongs to and its members that have it; ('', ()) for a knob that
-    always exists.
-    """
+    """Return the union a knob belongs to and its members that have it; ('', ()) for one that always exists."""
     union = knob.member[0] if knob.member is not None else ""
     return union, tuple(member for member, names in schema.members.get(union, {}).items() if knob.name in names)
 
@@ -174,9 +172,7 @@ class _Searched:
         return tuple(self.dimensions.values())
 
     def of_this_member(self, spec: Any, where: str) -> list[Any]:
-        """Return [spec] without its conditions on unions with a fixed member; [] if such a condition does
-        not hold.
-        """
+        """Return [spec] without conditions on unions with a fixed member; [] if such a condition does not hold."""
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
         when = spec.get("when") if isinstance(spec, dict) else None
         conditions: Lines = when if isinstance(when, dict) else {}

@@ -62,9 +62,7 @@ def is_workload(path: Path) -> bool:
 
 
 def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
-    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path, which a
-    shell completes.
-    """
+    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path."""
     places = (storage / name, Path(name))
     return next((place for place in places if (place / file).is_file()), places[0]).absolute()
 
@@ -277,9 +275,7 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
 
 
 def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` that do not belong to the
-    evaluation protocol.
-    """
+    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` outside the evaluation protocol."""
     judged = f"it belongs to searches by {space.workload.objective.name}"
     refuse(knobs and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
     evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]

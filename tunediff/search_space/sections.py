@@ -21,8 +21,7 @@ MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
 COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
-"""Allowed second objectives, which are minimized: memory of the device, training seconds × devices, and
-energy and price of the training."""
+"""Allowed second objectives, which are minimized: device memory, seconds × devices, energy and price."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -160,9 +159,7 @@ class Table:
 
 
 def checked(shape: type[T], content: Any, where: str) -> T:
-    """Return the content as a section of that shape. Raises `ConfigError` with one line per key: value and
-    allowed values.
-    """
+    """Return the content as a section of that shape. Raises `ConfigError` with one line per key."""
     try:
         section = TypeAdapter(shape).validate_python(content)
     except pydantic.ValidationError as error:
