@@ -13,7 +13,7 @@ from tests.json_keys import check_types
 from tunediff import search, search_space, train
 from tunediff.config import ConfigError, apart
 from tunediff.core import text
-from tunediff.workloads.diffusion import drawing
+from tunediff.workloads.diffusion import commands
 
 FILE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -226,4 +226,4 @@ def test_one_of_a_thing_is_not_called_many():
         "2 seeds",
         "1,000 seeds",
     ]
-    assert drawing.format_sampler({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"
+    assert commands.sampler_options.format_sampler({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"

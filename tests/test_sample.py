@@ -21,7 +21,7 @@ from tunediff import config as cfg
 from tunediff import evaluate, export, sample
 from tunediff.core import progress
 from tunediff.evaluation.generation import Noise
-from tunediff.workloads.diffusion import diffusers_export, drawing
+from tunediff.workloads.diffusion import commands, diffusers_export
 from tunediff.workloads.diffusion.process import Diffusion
 
 CONFIG = tiny()  # T = 50, 8×8 grey
@@ -200,15 +200,15 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
 def test_what_would_take_a_day_says_so_before_it_begins(capsys, monkeypatch):
     """2 ms a pass: 100,000 images × 1,000 steps are 200,000 s, by 50 steps of DDIM 10,000 s."""
     config = cfg.override(cfg.baseline("digits"), {"evaluation.sampler": "ddpm", "process.steps": 1000})
-    drawing.announce(lambda x, t: time.sleep(0.002 * len(x)), config, 100_000, CPU)
+    commands.sampler_options.announce(lambda x, t: time.sleep(0.002 * len(x)), config, 100_000, CPU)
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sampling 100,000 images × 1,000 steps: about (5[5-9]|6\d|7\d)h\d\dm", first)
     assert re.match(r"WARNING: that is long: --sampler ddim --steps 50 takes about [23]h\d\dm; fewer images", second)
-    drawing.announce(lambda x, t: x, config, 10, CPU)
+    commands.sampler_options.announce(lambda x, t: x, config, 10, CPU)
     waited = set()
     monkeypatch.setattr(type(CPU), "synchronize", lambda world: waited.add(world.device.type))
     other = dataclasses.replace(CPU, device=torch.device("meta"))
-    drawing.announce(lambda x, t: x, config, 10, other, CPU.device)
+    commands.sampler_options.announce(lambda x, t: x, config, 10, other, CPU.device)
     assert waited == {"cpu"}, "timed by the device that draws, not by another"
     assert capsys.readouterr().err == ""
 

@@ -12,7 +12,6 @@ import contextlib
 import math
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,36 +135,20 @@ def _draw(
     """Return (images of all ranks, seconds of sampling); `steps`: of the sampler, None where it has none.
 
     The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a folder. The columns
-    of a strip: x_T, states evenly spaced over the steps, the image. A `NonFiniteError` may meet one rank alone:
-    nothing waits for the others.
+    of a strip: x_T, states evenly spaced over the steps, the image.
     """
     from tunediff.evaluation.generation import SampleRequest, shares
-    from tunediff.training.precision import evaluation_precision
 
-    # ---- the network, and the images of this rank
-    n, workload = args.images, cfg.of(config)
-    device = _device(args.device) if args.device is not None else world.device
+    n, device = args.images, _device(args.device) if args.device is not None else world.device
     network = model.network(device)
     columns = min(STRIP_COLUMNS, steps + 1) if args.strip and steps is not None else 1
     store = image_files.ImageStore(args.out, n, world)
     batches, _ = shares(n, world.size, args.batch_size)
     contract.sampler_options(config).announce(network, config, n, world, device)
     work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
-
-    # ---- sampling
-    with shown() if world.main else contextlib.nullcontext(), work as progress, evaluation_precision(device):
-        request = SampleRequest(
-            n, args.seed, args.batch_size, device, world.rank, world.size, columns,
-            progress=None if steps is None else progress.step,
-        )  # fmt: skip
-        generated = workload.get_hook("sample_images")(network, config, request)
-        world.barrier()
-        begin = time.monotonic()
-        for start, images in generated:
-            store.add(start, images)
-            if steps is None:
-                progress.step()
-        seconds = world.largest(time.monotonic() - begin)
+    request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size, columns)
+    with shown() if world.main else contextlib.nullcontext(), work as progress:
+        seconds = contract.draw(network, config, request, world, progress, [store.add])
     return store.gather(), seconds
 
 

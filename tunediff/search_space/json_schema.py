@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
 from tunediff.config import Knob, Schema
-from tunediff.search_space.sections import COSTS, MAX_SEEDS, File
+from tunediff.search_space.sections import COSTS, Budget, Confirm, File
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Json = dict[str, Any]
-DURATION: Json = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?\s*$"}
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
+
+
+class _WithoutNull(GenerateJsonSchema):
+    """None in a section means that the key is absent: null itself is refused."""
+
+    def nullable_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+
+def _section(cls: type) -> Json:
+    """Return the schema of a section; options of the command line can stand for every key of it."""
+    return {**TypeAdapter(cls).json_schema(schema_generator=_WithoutNull), "required": []}
 
 
 def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
@@ -20,31 +33,17 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
 
     Knobs may be nested by section or dotted, as the reader of search files takes them.
     """
-    knobs = schema.knobs
-    values, drawn, points = (_nested(knobs, form) for form in (_value, _searched, _several))
-    top: Json = {
+    values, drawn, points = (_nested(schema.knobs, form) for form in (_value, _searched, _several))
+    content = _section(File)
+    content["properties"] |= {
         "workload": {"type": "string", "examples": list(workloads)},
-        "base": {"type": "string"},
         "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},
-        "budget": _budget(),
-        "seeds": {"type": "integer", "minimum": 2, "maximum": MAX_SEEDS},
-        "noise": {"type": "integer", "minimum": 1, "maximum": MAX_SEEDS},
-        "fixed": values, "baseline": values, "search": drawn, "grid": points,
+        "budget": _section(Budget), "confirm": _section(Confirm), "study": {"type": "object"},
+        "fixed": values, "baseline": values, "final": values, "search": drawn, "grid": points,
         "trials": {"type": "array", "items": values}, "first": {"type": "array", "items": values},
         "ladder": {"type": "object", "additionalProperties": values},
-        "study": {"type": "object"}, "confirm": _confirm(),
-        "early_stopping": {"enum": ["none", "asha", "median"]},
-        "seed": {"type": "integer", "minimum": 0},
-        "fresh": {"type": "boolean"}, "alone": {"type": "boolean"},
-        "operations": {"type": "integer", "minimum": 0, "maximum": 1000},
-        "warm_start": {"type": "string"}, "final": values,
     }  # fmt: skip
-    keys = {field.name for field in dataclasses.fields(File)}
-    assert keys == top.keys(), keys ^ top.keys()
-    return {
-        "$schema": DRAFT, "title": f"tunediff search file: {schema.title}", "type": "object",
-        "properties": top, "additionalProperties": False,
-    }  # fmt: skip
+    return {**content, "$schema": DRAFT, "title": f"tunediff search file: {schema.title}"}
 
 
 def configuration(schema: Schema) -> Json:
@@ -96,22 +95,3 @@ def _several(knob: Knob) -> Json:
     """Return the schema of a knob's values in a grid; some take the word `all`."""
     values = {"type": "array", "items": _value(knob)}
     return {"description": knob.description, "anyOf": [values, {"const": "all"}, {"type": "object"}]}
-
-
-def _budget() -> Json:
-    keys: Json = {
-        "per_trial": DURATION, "unit": {"enum": ["wall", "device"]}, "trials": {"type": "integer", "minimum": 1},
-        "price_per_device_hour": {"type": "number", "exclusiveMinimum": 0}, "total": DURATION,
-        "compile": {"enum": ["charged", "free"]}, "deadline": DURATION,
-    }  # fmt: skip
-    return {"type": "object", "properties": keys, "additionalProperties": False}
-
-
-def _confirm() -> Json:
-    keys: Json = {
-        "of": {"type": "integer", "minimum": 1, "maximum": 20},
-        "seeds": {"type": "integer", "minimum": 2, "maximum": MAX_SEEDS},
-        "budgets": {"type": "array", "items": {"type": "string", "pattern": r"^[1-9]\d*x$"}},
-        "final": {"type": "object"},
-    }
-    return {"type": "object", "properties": keys, "additionalProperties": False}

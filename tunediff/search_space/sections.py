@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 
 from tunediff.config import ConfigError, Knob, Lines, Values
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
@@ -20,7 +20,8 @@ from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, secti
 MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
-COSTS = ("peak_memory_mib", "device_s", "energy_wh", "price")
+Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
+COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices, energy and price."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -45,7 +46,8 @@ def duration_s(value: Any, where: str) -> float:
         raise ConfigError(f"{where}: {value!r} {error}") from None
 
 
-Duration = Annotated[float, BeforeValidator(_seconds)]
+_DURATION_TEXT = {"type": "string", "pattern": rf"^\s*{_DURATION.pattern}\s*$"}
+Duration = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_DURATION_TEXT)]
 
 
 def _times(value: Any) -> str:
@@ -56,7 +58,7 @@ def _times(value: Any) -> str:
     return str(value)
 
 
-Times = Annotated[str, BeforeValidator(_times)]
+Times = Annotated[str, BeforeValidator(_times), WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d*x$"})]
 """A multiple of a trial's budget."""
 
 
@@ -128,7 +130,7 @@ class Objective:
 
     metric: Str | None = None
     mode: Literal["min", "max"] | None = None
-    cost: Literal["peak_memory_mib", "device_s", "energy_wh", "price"] | None = None
+    cost: Cost | None = None
 
 
 @section

@@ -2,18 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunediff.workloads.contract import ForeignFormat, SamplerOptions
-from tunediff.workloads.diffusion import diffusers_export, drawing
+from tunediff import cli
+from tunediff.config import ConfigError
+from tunediff.core import progress, text
+from tunediff.workloads.contract import SAMPLER_OPTIONS, ForeignFormat, SamplerOptions
+from tunediff.workloads.diffusion import diffusers_export
+from tunediff.workloads.diffusion.knobs import SAMPLERS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tunediff.distributed import World
     from tunediff.evaluation.generation import SampleRequest
 
-sampler_options: SamplerOptions = drawing
+DEFAULT_SAMPLER = "ddpm"
+"""Of the commands, whatever the model's evaluations use: all steps of the process."""
+SLOW_S = 4 * 3600
+"""Seconds of sampling above which `announce` also says how it takes less."""
+
+
+class DiffusionSampler(SamplerOptions):
+    """The sampler of a diffusion model, by the knobs of `evaluation`."""
+
+    def add_options(self, parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
+        add = parser.add_argument
+        add("--sampler", help=f"{', '.join(SAMPLERS)} (default: {DEFAULT_SAMPLER}, all steps of the process)")
+        add("--steps", type=int, help=f"steps of {_samplers_with('steps')} (default: {steps})")
+        add("--skip", help=f"spacing of the DDIM steps: linear or quadratic (default: {skip})")
+        add("--eta", type=float, help=f"noise of DDIM, 0 to 1 (default: {eta})")
+
+    def check(self, args: argparse.Namespace) -> None:
+        sampler = args.sampler if args.sampler is not None else DEFAULT_SAMPLER
+        cli.allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
+        for name in ("steps", "skip", "eta"):
+            if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
+                raise ConfigError(f"--{name}: belongs to --sampler {_samplers_with(name)}, not to {sampler}")
+
+    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: getattr(args, name) for name in SAMPLER_OPTIONS}
+        values["sampler"] = values["sampler"] or DEFAULT_SAMPLER
+        if values["sampler"] != DEFAULT_SAMPLER:
+            values |= {name: default for name, default in defaults.items() if values[name] is None}
+        return values
+
+    def describe(self, config: Any) -> dict[str, Any]:
+        evaluation, (_, follows) = config.evaluation, SAMPLERS[config.evaluation.sampler]
+        sampler = {"name": evaluation.sampler, "steps": evaluation.passes(config.process.steps)}
+        return sampler | {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows}
+
+    def format_sampler(self, sampler: Mapping[str, Any]) -> str:
+        ddim = f", {sampler['skip']}, eta {sampler['eta']:g}" if "eta" in sampler else ""
+        return f"{sampler['name']}, {text.pluralize(sampler['steps'], 'step')}{ddim}"
+
+    def announce(self, network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
+        import torch
+
+        from tunediff.training.judging import rate_s
+        from tunediff.training.precision import evaluation_precision
+
+        where, data = device or world.device, config.data
+
+        def run(count: int) -> object:
+            with torch.no_grad(), evaluation_precision(where):
+                x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
+                return network(x, torch.zeros(count, dtype=torch.int64, device=where))
+
+        # A few timed passes; `rate_s` waits for the device of its world.
+        most, steps = min(config.evaluation.batch_size, -(-n // world.size)), self.describe(config)["steps"]
+        pass_s = rate_s(run, most, dataclasses.replace(world, device=where), enough_s=0.05)
+        step_s = world.largest(pass_s * n / world.size)
+        if not world.main or (spent := step_s * steps) < progress.FIRST_S:
+            return
+        print(f"sampling {n:,} images × {steps:,} steps: about {text.seconds(spent)}", file=sys.stderr, flush=True)
+        if spent > SLOW_S:
+            fewer = min(50, steps // 4 or 1)
+            less = f"--sampler ddim --steps {fewer} takes about {text.seconds(step_s * fewer)}"
+            print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
+
+
+def _samplers_with(option: str) -> str:
+    """Return the samplers that follow an option, joined by «and»."""
+    return " and ".join(sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
+
+
+sampler_options = DiffusionSampler("diffusion")
 foreign_format: ForeignFormat = diffusers_export
 
 
@@ -22,8 +100,6 @@ def sample_images(network: Any, config: Any, request: SampleRequest) -> Iterator
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
-    import dataclasses
-
     import torch
 
     from tunediff.workloads.diffusion.process import Diffusion
