@@ -36,6 +36,7 @@ from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging
 from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning.lock import alone
 
 TINY = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -457,20 +458,20 @@ def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
 
 def test_a_running_search_is_locked(found):
     refusal = pytest.raises(cfg.ConfigError, match="is running in another process")
-    with experiment.alone(found.folder), refusal, experiment.alone(found.folder):
+    with alone(found.folder), refusal, alone(found.folder):
         pass
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
-def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, capsys, code):
+def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, caplog, code):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(experiment.fcntl, "flock", refuse)
-    with experiment.alone(found.folder):
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with alone(found.folder):
         pass
     storage = found.folder.parent
-    assert f"WARNING: --storage: no file can be locked in {storage} ({os.strerror(code)})" in capsys.readouterr().err
+    assert f"--storage: no file can be locked in {storage} ({os.strerror(code)})" in caplog.text
 
 
 def test_wall_clock_of_killed_sessions_is_kept(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import functools
 import json
@@ -11,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -232,6 +234,19 @@ def machine_words(args: MachineOptions) -> list[str]:
     """The options of `add_machine` that were given, for the command that goes on."""
     given = [(f"--{name}", getattr(args, name)) for name in ("address", "cpus", "gpus")]
     return [word for name, value in given if value is not None for word in (name, str(value))]
+
+
+def command_of(module: str, kind: type[Any], options: Any) -> str:
+    """Return the command that asks for `options`, a dataclass `kind` whose fields are named as the command's options.
+
+    Its field `words` comes first; options that have their default are left out.
+    """
+    found = list(options.words)
+    for field in dataclasses.fields(kind):
+        value, name = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name != "words" and value != field.default:
+            found += [name] if value is True else [name, str(value)]
+    return shlex.join(["python", "-m", f"tunediff.{module}", *found])
 
 
 def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | None = None) -> None:

@@ -49,23 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export_configuration(args: argparse.Namespace) -> None:
     """Write the configuration of a trial, and its weights beside it."""
     search = analysis.read(search_space.folder_of(args.name, args.storage))
-    trial = choose(search, args.trial)
     out = args.out or Path(shown(search.folder / f"{args.trial or 'best'}.yaml"))
+    # A program that reads the JSON may run in another folder.
+    _print_written(write(search, args.trial, out, out.absolute() if args.json else out), args.json)
+
+
+def write(search: Results, name: str | None, out: Path, shown_out: Path | None = None) -> dict[str, str]:
+    """Write the configuration of a trial, and its weights beside it; return what was written, and how to train with it.
+
+    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. Raises `ConfigError`.
+    """
+    trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
     weights, beside = search.folder / "trials" / trial.name / models.WEIGHTS, out.with_suffix(".safetensors")
-    # A program that reads the JSON may run in another folder.
-    shown_out = str(out.absolute() if args.json else out)
-    written = {"trial": trial.name, "configuration": shown_out}
+    written = {"trial": trial.name, "configuration": str(shown_out)}
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         if weights.exists():
             shutil.copyfile(weights, beside)
-            written["weights"] = str(Path(shown_out).with_suffix(".safetensors"))
+            written["weights"] = str(shown_out.with_suffix(".safetensors"))
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(search, trial, out), out.parent), encoding="utf-8")
-    _print_written(written | {"train": _train(trial, Path(shown_out), search.folder.parent)}, args.json)
+    return written | {"train": _train(trial, shown_out, search.folder.parent)}
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import experiment, local_ray, resources, sessions
+from tunediff.tuning.lock import alone
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     heart = Heartbeat(folder, say)
     shown = contextlib.nullcontext() if lines.quiet else heart
     with resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
-        _run(pairs.read(folder), options.address, say)
+        _run(pairs.read(folder), options, say)
     report.write_all(pairs.read(folder))
     return folder
 
@@ -77,7 +78,7 @@ def _create(options: CompareOptions, say: Say, quiet: bool) -> Path:
     return request.folder
 
 
-def _run(told: Pairs, address: str | None, say: Say) -> None:
+def _run(told: Pairs, options: CompareOptions, say: Say) -> None:
     """Run pairs until it is decided."""
     if told.over:
         return
@@ -111,9 +112,9 @@ def _run(told: Pairs, address: str | None, say: Say) -> None:
         say(f"at most {told.most} pairs × 2 × {text.seconds(told.budget_s)} {told.clock.what}; results {folder}")
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(experiment.alone(folder))
-        stack.enter_context(sessions.noted(folder))
-        slots = stack.enter_context(experiment.workers(folder, shared, address, None, greet, told.configs))
+        stack.enter_context(alone(folder))
+        stack.enter_context(sessions.noted(folder, options.command()))
+        slots = stack.enter_context(experiment.workers(folder, shared, options.address, None, greet, told.configs))
         slots.tell(say)
         plan = Plan(
             slots=slots.prefix, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,

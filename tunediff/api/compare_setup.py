@@ -55,6 +55,10 @@ class CompareOptions:
     no_check: bool = False
     dry_run: bool = False
 
+    def command(self) -> str:
+        """Return the command that asks for the same."""
+        return cli.command_of("compare", CompareOptions, self)
+
 
 @dataclasses.dataclass(frozen=True)
 class CompareRequest:

@@ -26,6 +26,7 @@ from tunediff.report import outputs, verdicts
 from tunediff.report.console import Console, Table
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
+from tunediff.tuning.lock import alone
 
 if TYPE_CHECKING:
     from tunediff.tuning.slot import Slots
@@ -87,10 +88,10 @@ def _run(
     share = functools.partial(resources.share, space)
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(experiment.alone(folder))
+        stack.enter_context(alone(folder))
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
-            session.enter_context(sessions.noted(folder))
+            session.enter_context(sessions.noted(folder, options.command()))
         shown = session.enter_context(display(folder, space, told=planned))
         slots = stack.enter_context(
             experiment.workers(

@@ -49,6 +49,10 @@ class SearchOptions:
     force: bool = False
     dry_run: bool = False
 
+    def command(self) -> str:
+        """Return the command that asks for the same."""
+        return cli.command_of("search", SearchOptions, self)
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchRequest:

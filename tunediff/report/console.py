@@ -262,7 +262,8 @@ class Table(Console):
         from rich.live import Live
 
         super().__init__(folder, space, quiet, started, told, lines)
-        self._terminal = Terminal(file=sys.stdout, highlight=False)
+        file = sys.stderr if self._lines.on_stderr else sys.stdout
+        self._terminal = Terminal(file=file, highlight=False)
         self._draw_throttle = Throttle()
         self._last: RenderableType = ""
         self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)

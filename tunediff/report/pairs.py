@@ -134,10 +134,9 @@ def _about(pairs: Pairs) -> str:
     return f"{about}; {where}" if where else about
 
 
-def _pairs(pairs: Pairs, files: Files) -> Html:
-    """Write pairs.csv and return the table with one row per pair."""
-    # Every pair twice: as values for the CSV file and as text for the page.
-    rows, lines = [], []
+def frame(pairs: Pairs) -> pd.DataFrame:
+    """Return one row per pair: seed, value, samples per second and status of both runs."""
+    rows = []
     for place, pair in enumerate(pairs.runs):
         row: dict[str, Any] = {"pair": place + 1}
         for side, run in zip("ab", pair, strict=True):
@@ -149,14 +148,21 @@ def _pairs(pairs: Pairs, files: Files) -> Html:
             }
             row |= {f"{side}_{pairs.unit}_per_s": rate, f"{side}_status": run.status if run is not None else None}
         rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pairs(pairs: Pairs, files: Files) -> Html:
+    """Write pairs.csv and return the table with one row per pair."""
+    files.csv("pairs", values_of_pairs := frame(pairs))
+    lines = []
+    for row in values_of_pairs.astype(object).where(values_of_pairs.notna(), None).to_dict("records"):
         columns = (pairs.metric.name, f"{pairs.unit}_per_s")
         values, rates = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
         falls = pairs.metric.mode == "min"
         ahead = "" if None in values else "B" if (values[1] < values[0]) == falls else "A"
         ended = [row[f"{side}_status"] or "" for side in "ab"]
         shown_ = [word if value is None else rounded(value) for value, word in zip(values, ended, strict=True)]
-        lines.append([str(place + 1), *shown_, ahead, *map(rounded, rates)])
-    files.csv("pairs", pd.DataFrame(rows))
+        lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, rates)])
     header = ["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s"]
     method = (
         "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict account for "

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import logging
 import os
 import shutil
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -243,32 +243,15 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a search, which two processes must not run; it ends with the process.
-
-    Where the file system has no locks, a warning is printed. Raises `ConfigError` if another process has the lock.
-    """
-    if (why := environment.unwritable(folder)) is not None:
-        raise ConfigError(f"--storage: {folder} cannot be written: {why}")
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
-            raise ConfigError(busy) from None
-        except OSError as error:
-            why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
-            print(f"WARNING: --storage: {why} run {folder.name} at once", file=sys.stderr)
-        yield
-
-
-@contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM, as batch schedulers send it, end the search like Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
+        yield
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

@@ -82,9 +82,9 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 
 @contextlib.contextmanager
-def noted(folder: Path) -> Iterator[None]:
-    """Note that a session begins, with its command and hardware, and that it ends."""
-    _note(folder, "begin", command=shlex.join(sys.argv), environment=environment.describe())
+def noted(folder: Path, command: str = "") -> Iterator[None]:
+    """Note that a session begins, with its command (default: that of this process) and hardware, and that it ends."""
+    _note(folder, "begin", command=command or shlex.join(sys.argv), environment=environment.describe())
     try:
         yield
     finally:

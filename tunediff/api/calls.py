@@ -1,0 +1,76 @@
+"""What every call from Python has in common: its errors, what it leaves of the process, and its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli
+from tunediff.config import ConfigError
+from tunediff.core import machine, text
+from tunediff.core.errors import TunediffError
+
+Knobs = str | Mapping[str, Any]
+"""Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
+_SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def called(cluster: bool = False) -> Iterator[None]:
+    """Leave signal handlers and environment as they were, and turn errors of the system into `TunediffError`.
+
+    `cluster`: Ray starts inside; raises `ConfigError` where it runs in this process already.
+    """
+    if cluster and (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
+        raise ConfigError("Ray runs in this process already, and a search starts its own; call ray.shutdown() first")
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # those that Ray Tune takes
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in signals} if in_main else {}
+    environment = {name: os.environ.get(name) for name in _SET_BY_MACHINE}
+    try:
+        yield
+    except OSError as error:
+        raise TunediffError(cli.of_system(error)) from error
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None: it was not installed from Python
+                signal.signal(number, handler)
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def words(knobs: tuple[Knobs, ...]) -> list[str]:
+    """Return knobs as the words of a command line: `knob=value`."""
+    result: list[str] = []
+    for knob in knobs:
+        result += [knob] if isinstance(knob, str) else [f"{name}={_as_yaml(value)}" for name, value in knob.items()]
+    return result
+
+
+def duration(value: str | float | None) -> str | None:
+    """Return a duration as an option takes it, `90s`; a number counts seconds."""
+    return text.format_exact(value) if isinstance(value, int | float) else value
+
+
+def folder(storage: str | Path) -> Path:
+    """Return the folder of all searches, absolute: the working directory may change."""
+    return Path(storage).expanduser().absolute()
+
+
+def as_printed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result exactly as `--json` prints it and a program reads it."""
+    printed: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False, default=str))
+    return printed
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

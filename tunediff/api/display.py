@@ -1,0 +1,69 @@
+"""Show the progress of a call: a live table in a notebook or a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console as Terminal
+
+from tunediff.api.search_run import Display
+from tunediff.core.progress import log_exceptions
+from tunediff.event_lines import EventLines
+from tunediff.report.console import Console, Table
+
+COLUMNS, ROWS = 120, 40
+"""Size of the table in a notebook, in characters and lines."""
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def lines_of(progress: bool) -> EventLines:
+    """Return where events go: nowhere, to stderr in a terminal, or to the logger `tunediff.api`."""
+    terminal = sys.stderr.isatty() and not in_notebook()
+    return EventLines(quiet=not progress, on_stderr=terminal, logged=not terminal)
+
+
+def display_of(progress: bool) -> Display:
+    """Return what shows the progress of a search."""
+    lines, kind = lines_of(progress), Console
+    if progress and in_notebook():
+        kind = NotebookTable
+    elif progress and lines.on_stderr:
+        kind = Table
+    return functools.partial(kind, quiet=lines.quiet, lines=lines)
+
+
+class NotebookTable(Table):
+    """Show the table of a search in the output of a cell, and replace it at every event; messages are logged."""
+
+    def __enter__(self) -> NotebookTable:
+        self._terminal = Terminal(file=io.StringIO(), width=COLUMNS, height=ROWS)
+        ipython = importlib.import_module("IPython.display")
+        self._html = ipython.HTML
+        self._output = ipython.display(self._html(""), display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        log_exceptions("the table", self._update)
+
+    def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
+        super().listen(event, name, content)
+        log_exceptions("the table", self._update)
+
+    def _print(self, line: str) -> None:
+        self._lines.print(line)
+
+    def _update(self) -> None:
+        terminal = Terminal(record=True, file=io.StringIO(), width=COLUMNS, highlight=False)
+        terminal.print(self._shown())
+        page = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        self._output.update(self._html(page))

@@ -1,0 +1,203 @@
+"""Workloads that a program hands over as objects: their code is written to a file, which workers and resumes read.
+
+What `Knobs`, `OBJECTIVE` and `train` of a script or of a notebook's cells use is looked up at the top level of that
+code: definitions and imports are copied as they stand there, plain values as they are now.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dataclasses
+import dis
+import hashlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff.config import ConfigError, code
+from tunediff.config.workload import OPTIONAL
+from tunediff.core.files import write_text
+
+NEEDED = ("Knobs", "OBJECTIVE", "train")
+MEMBERS = (*NEEDED, "BASELINE", "SEARCH", "PRESETS", "UNIT", "QUANTITIES", *OPTIONAL)
+"""What a workload may declare."""
+FOLDER, FILE = ".notebook", "notebook.py"
+
+
+def named(workload: Any, storage: Path) -> str:
+    """Return what names a workload on a command line; code that is in no file of its own is written into `storage`.
+
+    Raises `ConfigError` for an object that is no workload, and for code that a file cannot hold.
+    """
+    if isinstance(workload, str | Path):
+        return str(workload)
+    if isinstance(workload, types.ModuleType) and workload.__name__ != "__main__":
+        return str(workload.__file__)
+    if missing := [name for name in NEEDED if not hasattr(workload, name)]:
+        allowed = "a path, a module, or an object with Knobs, OBJECTIVE and train"
+        raise ConfigError(f"workload: {workload!r} is not allowed: it has no {missing[0]}; allowed: {allowed}")
+    members = {name: getattr(workload, name) for name in MEMBERS if hasattr(workload, name)}
+    if not isinstance(members["train"], types.FunctionType):
+        raise ConfigError(f"train: {members['train']!r} is not allowed; allowed: a function of one argument")
+    module = _Module(members["train"].__globals__)
+    for name, value in members.items():
+        module.add(name, value, "workload")
+    version = hashlib.sha256(repr([module.text(), sorted(own.version for own in module.own)]).encode()).hexdigest()[:12]
+    path = storage / FOLDER / version / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, module.text())
+    for own in module.own:
+        own.copy(path.parent)
+    return str(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Definition:
+    """A statement at the top level of a program that binds a name."""
+
+    node: ast.stmt
+    source: str
+    """The text of the statement, with its decorators."""
+
+
+class _Module:
+    """The text of a module to be: every statement after those that it uses."""
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        """`scope`: the global names of the program."""
+        self._scope, self._definitions = scope, _definitions(scope)
+        self._seen: set[str] = set()
+        self._imports: list[str] = []
+        self._statements: list[str] = []
+        self.own: list[code.Code] = []
+        """Files of the user that are imported."""
+        if scope.get("annotations") is __future__.annotations:
+            self._imports.append("from __future__ import annotations")
+
+    def text(self) -> str:
+        """Return the module's text."""
+        return "\n".join(self._imports) + "\n\n\n" + "\n\n\n".join(self._statements) + "\n"
+
+    def add(self, name: str, value: Any, user: str) -> None:
+        """Add what binds `name` to `value`, which `user` uses, and everything that it uses. Raises `ConfigError`."""
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        definition = self._definitions.get(name)
+        if definition is not None and isinstance(definition.node, ast.Import | ast.ImportFrom):
+            self._import(definition.source, definition.node)
+        elif isinstance(value, types.ModuleType):
+            self._import(f"import {value.__name__} as {name}", None)
+        elif isinstance(value, type | types.FunctionType):
+            self._define(name, value)
+        elif (classes := _classes_of(value)) is not None:
+            for kind in classes:
+                self.add(kind.__name__, kind, name)
+            self._statements.append(f"{name} = {value!r}")
+        else:
+            called = type(value).__name__
+            advice = "make it inside train(trial) or in a function, or import it from a file"
+            raise ConfigError(f"{user}: uses the variable {name}, a {called}, which no file can hold; {advice}")
+
+    def _define(self, name: str, value: Any) -> None:
+        """Add a class or a function: its definition in the program, or its import from elsewhere."""
+        own = value.__name__
+        if value.__module__ != self._scope.get("__name__"):
+            self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}", None)
+            return
+        if getattr(value, "__closure__", None):
+            outer = ", ".join(value.__code__.co_freevars)
+            raise ConfigError(f"{name}: uses {outer} of the function around it; make that a knob or a global name")
+        definition = self._definitions.get(own)
+        if value.__qualname__ != own or definition is None:
+            where = "at the top level of a cell or a file"
+            raise ConfigError(f"{name}: the definition of {value.__qualname__} is not found; write it {where}")
+        self._seen.add(own)
+        for used in _globals_of(definition.source):
+            if used in self._scope and used != own:
+                self.add(used, self._scope[used], own)
+        self._statements.append(definition.source)
+        if name != own:
+            self._statements.append(f"{name} = {own}")
+
+    def _import(self, statement: str, node: ast.Import | ast.ImportFrom | None) -> None:
+        """Add an import; remember files of the user, which lie in or below the working directory."""
+        self._imports.append(statement)
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for module in [statement.split()[1], *names]:
+            origin = getattr(sys.modules.get(module), "__file__", None)
+            path = Path(origin or "/")
+            own = module.partition(".")[0] != "tunediff" and path.is_relative_to(Path.cwd())
+            if own and not set(path.parts) & {"site-packages", "dist-packages"}:
+                self.own.append(code.read(path))
+
+
+def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
+    """Return what the program defines and imports at its top level, by name; the last statement counts."""
+    cells = scope.get("In")  # of IPython: the source of every cell that was run
+    if not isinstance(cells, list):
+        file = scope.get("__file__")
+        cells = [Path(file).read_text(encoding="utf-8")] if file is not None and Path(file).is_file() else []
+    found: dict[str, _Definition] = {}
+    for cell in cells:
+        try:
+            tree = ast.parse(cell)
+        except (SyntaxError, ValueError):  # it did not run either
+            continue
+        for node in tree.body:
+            for name, statement in _bound(node, cell):
+                if statement:
+                    found[name] = _Definition(node, statement)
+                else:
+                    found.pop(name, None)  # a variable now
+    return found
+
+
+def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement binds, and the source that binds each; '' for variables."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        start = f"from {'.' * node.level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0], f"{start}import {ast.unparse(alias)}"
+    elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        yield node.name, "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
+    else:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id, ""
+
+
+def _globals_of(source: str) -> list[str]:
+    """Return the global names that a definition uses, in its own body and in those inside it."""
+    found: dict[str, None] = {}
+    waiting = [compile(source, "<definition>", "exec", dont_inherit=True)]
+    while waiting:
+        body = waiting.pop()
+        used = [step for step in dis.get_instructions(body) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        bound = {step.argval for step in dis.get_instructions(body) if step.opname == "STORE_NAME"}
+        found |= {step.argval: None for step in used if step.argval not in bound and not hasattr(builtins, step.argval)}
+        waiting += [constant for constant in body.co_consts if isinstance(constant, types.CodeType)]
+    return sorted(found)
+
+
+def _classes_of(value: Any) -> list[type] | None:
+    """Return the classes that the `repr` of a plain value names; None where that is no expression for the value."""
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return []
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set):
+        parts = list(value)
+    elif dataclasses.is_dataclass(value) and type(value).__module__.partition(".")[0] == "tunediff":
+        fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        inside = _classes_of(fields)
+        return None if inside is None else [*inside, type(value)]
+    else:
+        return None
+    classes = [_classes_of(part) for part in parts]
+    return None if None in classes else [kind for found in classes if found is not None for kind in found]

@@ -1,0 +1,350 @@
+"""Searches from Python: `tunediff.run_search`, `tunediff.open_search`, and the `Search` that they return."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunediff import analysis, export, models, search_space
+from tunediff.analysis.evidence import Evidence
+from tunediff.api import notebook, search_run, search_setup
+from tunediff.api.calls import Knobs, as_printed, called, duration, folder, words
+from tunediff.api.display import display_of, lines_of
+from tunediff.api.search_setup import SearchOptions
+from tunediff.core import text
+from tunediff.core.errors import TunediffError
+from tunediff.models import Saved
+from tunediff.report import context, page, style, summary, verdicts
+from tunediff.report import words as phrases
+from tunediff.report.html import el, join, table
+from tunediff.report.sections import curves
+from tunediff.report.style import Highlights
+from tunediff.tuning.lock import runner
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchVerdict:
+    """What a search has shown; fields have the names and meanings of the keys in `Search.json()`."""
+
+    best_trial: str | None
+    best_configuration: dict[str, Any] | None
+    best_value: float | None
+    best_values: list[float]
+    baseline_value: float | None
+    baseline_values: list[float]
+    better_than_noise: bool | None
+    within_noise_of_best: list[str]
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_at_least: float | None
+    speedup_unknown: str | None
+    nothing_to_confirm: str | None
+    confirmed: bool | None
+    winner: dict[str, Any] | None
+    finalist: dict[str, Any] | None
+    confirmed_metric: str | None
+    confirmed_value: float | None
+    confirmed_sd: float | None
+    confirmed_values: list[float]
+    confirmed_baseline_value: float | None
+    confirmed_baseline_sd: float | None
+    confirmed_baseline_values: list[float]
+    confirmed_ratio: float | None
+    confirmed_ratio_low: float | None
+    confirmed_ratio_high: float | None
+    confirmed_difference: float | None
+    confirmed_difference_low: float | None
+    confirmed_difference_high: float | None
+    conclusions: list[str]
+    sentences: list[str]
+    """The verdict of the confirming runs in words; empty without them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BestTrial:
+    """The best trial of a search."""
+
+    trial: str
+    """Its name, such as `t0003`."""
+    configuration: dict[str, Any]
+    """The knobs in which it differs from the baseline, by dotted name."""
+    knobs: dict[str, Any]
+    """All knobs, by dotted name."""
+    value: float | None
+    """Mean of the objective over its runs in the search."""
+    values: list[float]
+    """These runs."""
+    folder: Path
+    """Folder of the search."""
+
+    def export(self, path: str | Path) -> Path:
+        """Write its configuration to a YAML file, and its weights beside it; return the file's path."""
+        with called():
+            export.write(analysis.read(self.folder), self.trial, Path(path))
+        return Path(path)
+
+    def load(self) -> Saved:
+        """Return its model. Raises `ConfigError` where it kept no weights."""
+        return models.find(str(self.folder / "trials" / self.trial))
+
+
+class Search:
+    """A search in its folder: results so far, and how to stop it and to go on.
+
+    Every call reads the folder again, so that a search that runs in the background, in a shell or on another machine
+    shows what it has.
+    """
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        """`process`: the one that runs it, if this process started it in the background."""
+        self.folder, self._process = folder, process
+
+    @property
+    def name(self) -> str:
+        """Return the name of the search, which is that of its folder."""
+        return self.folder.name
+
+    @property
+    def log(self) -> Path:
+        """Return the file with the output of a search in the background."""
+        return self.folder.with_name(f".{self.name}.log")
+
+    # ---- results
+    def json(self) -> dict[str, Any]:
+        """Return the result as `tunediff search --json` prints it; docs/json.md lists its keys."""
+        return as_printed(summary.as_json(self._evidence()))
+
+    def trials(self) -> pd.DataFrame:
+        """Return one row per trial: knobs by dotted name, value, status, times; the same as trials.csv."""
+        return self._evidence().table()
+
+    def curves(self) -> pd.DataFrame:
+        """Return one row per evaluation of every trial; the same as curves.csv."""
+        return self._evidence().found.curves()
+
+    @property
+    def best(self) -> BestTrial | None:
+        """Return the best trial; None while no trial has a result."""
+        evidence = self._evidence()
+        if (trial := evidence.best) is None:
+            return None
+        values = self.json()
+        return BestTrial(
+            trial.name, values["best_configuration"], dict(trial.config), values["best_value"], values["best_values"],
+            self.folder,
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> SearchVerdict:
+        """Return what the search has shown."""
+        evidence, values = self._evidence(), self.json()
+        sentences = verdicts.sentences(evidence.told) if evidence.told is not None else []
+        names = [field.name for field in dataclasses.fields(SearchVerdict) if field.name != "sentences"]
+        return SearchVerdict(**{name: values[name] for name in names}, sentences=sentences)
+
+    def figure(self, kind: str = "curves") -> Figure:
+        """Return a figure: `curves` of all trials, or `comparison`, the means of configurations with several seeds.
+
+        Raises `TunediffError` where there is nothing to draw.
+        """
+        evidence = self._evidence()
+        compared = evidence.compared
+        with style.drawing():
+            if kind == "curves":
+                return curves.of_trials(evidence.found, Highlights.of(evidence))
+            if kind == "comparison" and compared is not None:
+                best = compared.of(evidence.best) if evidence.best is not None else None
+                return curves.of_means(compared, best)
+        why = "allowed: curves" + (", comparison" if compared is not None else "; comparison needs several seeds")
+        raise TunediffError(f"figure: {kind!r} is not allowed; {why}")
+
+    def report(self) -> Path:
+        """Write report.html into the folder of the search and return its path."""
+        with called():
+            return page.write_all(context.read(self._begun(), self.name, self.folder.parent), self.folder)["report"]
+
+    def _repr_html_(self) -> str:
+        """Return a summary for a notebook."""
+        if not self.folder.exists():
+            return str(el("p", f"{self.name}: starting"))
+        evidence = self._evidence()
+        results, best = evidence.found, evidence.best
+        ended = sum(trial.finished for trial in results.trials)
+        state = "running" if self.running else "stopped" if ended < results.space.budget.trials else "finished"
+        head = f"{self.name}: {state}, {ended} of {text.pluralize(results.space.budget.trials, 'trial')} ended"
+        rows: list[list[object]] = []
+        for role, trial in (("baseline", evidence.baseline), ("best", best)):
+            if trial is not None and (values := evidence.runs(trial)):
+                mean = text.number(sum(values) / len(values))
+                rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), mean])
+        told = verdicts.sentences(evidence.told) if evidence.told is not None else []
+        if not told and best is not None:
+            told = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]
+        found = table(["", "configuration", results.label], rows, words=2) if rows else None
+        parts = [el("p", el("b", head)), found, *(el("p", line) for line in told)]
+        return str(join(*parts))
+
+    def __repr__(self) -> str:
+        return f"Search({str(self.folder)!r})"
+
+    # ---- running
+    @property
+    def running(self) -> bool:
+        """Return whether a process runs this search now."""
+        return (self._process is not None and self._process.poll() is None) or runner(self.folder) is not None
+
+    def wait(self, timeout: float | None = None) -> Search:
+        """Wait until the search has ended, at most `timeout` seconds; return it.
+
+        Raises `TunediffError` with the last lines of its log where a search in the background has failed, and
+        `TimeoutError`.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.running:
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"{self.name} runs after {timeout:g} s")
+            time.sleep(0.2)
+        if self._process is not None and (code := self._process.wait()) not in (0, 3):
+            lines = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise TunediffError(f"{self.name} ended with exit code {code}: " + "\n".join(lines))
+        return self
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """Stop the search as Ctrl-C does, and wait until it has; `resume` goes on with it.
+
+        Raises `TunediffError` where it runs on another machine or in this process, and `TimeoutError`.
+        """
+        pid = self._process.pid if self._process is not None and self._process.poll() is None else None
+        if (holder := runner(self.folder)) is not None:
+            pid = holder.pid
+            if holder.host != socket.gethostname() or pid == os.getpid():
+                raise TunediffError(f"{self.name} runs in process {pid} on {holder.host}; stop it there")
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(TunediffError):  # what it ends with says that it was stopped
+            self.wait(timeout)
+
+    def resume(
+        self, trials: int | None = None, total: str | float | None = None, *, address: str | None = None,
+        cpus: int | None = None, gpus: int | None = None, background: bool = False, progress: bool = True,
+    ) -> Search:  # fmt: skip
+        """Go on with a search that was interrupted, or with more trials than before; see `run_search`."""
+        options = SearchOptions(
+            resume=self._begun().name, storage=self.folder.parent, trials=trials, total=duration(total),
+            address=address, cpus=cpus, gpus=gpus,
+        )  # fmt: skip
+        started = _run(options, background, progress)
+        self._process = started._process
+        return self
+
+    # ---- reading
+    def _begun(self) -> Path:
+        """Return the folder. Raises `ConfigError` where the search has not begun."""
+        return search_space.of_search(self.folder).parent
+
+    def _evidence(self) -> Evidence:
+        return search_run.read(self._begun())
+
+
+def run_search(
+    workload: Any = None, *knobs: Knobs, name: str | None = None, storage: str | Path = text.STORAGE,
+    trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
+    total: str | float | None = None, confirm: int | None = None, seed: int | None = None,
+    address: str | None = None, cpus: int | None = None, gpus: int | None = None, warm_start: str | None = None,
+    check: bool = True, force: bool = False, background: bool = False, progress: bool = True,
+) -> Search:  # fmt: skip
+    """Search for the configuration with the best result for its training seconds; return the finished search.
+
+    Args:
+        workload: A search file (path, or the name of a shipped one; default: digits), or a workload that is searched
+            around its baseline: a path to its file, the name of a module, a module, or an object with `Knobs`,
+            `OBJECTIVE` and `train`, also one that a notebook's cells define.
+        knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
+        name: Name of the search and its folder in `storage`. Default: search file and time.
+        trials: Trials in all, the baseline included.
+        budget: Training seconds per trial: `"90s"`, `"10m"`, or a number.
+        unit: `wall`, or `device`: the budget counts training seconds times devices.
+        total: Wall-clock of the whole search, confirming runs included.
+        confirm: How many of the best are run again on new seeds; 0: none.
+        seed: Seed of the search.
+        address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own.
+        cpus, gpus: How much of this machine to use. Default: all.
+        warm_start: An earlier search whose trials this one knows already.
+        check: Try a workload of your own with two steps and one evaluation first.
+        force: Start what would take over 30 days, 100,000 trials or the whole disk.
+        background: Return at once; the search runs in a process of its own, and goes on when this one ends.
+        progress: Show a table in a notebook or a terminal, elsewhere log to `tunediff.api`. False: show nothing.
+
+    Raises:
+        TunediffError: Something is not allowed or has failed; the message is the one of the command.
+        KeyboardInterrupt: It was interrupted. Everything measured stays, and `Search.resume` goes on with it.
+
+    Example:
+        >>> search = tunediff.run_search("digits", trials=8, budget="5s")
+        >>> search.best.configuration
+    """
+    place = folder(storage)
+    with called():
+        named = [] if workload is None else [notebook.named(workload, place)]
+    options = SearchOptions(
+        words=[*named, *words(knobs)], name=name, storage=place, trials=trials, budget=duration(budget), unit=unit,
+        total=duration(total), confirm=confirm, seed=seed, address=address, cpus=cpus, gpus=gpus,
+        warm_start=warm_start, no_check=not check, force=force,
+    )  # fmt: skip
+    return _run(options, background, progress)
+
+
+def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
+    """Return a search that any process has started, by its name in `storage` or the path of its folder.
+
+    Raises `ConfigError` where there is none.
+    """
+    with called():
+        return Search(search_space.of_search(search_space.folder_of(str(name), folder(storage))).parent)
+
+
+def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
+    """Run a search in this process, or in one of its own."""
+    # The loss of a cluster's head ends the process that waits for Ray.
+    if background or options.address is not None:
+        search = _started(options)
+        try:
+            return search if background else search.wait()
+        except KeyboardInterrupt:
+            search.stop()
+            raise
+    with called(cluster=True):
+        request = search_setup.prepare(options)
+        search_run.run(request, options, lines_of(progress), display_of(progress))
+    return Search(request.folder)
+
+
+def _started(options: SearchOptions) -> Search:
+    """Check what is asked for, and start the command in a process that does not end with this one."""
+    with called():
+        request = search_setup.prepare(options)
+        if options.resume is None:
+            options = dataclasses.replace(options, name=request.folder.name)
+        search = Search(request.folder)
+        search.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, *shlex.split(options.command())[1:]]
+        with open(search.log, "wb") as log:
+            search._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+    return search

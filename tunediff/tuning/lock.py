@@ -1,0 +1,74 @@
+"""The lock of a search or comparison, which two processes must not run at once, and who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tunediff.config import ConfigError
+from tunediff.core import environment
+
+LOCK = ".lock"
+log = logging.getLogger(__name__)
+
+
+class Runner(NamedTuple):
+    """The process that runs a search."""
+
+    host: str
+    pid: int
+    created: float
+    """Unix time of its start: another process may get its number later."""
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of what runs in `folder`; it ends with the process.
+
+    Where the file system has no locks, a warning is logged. Raises `ConfigError` if another process has the lock.
+    """
+    if (why := environment.unwritable(folder)) is not None:
+        raise ConfigError(f"--storage: {folder} cannot be written: {why}")
+    with open(folder / LOCK, "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
+            raise ConfigError(busy) from None
+        except OSError as error:
+            why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
+            log.warning("--storage: %s run %s at once", why, folder.name)
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()}")
+        lock.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # the disk may be gone
+                lock.truncate(0)
+
+
+def runner(folder: Path) -> Runner | None:
+    """Return who runs what is in `folder`; None if nobody does. A killed process of another host is not noticed.
+
+    Takes no lock, not even for a moment: the process that wants it would end.
+    """
+    try:
+        host, pid, created = (folder / LOCK).read_text().split()
+        holder = Runner(host, int(pid), float(created))
+    except (OSError, ValueError):  # it has not begun, or has ended
+        return None
+    if host != socket.gethostname():
+        return holder
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if abs(psutil.Process(holder.pid).create_time() - holder.created) < 1.0:
+            return holder
+    return None
