@@ -26,7 +26,7 @@ from tests.toy import train as toy_train
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.analysis import evidence
-from tunediff.api import search_run, search_setup
+from tunediff.api import search_run, search_setup, train_run
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import environment
 from tunediff.core import trial_record as record
@@ -65,7 +65,7 @@ def refused(capsys, command, *words):
 def test_the_devices_of_a_training_share_its_budget(capsys):
     args = argparse.Namespace(budget="40s", unit="device", samples=None, every=None)
     four = cfg.override(cfg.baseline("digits"), {"parallel.workers": 4})
-    assert train._budget(args, four).seconds == 10.0
+    assert train_run._budget(args, four).seconds == 10.0
     assert "--unit: device goes with --budget" in refused(capsys, train.main, "--config", "digits", "--unit", "device")
 
 
@@ -255,7 +255,7 @@ def test_dry_run_refuses_a_storage_that_cannot_be_made(file, tmp_path, capsys):
 
 def test_train_takes_a_name_as_search_does(capsys, tmp_path):
     args = argparse.Namespace(name="run", out=None, storage=tmp_path, config=cfg.baseline("digits"))
-    assert train._folder(args) == tmp_path / "run"
+    assert train_run._folder(args) == tmp_path / "run"
     both = refused(capsys, train.main, "--config", "digits", "--name", "a", "--out", "b", "--budget", "1s")
     assert "--name: names a folder in the folder of all trainings" in both
     words = ["--config", "digits", "--name", "../a", "--budget", "1s"]
@@ -263,9 +263,9 @@ def test_train_takes_a_name_as_search_does(capsys, tmp_path):
 
 
 def test_a_training_of_another_budget_is_named_by_its_options():
-    assert train._options(6.0, None) == "--budget 6s"
-    assert train._options(None, 100) == "--samples 100"
-    assert train._options(6.0, 100) == "--budget 6s and --samples 100"
+    assert train_run._options(6.0, None) == "--budget 6s"
+    assert train_run._options(None, 100) == "--samples 100"
+    assert train_run._options(6.0, 100) == "--budget 6s and --samples 100"
 
 
 def test_dry_run_names_the_runs_of_the_baseline(file, capsys):

@@ -13,9 +13,9 @@ import pytest
 from tests import searches
 from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
-from tunediff import analysis, cli, compare, evaluate, export, search, search_space, train
+from tunediff import analysis, compare, evaluate, export, search, search_space
 from tunediff.analysis import evidence
-from tunediff.api import compare_run, search_run
+from tunediff.api import compare_run, search_run, train_run
 from tunediff.core import text
 from tunediff.report import summary
 from tunediff.training import judging
@@ -31,7 +31,8 @@ def storage(tmp_path, monkeypatch):
     here = tmp_path / "Jürgens Ordner"
     (here / STORAGE).mkdir(parents=True)
     monkeypatch.chdir(here)
-    monkeypatch.setattr(train, "_train", lambda *_: cli.OK)  # what comes before it is what may not understand
+    for name, result in (("run", ""), ("values", {}), ("as_json", {})):  # what comes before may not understand
+        monkeypatch.setattr(train_run, name, lambda *_, result=result: result)
     monkeypatch.setattr(judging, "before_search", lambda *_, **__: {})
     return here / STORAGE
 

@@ -25,7 +25,7 @@ from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
 from tunediff.core import machine, signals, text
-from tunediff.core.errors import TunediffError
+from tunediff.core.errors import TunediffError, UserCodeError
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             finally:
                 sys.stdout.flush()
         except TunediffError as error:
-            lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
-            print("error:", "\n".join(lines), file=sys.stderr)
+            print(message_of(error), file=sys.stderr)
             return BAD_INPUT if isinstance(error, ConfigError | WorkloadError) else FAILED
         except BrokenPipeError:  # `… | head`: nobody reads on, which Python would say of its last flush again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,6 +75,14 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
                 signal.signal(signal.SIGINT, signals.end)
 
     return run
+
+
+def message_of(error: TunediffError) -> str:
+    """Return what a command prints of an error."""
+    if isinstance(error, UserCodeError):
+        return str(error)
+    lines = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in str(error).splitlines()]
+    return "error: " + "\n".join(lines)
 
 
 def of_system(error: OSError) -> str:

@@ -3,3 +3,7 @@
 
 class TunediffError(Exception):
     """What a command of tunediff prints after `error:`; raised by every call of the Python interface."""
+
+
+class UserCodeError(TunediffError):
+    """The code of a user's workload has raised an error; the message is its traceback."""

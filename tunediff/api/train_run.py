@@ -1,0 +1,331 @@
+"""Train one configuration outside any search, in this process, and read the result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Metric, Systems, Workload, code
+from tunediff.config.code import WorkloadError
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.clock import Budget, UnitName, own_s
+from tunediff.core.errors import TunediffError, UserCodeError
+from tunediff.core.files import write_text
+from tunediff.core.journal import Journal
+from tunediff.core.point import Point
+from tunediff.core.progress import Lines, shown, subscribe
+from tunediff.event_lines import EventLines
+from tunediff.search_space import duration_s
+
+if TYPE_CHECKING:
+    from tunediff.distributed import World
+    from tunediff.training.run_trial import TrialResult
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY_S = 60.0
+
+
+@dataclasses.dataclass
+class TrainOptions:
+    """What is asked of a training: the arguments of the command and of `tunediff.run_training`."""
+
+    config: Path
+    """A configuration file, or a baseline or a workload."""
+    words: Sequence[str] = ()
+    """`knob=value`."""
+    budget: str | None = None
+    unit: UnitName | None = None
+    samples: int | None = None
+    every: str | None = None
+    name: str | None = None
+    out: Path | None = None
+    storage: Path = text.STORAGE
+    initial: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainRequest:
+    """A training that has been checked and may start or go on."""
+
+    config: Systems
+    budget: Budget
+    folder: Path
+    initial: Path | None
+    command: str
+    """How it is started with several processes."""
+
+
+def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) -> TrainRequest:
+    """Check what is asked for and make the folder of the training. Raises `ConfigError`.
+
+    `command`: how to start it with a number of processes; default: with the options' words.
+    """
+    config = cfg.named(options.config, options.words)
+    budget, folder = _budget(options, config), _folder(options)
+    _check(config, budget, folder, options.initial)
+    processes = config.parallel.processes
+    start = command(processes) if command is not None else f"torchrun --nproc-per-node {processes} -m tunediff.train"
+    return TrainRequest(config, budget, folder.absolute(), options.initial, start)
+
+
+def run(request: TrainRequest, lines: EventLines) -> str:
+    """Train, or go on with a training, as one rank of it; return why it stopped before its end, '' if it did not.
+
+    Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and `KeyboardInterrupt`.
+    """
+    try:
+        return _train(request, lines)
+    except KeyboardInterrupt:
+        again = "interrupted; the same command again resumes from the last checkpoint"
+        raise KeyboardInterrupt(again) from None
+
+
+def _folder(options: TrainOptions) -> Path:
+    """Return the folder of the run. Raises `ConfigError`."""
+    if options.name is None:
+        return Path(options.out or Path(options.storage, f"train-{options.config.stem}"))
+    if options.out is not None:
+        raise ConfigError("--name: names a folder in the folder of all trainings; --out names any folder: give one")
+    cli.check_plain(options.name)
+    return Path(options.storage, options.name)
+
+
+def _budget(options: TrainOptions, config: Systems) -> Budget:
+    """Return the budget that the options give. Raises `ConfigError`."""
+    seconds, samples, every = options.budget, options.samples, options.every
+    if options.unit is not None and seconds is None:
+        raise ConfigError(f"--unit: {options.unit} goes with --budget")
+    cli.allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
+    if seconds is not None or samples is not None:
+        if every is not None:
+            raise ConfigError(f"--every: {every} goes without --budget and --samples; set evaluation.points instead")
+        own = own_s(duration_s(seconds, "--budget"), options.unit or "wall", config.devices) if seconds else None
+        return Budget(own, samples)
+    if (decay := cfg.flat(config).get("optimizer.decay", "constant")) != "constant":
+        raise ConfigError(
+            f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "
+            "zero needs an end to fall towards; allowed: constant"
+        )
+    # Schedules follow fractions of a budget: an open-ended training has that of its first `evaluation.points` rounds.
+    return Budget(duration_s(every or "10m", "--every") * config.evaluation.points, open_ended=True)
+
+
+def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
+    """Refuse what would fail later, and a folder that holds another training. Raises `ConfigError`."""
+    # ---- files
+    cli.check_here(config, evaluates=True)
+    cli.warn_emulated([config.precision.amp])
+    if initial is not None and not initial.exists():
+        raise ConfigError(
+            f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
+        )
+
+    # ---- a folder that is there: without a point or a checkpoint it starts over, else it must be of this training
+    trial = record.read_trial(folder)
+    empty = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
+    if empty and trial is not None and (not trial.finished or trial.status == "oom"):
+        (folder / record.JOURNAL).unlink()  # killed or out of memory, as with a larger batch, before anything was kept
+    elif trial is not None:
+        if trial.fingerprint != cfg.fingerprint(config):
+            differs = cfg.differences(config, trial.configuration)
+            changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
+            if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
+                raise ConfigError(
+                    f"--out: {folder} holds a training of another configuration ({changed}); choose another"
+                )
+        if (trial.budget_s, trial.drawn) != (budget.seconds, _identity(budget)):
+            theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
+            if trial.drawn.get("open_ended"):
+                every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
+                theirs = f"without --budget and with --every {text.format_exact(every)}"
+            raise ConfigError(
+                f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
+            )
+    with cli.writing("--out", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _options(budget_s: float | None, samples: int | None) -> str:
+    """Return the options that give this budget: `--budget 6s and --samples 100`."""
+    options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
+    return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
+
+
+def _identity(budget: Budget) -> dict[str, Any]:
+    """Return what of a budget, besides its seconds, must be the same for a training to go on."""
+    return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
+
+
+def _train(request: TrainRequest, lines: EventLines) -> str:
+    from tunediff.distributed import from_environment
+    from tunediff.training import weights
+    from tunediff.training.console import Console
+    from tunediff.training.engine import Engine
+    from tunediff.training.observer import Observer
+    from tunediff.training.run_trial import run_trial
+    from tunediff.training.trial import run as run_engine
+
+    config, folder, budget = request.config, request.folder, request.budget
+    with from_environment() as world, _stop_signals() as signals, _shown(lines, world.main):
+        if world.size != config.parallel.processes:
+            needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
+            other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
+            hint = f"start it as {request.command}, or set {other}"
+            raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
+        trial = record.read_trial(folder)
+        if trial is not None and trial.status == "ok":
+            return ""
+
+        # ---- journal and curves, on rank 0
+        initial = _weights(request.initial, config) if request.initial is not None else None
+        observer, journal = Observer(signals), Journal(folder)
+        if world.main:
+            done = trial.points[-1].samples if trial is not None and trial.points else None
+            observer = Console(folder, cfg.of(config), done, signals, lines=lines)
+            config = cfg.take_along(config, folder)
+            journal.start(config, _identity(budget), budget.seconds)
+            write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
+            (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
+            if budget.open_ended:
+                log.info("open-ended: Ctrl-C stops it, the same command goes on")
+
+        # ---- train
+        engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
+                        initial=initial)  # fmt: skip
+        try:
+            result = run_trial(lambda: run_engine(engine), world)
+        finally:
+            if isinstance(observer, Console):
+                observer.close()
+        if (outcome := result.outcome) is None:
+            _fail(result, config, journal, world)
+
+        # ---- conclude, on rank 0
+        stopped = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
+        if world.main:
+            metadata = weights.about(config, folder, outcome.steps)
+            weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
+            for knob in outcome.unread:
+                log.warning("train(trial) never reads the knob %s: not effective", knob)
+            if outcome.finished:
+                assert result.end is not None
+                journal.end(result.end)
+        return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
+
+
+@contextlib.contextmanager
+def _shown(lines: EventLines, main: bool) -> Iterator[None]:
+    """Show how far a piece of work is, on rank 0: as a command does, or as lines of the log."""
+    logged = subscribe(Lines(log.info)) if not lines.quiet else contextlib.nullcontext()
+    with contextlib.nullcontext() if not main else logged if lines.logged else shown():
+        yield
+
+
+def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
+    """Raise why a training failed; write an `end` for status `nan` and `oom`.
+
+    Raises `TunediffError`, and any error of a shipped workload as it is. Ends the process of one rank among several.
+    """
+    end, error = result.end, result.error
+    if end is not None and end.status == "nan":  # on all ranks alike
+        if world.main:
+            journal.end(end)
+        raise record.NotFiniteError(end.reason)
+    assert error is not None
+    failure: BaseException = error
+    if end is not None and end.status == "oom" and not isinstance(error, ConfigError | WorkloadError):
+        journal.end(end)
+        failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
+    elif cfg.of(config).file is not None and not isinstance(error, ConfigError | WorkloadError):
+        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the user's own lines
+    if world.size > 1 and isinstance(failure, TunediffError) and failure is not error:
+        print(cli.message_of(failure), file=sys.stderr, flush=True)
+        os._exit(cli.FAILED)  # the others may wait for this rank in a collective
+    raise failure from (error if failure is not error else None)
+
+
+def _weights(path: Path, config: Systems) -> Any:
+    """Return the weights to start from. Raises `ConfigError`."""
+    from tunediff.training import weights
+
+    workload = cfg.of(config)
+    if (read := workload.get_hook("initial_weights")) is not None:
+        return read(path, config.knobs)
+    tensors = weights.read(path)
+    if (network := workload.get_hook("network")) is not None:
+        weights.check_fit(tensors, network(config.knobs), str(path))
+    return tensors
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a checkpoint and stop.
+
+    A second SIGINT ends the process at once.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone may handle signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------------------------------------- result
+def values(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished training, as it is printed."""
+    trial, workload, metric, last = _finished(folder)
+    return {
+        str(last.get("label", metric.label)): last[metric.name],
+        "train_s": last.train_s,
+        workload.unit: last.samples,
+        "steps": last.steps,
+        **{f"{part}_s": spent for part, spent in trial.end.seconds.items() if part != "train"},
+        "weights": folder / "weights.safetensors",
+        **{path.name: path for path in sorted(folder.glob("*.png"))},
+        "journal": folder / record.JOURNAL,
+    }
+
+
+def as_json(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished training as `--json` prints it."""
+    trial, workload, metric, last = _finished(folder)
+    parts = ("data_wait", "compile", "evaluation", "checkpoint", "setup")
+    return {
+        "metric": str(last.get("label", metric.label)), "objective": metric.name, "value": last[metric.name],
+        "train_s": last.train_s, "samples": last.samples, "unit": workload.unit, "steps": last.steps,
+        **{f"{part}_s": trial.end.seconds.get(part) for part in parts},
+        "weights": folder / "weights.safetensors", "pictures": sorted(map(str, folder.glob("*.png"))),
+        "journal": folder / record.JOURNAL,
+    }  # fmt: skip
+
+
+def _finished(folder: Path) -> tuple[Any, Workload, Metric, Point]:
+    """Return record, workload, metric and last point of a training. Raises `ConfigError` where it is not finished."""
+    trial = record.read_trial(folder)
+    if trial is None or trial.end is None or not trial.points:
+        raise ConfigError(f"{folder}: the training has not ended")
+    workload = cfg.of(trial.configuration)
+    return trial, workload, workload.objective, trial.points[-1]
