@@ -18,22 +18,29 @@ from tunediff.core.errors import TunediffError
 
 if TYPE_CHECKING:
     from tunediff.api.comparison import PairedComparison, run_comparison
+    from tunediff.api.profile_run import ProfileResult
     from tunediff.api.search import Search, open_search, run_search
+    from tunediff.api.training import Training, load_model, run_profile, run_training
     from tunediff.training.trial import Trial
 
 __version__ = "0.2.0"
 __all__ = [
-    "Choice", "ConfigError", "EvaluationProtocol", "File", "Fixed", "Metric", "PairedComparison", "Quantity", "Range",
-    "Search", "Trial", "TunediffError", "open_search", "run_comparison", "run_search",
+    "Choice", "ConfigError", "EvaluationProtocol", "File", "Fixed", "Metric", "PairedComparison", "ProfileResult",
+    "Quantity", "Range", "Search", "Training", "Trial", "TunediffError", "load_model", "open_search", "run_comparison",
+    "run_profile", "run_search", "run_training",
 ]  # fmt: skip
 _LAZY = {
-    "Trial": "training.trial", "Search": "api.search", "open_search": "api.search", "run_search": "api.search",
-    "PairedComparison": "api.comparison", "run_comparison": "api.comparison",
-}  # fmt: skip
+    "training.trial": ["Trial"],
+    "api.search": ["Search", "open_search", "run_search"],
+    "api.comparison": ["PairedComparison", "run_comparison"],
+    "api.training": ["Training", "load_model", "run_profile", "run_training"],
+    "api.profile_run": ["ProfileResult"],
+}
 """Modules of names that import torch, Ray or pandas, which most of what only reads configurations does without."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"tunediff.{_LAZY[name]}"), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"tunediff.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,110 @@
+"""Workloads that are objects of a program: what is written to a file, and what is refused."""
+
+import linecache
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import train as trained
+from tunediff import config as cfg
+from tunediff.api import notebook
+from tunediff.config import ConfigError
+
+CELLS = (
+    "import torch\nimport torch.nn.functional as F\nfrom dataclasses import dataclass\nfrom typing import Annotated",
+    "from tunediff import Choice, Metric, Trial",
+    "%matplotlib inline is not Python",
+    "HIDDEN, LR = 3, {'lr': 0.1}\nprint('ran')\nF2 = F",
+    "@dataclass(frozen=True)\nclass Knobs:\n    width: Annotated[int, Choice(4, 8)] = HIDDEN + 5\n",
+    "def data():\n    # as long as needed\n    return torch.ones(64, HIDDEN), torch.ones(64, 1)\n",
+    "def build(width):\n    net = torch.nn.Linear(HIDDEN, 1)  # a local name, also a variable of another cell\n    return net\n",
+    "net = build(3)\nimport json as data2\ndata2 = torch.ones(3)",
+    """def train(trial: Trial) -> None:
+    net = trial.prepare(build(trial.knobs.width))
+    optimizer = torch.optim.SGD(net.parameters(), LR["lr"])
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {"score": 1.0})
+    for x, y in trial.batches(data()):
+        trial.step(F2.mse_loss(net(x), y), optimizer)
+""",
+)
+
+
+def cells(*more):
+    """The names of a notebook whose cells have run."""
+    scope = {"__name__": "__main__", "In": ["", *CELLS, *more]}
+    for number, cell in enumerate(scope["In"]):
+        if not cell.startswith("%"):
+            name = f"<cell {number}>"
+            linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
+            exec(compile(cell, name, "exec", dont_inherit=True), scope)
+    scope["OBJECTIVE"] = scope["Metric"]("score", "max")
+    return scope
+
+
+@pytest.fixture
+def main(monkeypatch):
+    """Let classes find their annotations where the cells put them."""
+
+    def run(*more):
+        module = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        scope = cells(*more)
+        module.__dict__.update(scope)
+        return types.SimpleNamespace(Knobs=scope["Knobs"], OBJECTIVE=scope["OBJECTIVE"], train=scope["train"])
+
+    return run
+
+
+def test_cells_become_a_workload_that_trains(main, tmp_path):
+    path = notebook.named(main(), tmp_path)
+    text = Path(path).read_text()
+    assert "# as long as needed\n" in text, "source as it stands"
+    assert "HIDDEN = 3\n" in text
+    assert text.index("HIDDEN = 3") < text.index("class Knobs") < text.index("def train")
+    assert "OBJECTIVE = Metric(name='score', mode='max', label='score')" in text
+    assert "data2" not in text
+    config = cfg.override(cfg.baseline(path), {"loader.batch_size": 8, "loader.workers": 0, "evaluation.points": 1})
+    assert config.knobs.width == 8
+    assert trained(config, samples=16, evaluates=True).points[-1]["score"] == 1.0
+
+
+def test_equal_cells_have_one_file_and_changed_ones_another(main, tmp_path):
+    first, again, changed = (notebook.named(main(*more), tmp_path) for more in ((), (), ("HIDDEN = 4",)))
+    assert first == again
+    assert changed != first
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("STATE = torch.ones(3)\ndef data():\n    return STATE, STATE", "data: uses the variable STATE, a Tensor, which no"),
+        ("def make(n):\n    def train(trial):\n        n\n    return train\ntrain = make(3)",
+         "train: uses n of the function around it; make that a knob or a global name"),
+        ("train = lambda trial: None", "train: the definition of <lambda> is not found; write it at the top level"),
+    ],
+)  # fmt: skip
+def test_what_no_file_can_hold_is_refused_by_name(main, tmp_path, cell, message):
+    with pytest.raises(ConfigError, match="^" + message.replace("(", r"\(")):
+        notebook.named(main(cell), tmp_path)
+
+
+def test_names_of_files_and_modules_pass_and_other_objects_are_refused(tmp_path):
+    from tests.users import plain
+
+    assert notebook.named("digits", tmp_path) == "digits"
+    assert notebook.named(plain, tmp_path) == plain.__file__
+    with pytest.raises(ConfigError, match="workload: 3 is not allowed: it has no Knobs; allowed: a path, a module"):
+        notebook.named(3, tmp_path)
+
+
+def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "beside_it.py").write_text("SIZE = 5\n")
+    cell = "import beside_it\ndef data():\n    return torch.ones(64, beside_it.SIZE), 0"
+    path = notebook.named(main(cell), tmp_path / "storage")
+    assert (tmp_path / "storage" / notebook.FOLDER).is_dir()
+    assert Path(path).with_name("beside_it.py").read_text() == "SIZE = 5\n"

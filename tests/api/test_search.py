@@ -1,0 +1,145 @@
+"""Searches from Python, without a cluster: results, errors, and what a call leaves of the process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+import tunediff
+from tests import searches
+from tunediff import cli, search
+from tunediff.api import calls, search_run, search_setup
+from tunediff.api.search_setup import SearchOptions
+from tunediff.tuning import lock
+
+
+@pytest.fixture
+def night(tmp_path):
+    """A finished search: the baseline, one that is better, one that is worse."""
+    space = searches.make(tmp_path / "night", searches.FILE | {"budget": {"per_trial": "20s", "trials": 3}})
+    for number, (point, end) in enumerate(
+        (({}, 2.0), ({"precision.amp": "bf16"}, 0.8), ({"loader.batch_size": 256}, 3.0))
+    ):
+        curve = (5.0, 1000, 4 * end), (10.0, 2000, 2 * end), (20.0, 4000, end)
+        searches.write(tmp_path / "night", space, number, point, curve)
+    return tunediff.open_search("night", tmp_path)
+
+
+def test_every_public_name_is_found_and_in_the_documentation():
+    text = (calls.Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text()
+    for name in tunediff.__all__:
+        assert getattr(tunediff, name) is not None
+    for name in [name for names in tunediff._LAZY.values() for name in names if name != "Trial"]:
+        assert name in text, name
+
+
+def test_json_of_a_search_is_what_the_command_prints(night, capsys):
+    assert search.main(["--resume", "night", "--storage", str(night.folder.parent), "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out) == night.json()
+
+
+def test_results_of_a_search_are_tables_figures_and_typed_values(night, tmp_path):
+    assert night.trials()["optimizer.lr"].tolist() == [1e-3] * 3
+    assert night.trials()["frechet"].tolist() == [2.0, 0.8, 3.0]
+    assert len(night.curves()) == 9
+    assert (night.best.trial, night.best.value) == ("t0001", 0.8)
+    assert night.best.configuration == {"precision.amp": "bf16"}
+    assert night.verdict.best_values == [0.8]
+    assert night.verdict.speedup_unknown == night.json()["speedup_unknown"]
+    assert isinstance(night.figure(), Figure)
+    with pytest.raises(
+        tunediff.TunediffError, match="figure: 'comparison' is not allowed; allowed: curves; comparison"
+    ):
+        night.figure("comparison")
+    assert night.report().read_text().startswith("<!doctype html>")
+    assert "bf16" in night._repr_html_()
+    exported = night.best.export(tmp_path / "best.yaml")
+    assert "amp: bf16" in exported.read_text()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tunediff.run_search("nowhere.yaml"), "nowhere.yaml: no such search file; shipped:"),
+        (lambda: tunediff.run_search("digits", {"optimizer.lr": "fast"}), "optimizer.lr: 'fast' is not allowed"),
+        (lambda: tunediff.run_search("digits", trials=0, background=True), "--trials: 0 is not allowed"),
+        (lambda: tunediff.open_search("gone"), "gone: no such search in"),
+        (lambda: tunediff.run_comparison("digits", "digits"), "digits: is what A is here, on the same seeds"),
+        (lambda: tunediff.run_training("digits"), "run_training: needs budget or samples"),
+        (lambda: tunediff.run_profile("digits", steps=1), "--steps: 1 is not allowed"),
+        (lambda: tunediff.load_model("gone"), "gone: no such file or folder"),
+    ],
+)
+def test_mistakes_raise_the_message_of_the_command(tmp_path, monkeypatch, capsys, call, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tunediff.TunediffError, match=message):
+        call()
+    assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_says_how_to_go_on_and_leaves_the_process_as_it_was(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Ray Tune takes it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_run, "_run", interrupted)
+    handler, environment = signal.getsignal(signal.SIGINT), dict(os.environ)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"everything measured is in .*night\nresume: python -m tunediff.search"
+    ):
+        tunediff.run_search("digits", name="night", storage=tmp_path, cpus=1, progress=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert dict(os.environ) == environment
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_of_the_system_becomes_one_of_the_package():
+    with pytest.raises(tunediff.TunediffError, match="x: No such file or directory"), calls.called():
+        open("x/y/x").close()
+
+
+def test_options_are_a_command_again():
+    options = SearchOptions(["digits", "seed=3"], name="a b", trials=3, force=True, confirm=0)
+    assert options.command() == "python -m tunediff.search digits seed=3 --name 'a b' --trials 3 --confirm 0 --force"
+    words = search.arguments(["digits", "seed=3", "--name", "a b", "--trials", "3", "--confirm", "0", "--force"])
+    assert search_setup.SearchOptions.command(words) == options.command()
+    assert calls.words(("a.b=1", {"optimizer.lr": 1e-5, "x": "none", "y": [1, 2], "z": False})) == [
+        "a.b=1", "optimizer.lr=1e-05", "x=none", "y=[1, 2]", "z=false",
+    ]  # fmt: skip
+
+
+def test_a_search_that_a_process_runs_is_running_until_that_ends(night):
+    assert not night.running
+    with lock.alone(night.folder):
+        assert night.running
+        with pytest.raises(tunediff.TunediffError, match=f"night runs in process {os.getpid()}"):
+            night.stop()
+        with pytest.raises(TimeoutError):
+            night.wait(timeout=0)
+    assert not night.running
+    assert night.wait() is night
+    (night.folder / lock.LOCK).write_text(f"{lock.socket.gethostname()} {os.getpid()} 5.0")  # it was killed
+    assert not night.running
+
+
+def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_path, monkeypatch):
+    started = []
+
+    def popen(command, **how):
+        started.append(command)
+        return real([sys.executable, "-c", "import sys; print('error: no'); sys.exit(2)"], **how)
+
+    real = subprocess.Popen
+    monkeypatch.setattr("tunediff.api.search.subprocess.Popen", popen)
+    one = tunediff.run_search("digits", budget=3, name="night", storage=tmp_path, background=True)
+    with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
+        one.wait()
+    assert started[0][1:] == ["-m", "tunediff.search", "digits", "--name", "night", "--storage", str(tmp_path),
+                              "--budget", "3s"]  # fmt: skip
+    assert (one.folder.exists(), one.running) == (False, False)
+    assert "starting" in one._repr_html_()
