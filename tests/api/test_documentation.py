@@ -34,9 +34,10 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_run, "_run", run_pairs)
     monkeypatch.setattr(check, "before_search", lambda *_: {"warnings": [], "unread": []})
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    scope = {"__name__": "__main__", "In": blocks}
+    scope = {"__name__": "__main__", "In": []}
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     for number, block in enumerate(blocks):
+        scope["In"].append(block)  # as IPython does
         exec(compile(block, f"{PAGE}, block {number + 1}", "exec", dont_inherit=True), scope)
     assert scope["comparison"].verdict.verdict == "better"
     assert "class Knobs" in (tmp_path / "ray_results" / "from a notebook" / "workload" / "notebook.py").read_text()
