@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from tunediff import analysis
-from tunediff.analysis import Results, evaluating, failed, last, noise
+from tunediff.analysis import Results, failed, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BASELINE, BETTER, Difference, mean, sd
@@ -55,8 +55,7 @@ def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) 
     budget = results.space.budget
     limits = {
         **{key: value for key, value in budget.lines.items() if key not in ("trials", "total")},
-        # A final evaluation may take longer than the training; the trials have shown how fast one is here.
-        "deadline": text.format_exact(budget.trial_deadline_s + evaluating.allowance_s(results.trials, final)),
+        "deadline": text.format_exact(budget.trial_deadline_s),
     }
     once = {"seeds": seeds, "alone": True, "final": final, "trials": tried}
     return {"objective": results.metric, "budget": limits, **once}

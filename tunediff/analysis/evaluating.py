@@ -1,83 +1,27 @@
-"""Estimate how long evaluations will take before they are made.
-
-Most of an evaluation's time goes into passes of samples through a network. So its estimate is the measured
-time of one evaluation, times the passes that a workload says it needs (`evaluation_work`), divided by
-those of the measured one. Parts that do not grow with the passes (the distance itself, features of the
-images where only the sampler's steps grow) make the estimate too large, never too small.
-"""
+"""Estimate the wall-clock of a search before it starts, from the measured seconds of one evaluation."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import last
-from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
-SAFETY = 2.0
-"""A deadline allows this multiple of the expected time of an evaluation."""
-
-
-Parts = Mapping[str, float]
-"""Passes, or seconds of one pass, by part of an evaluation; "" if the workload names no parts."""
-
-
-def work(config: Any, protocol: Mapping[str, Any] | None = None, of: str = "evaluation_work") -> Parts | None:
-    """Return the passes of a sample through each part of one evaluation, with the knobs of `protocol` applied.
-
-    `of`: the workload's function that counts them. None if the workload has no such function or its data
-    are missing.
-    """
-    if (passes := cfg.of(config).get_hook(of)) is None:
-        return None
-    try:
-        count = passes(cfg.override(config, protocol or {}).knobs)
-    except ConfigError:
-        return None
-    return count if isinstance(count, Mapping) else {"": float(count)}
+RUN_S, START_S, FRESH_S = 2.0, 15.0, 10.0
+"""Seconds that a run takes besides training and evaluation, that a session takes before its first run, and
+that processes of a run's own take; measured on two cores."""
 
 
 def point_s(trial: TrialRecord) -> float | None:
     """Return the seconds of one evaluation of a trial, the mean over its points; None before the first."""
     spent = (last(trial, "seconds") or {}).get("evaluation")
     return float(spent) / len(trial.points) if spent else None
-
-
-def final_s(trials: Iterable[TrialRecord], protocol: Mapping[str, Any]) -> float | None:
-    """Return the seconds of one evaluation with the knobs of `protocol`: the longest that any of these
-    trials would need.
-
-    None if none of them was evaluated, or the workload has no `evaluation_work`.
-    """
-    estimates = []
-    for trial in trials:
-        try:
-            config = trial.configuration
-        except ConfigError:  # the journal of another version
-            continue
-        measured, before, after = point_s(trial), work(config) or {}, work(config, protocol) or {}
-        if measured is not None and (times := [after[part] / before[part] for part in before if before[part]]):
-            estimates.append(measured * max(times))
-    return max(estimates, default=None)
-
-
-def allowance_s(trials: Iterable[TrialRecord], protocol: Mapping[str, Any]) -> float:
-    """Return the wall-clock that a deadline adds for a final evaluation by `protocol`; 0 without one, or
-    if it is not known.
-    """
-    return SAFETY * (final_s(trials, protocol) or 0.0) if protocol else 0.0
-
-
-RUN_S, START_S, FRESH_S = 2.0, 15.0, 10.0
-"""Seconds that a run takes besides training and evaluation, that a session takes before its first run, and
-that processes of a run's own take; measured on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +34,18 @@ class Cost:
     """The additional evaluation of a finished trial by the search's `final`; 0 without one."""
     confirming_final_s: float | None
     """The same for a confirming run."""
-    once_s: float
-    """Preparation that evaluations need once, unless it is in the cache folder."""
     space: SearchSpace
+
+    @classmethod
+    def of(cls, space: SearchSpace, measured: Mapping[str, Any]) -> Cost:
+        """Return the cost of a search; `measured`: the seconds of its evaluations by the names of the fields."""
+        confirm = space.confirm.final if space.confirm is not None else {}
+        return cls(
+            evaluation_s=measured.get("evaluation_s") if space.evaluates else 0.0,
+            final_s=measured.get("final_s") if space.final else 0.0,
+            confirming_final_s=measured.get("confirming_final_s") if confirm else 0.0,
+            space=space,
+        )
 
     @property
     def judging_s(self) -> float:
@@ -125,72 +78,25 @@ class Cost:
         seconds = {
             "training": trials * self.space.longest_s,
             "evaluation": trials * (self.judging_s + (self.final_s or 0.0)),
-            "start_up": START_S + trials * self.run_s + self.once_s,
+            "start_up": START_S + trials * self.run_s,
+            "confirmation": self.confirming_s,
         }
-        seconds["confirmation"] = self.confirming_s
         return seconds | {"wall_clock": min(sum(seconds.values()), math.inf if total_s is None else total_s)}
 
-
-def seconds_of(
-    config: Any, pass_s: Parts | None, protocol: Mapping[str, Any], of: str = "evaluation_work"
-) -> float | None:
-    """Return the seconds of one evaluation with the knobs of `protocol`, given the seconds of a pass on
-    one worker.
-    """
-    passes = work(config, protocol, of) if pass_s is not None else None
-    if pass_s is None or passes is None or not passes.keys() <= pass_s.keys():
-        return None
-    return sum(count * pass_s[part] for part, count in passes.items()) / float(config.parallel.processes)
-
-
-def cost(space: SearchSpace, pass_s: Parts | None, evaluation_s: float | None = None, prepared: bool = False) -> Cost:
-    """Estimate the cost of a search from `pass_s`, or from the measured seconds of one evaluation.
-
-    `prepared`: the one-time preparation has been done.
-    """
-    confirm = space.confirm.final if space.confirm is not None else {}
-    one_evaluation_s = seconds_of(space.baseline, pass_s, {}) if evaluation_s is None else evaluation_s
-    return Cost(
-        evaluation_s=one_evaluation_s if space.evaluates else 0.0,
-        final_s=seconds_of(space.baseline, pass_s, space.final) if space.final else 0.0,
-        confirming_final_s=seconds_of(space.baseline, pass_s, confirm) if confirm else 0.0,
-        once_s=0.0 if prepared else seconds_of(space.baseline, pass_s, {}, "evaluation_once") or 0.0,
-        space=space,
-    )
-
-
-def advice(cost: Cost, pass_s: Parts | None) -> list[str]:
-    """Return how to make evaluation cheaper than training, if it is not: the knobs that save most, each
-    changed alone.
-    """
-    config, training_s = cost.space.baseline, cost.space.longest_s
-    if cost.judging_s <= training_s:
-        return []
-    lines = [f"evaluation takes {cost.judging_s / training_s:.1f} times as long as training"]
-    # Try a half and a quarter of every whole number of the evaluation
-    saved: list[tuple[float, str, int]] = []
-    for name, value in cfg.flat(config).items():
-        if not name.startswith("evaluation.") or isinstance(value, bool) or not isinstance(value, int) or value < 2:
-            continue
-        if name in ("evaluation.seed", "evaluation.batch_size"):
-            continue
-        # Less than a quarter would no longer measure the same
-        for part in (2, 4):
-            if value // part < 4 and name != "evaluation.points":
-                break
-            change, new_s = {name: max(1, value // part)}, None
-            if name == "evaluation.points":
-                new_s = cost.judging_s * change[name] / value
-            else:
-                with contextlib.suppress(ConfigError):  # below what is allowed
-                    each_s = seconds_of(config, pass_s, cfg.differences(cfg.override(config, change), config))
-                    new_s = each_s * config.evaluation.points if each_s is not None else None
-            if new_s is not None and new_s < 0.8 * cost.judging_s:
-                saved.append((new_s, name, change[name]))
-            if new_s is None or new_s <= training_s:
-                break
-    # The best value of each knob, then the three best knobs
-    best = {name: (new_s, value) for new_s, name, value in sorted(saved, reverse=True)}
-    for name, (new_s, value) in sorted(best.items(), key=lambda item: item[1][0])[:3]:
-        lines.append(f"  {name}={value}: {text.seconds(new_s)} instead of {text.seconds(cost.judging_s)} per trial")
-    return lines
+    def advice(self) -> list[str]:
+        """Return how to make evaluation cheaper if it takes longer than training."""
+        training_s, config = self.space.longest_s, self.space.baseline
+        if self.judging_s <= training_s:
+            return []
+        fewer = max(1, math.floor(training_s / (self.judging_s / config.evaluation.points)))
+        lines = [f"evaluation takes {self.judging_s / training_s:.1f} times as long as training"]
+        if fewer < config.evaluation.points:
+            spent = text.seconds(self.judging_s * fewer / config.evaluation.points)
+            total = text.seconds(self.judging_s)
+            lines.append(f"  evaluation.points={fewer}: {spent} instead of {total} per trial")
+        fixed = ("evaluation.points", "evaluation.seed", "evaluation.batch_size")
+        counts = [
+            name for name, value in cfg.flat(config).items()
+            if name.startswith("evaluation.") and name not in fixed and type(value) is int and value > 1
+        ]  # fmt: skip
+        return [*lines, *([f"  less of {', '.join(counts)} shortens each"] if counts else [])]

@@ -19,7 +19,7 @@ import yaml
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.analysis import confirmation, evaluating, pairs
+from tunediff.analysis import confirmation, pairs
 from tunediff.config import ConfigError, Systems
 from tunediff.core import text
 from tunediff.core.files import write_text
@@ -274,19 +274,15 @@ def _check(config: Systems, say: Say) -> dict[str, Any]:
 
 
 def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:
-    """Time one evaluation, look at the data and return what `pair_plan.values` takes; None: the workload cannot say.
+    """Time one evaluation, look at the data and return what `pair_plan.values` takes.
 
     Raises `ConfigError` for data that cannot be used.
     """
-    from tunediff.distributed import alone
     from tunediff.training import judging  # imports torch
 
-    if dry_run:  # leaves nothing in the cache folder
-        measured = judging.measured(config, alone(), evaluates=True, prepare=False)
-    else:
+    if not dry_run:
         say("looking at the data and timing one evaluation")
-        measured = judging.before_search(config, evaluates=True)
-    return {**measured, "evaluation_s": evaluating.seconds_of(config, measured.get("pass_s"), {})}
+    return {**judging.before_search(config, evaluates=True, prepare=not dry_run)}
 
 
 def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

@@ -96,12 +96,15 @@ def planned(request: SearchRequest, options: SearchOptions, measured: judging.Me
 def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> judging.Measured:
     """Look at the data and time one evaluation. Raises `ConfigError` for unusable data.
 
-    `prepare`: leave prepared data in the cache folder, as a search does and a dry run does not.
+    `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run does not.
     """
     from tunediff.training import judging  # imports torch
 
     say(f"looking at the data{' and timing one evaluation' if space.evaluates else ''}")
-    return judging.before_search(space.baseline, space.evaluates, **({} if prepare else {"prepare": False}))
+    protocols = {"final_s": space.final, "confirming_final_s": space.confirm.final if space.confirm is not None else {}}
+    finals = {name: protocol for name, protocol in protocols.items() if protocol}
+    evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
+    return judging.before_search(space.baseline, evaluates, prepare, finals)
 
 
 def create(

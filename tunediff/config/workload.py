@@ -12,8 +12,6 @@ when a training starts. It may also declare:
 - `evaluation_protocol(config)`: a sentence that says how its objective is measured.
 - `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
 - `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
-- `evaluation_work(knobs)`: how many passes of a sample through the network one evaluation needs.
-- `evaluation_pass(knobs, device)`: a function that makes one such pass with a given number of samples, to be timed.
 - `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists that save more
   memory the longer they are.
 - `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W]) for what a
@@ -80,8 +78,7 @@ class Quantity:
 
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
-    "evaluation_protocol": ("config",), "evaluation_work": ("knobs",), "evaluation_pass": ("knobs", "device"),
-    "evaluation_once": ("knobs",), "sample_images": ("network", "config", "request"),
+    "evaluation_protocol": ("config",), "sample_images": ("network", "config", "request"),
 }  # fmt: skip
 """Functions that a workload may have, and what they take."""
 COMMANDS = ("sample_images", "sampler_options", "foreign_format")

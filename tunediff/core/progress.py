@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,10 +62,15 @@ class Progress:
         return self.done >= self.total
 
     @property
+    def left_s(self) -> float:
+        """Return the seconds that the rest takes at the speed so far; infinite before the first part."""
+        spent = time.monotonic() - self.begin
+        return spent / self.done * (self.total - self.done) if self.done else math.inf
+
+    @property
     def said(self) -> str:
         """Return the state as text: `sampling: 512 of 2,048 images, about 40s left`."""
-        spent = time.monotonic() - self.begin
-        left = f", about {text.seconds(spent / self.done * (self.total - self.done))} left" if self.done else ""
+        left = f", about {text.seconds(self.left_s)} left" if self.done else ""
         return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{left}"
 
     def _notify(self) -> Progress:

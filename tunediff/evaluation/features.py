@@ -11,7 +11,7 @@ import io
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -24,7 +24,6 @@ from tunediff.config import ConfigError
 from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
-from tunediff.data.knobs import Data
 from tunediff.evaluation import networks, weights
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.training.precision import evaluation_precision
@@ -66,16 +65,6 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
     if evaluation.extractor == "cifar10-resnet":
         return Resnet(weights.trained(evaluation), device)
     return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
-
-
-def stand_in(evaluation: Evaluation, data: Data, device: torch.device) -> tuple[Callable[[Tensor], object], int]:
-    """Return (a function that takes as long as the extractor, d): a classifier need not be trained to be timed."""
-    dim = weights.length(evaluation, data.image_size)
-    if evaluation.extractor == "inception":
-        return Inception(weights.find(evaluation), device), dim
-    if evaluation.extractor == "cifar10-resnet":
-        return Resnet(weights.trained(evaluation), device), dim
-    return _Network(data.channels, data.image_size, 10).to(device).eval().features, dim
 
 
 # ---------------------------------------------------------------------------------------------------------- Inception

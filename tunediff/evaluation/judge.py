@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tunediff.data.images import Images
 from tunediff.distributed import World
-from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kernel_distance
+from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
 from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.reference import reference
 from tunediff.training.precision import evaluation_precision
@@ -35,19 +35,6 @@ class Distances(TypedDict):
     precision_shift: NotRequired[float]
     """Relative change of the distance if all images were made in float32: the first n of N are exchanged for exact
     ones, and the change is multiplied by N/n, since small changes of single images add up."""
-
-
-def rehearsal(dim: int, images: int, device: torch.device) -> Callable[[int], object]:
-    """Return a function that computes the distances of one evaluation so many times, to time them."""
-    features = torch.rand(min(images, KID_IMAGES), dim, device=device)
-    statistics = FeatureStatistics(dim, device)
-    statistics.update(features)
-    real = Reference.of(statistics, features)
-
-    def run(count: int) -> object:
-        return [(frechet(statistics, real), kernel_distance(features, real.features)) for _ in range(count)]
-
-    return run
 
 
 class Judge:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
@@ -239,13 +238,13 @@ class Console:
 
     def _confirming_s(self) -> float:
         """Return the wall-clock of all confirming runs: from measured evaluations, else from the plan."""
-        confirm, trials, planned = self.space.confirm, self.results.trials, self.planned or {}
-        assert confirm is not None
+        trials, planned = self.results.trials, self.planned or {}
         judged = [spent for trial in trials if (spent := evaluating.point_s(trial)) is not None]
-        cost = evaluating.cost(self.space, None, max(judged, default=planned.get("evaluation_s")))
-        last = evaluating.final_s(trials, confirm.final) if confirm.final else 0.0
-        last = planned.get("final_evaluation_s_per_confirming_run") if last is None else last
-        return dataclasses.replace(cost, confirming_final_s=last).confirming_s
+        seconds = {
+            "evaluation_s": max(judged, default=planned.get("evaluation_s")),
+            "confirming_final_s": planned.get("final_evaluation_s_per_confirming_run"),
+        }
+        return evaluating.Cost.of(self.space, seconds).confirming_s
 
     def _elapsed(self) -> str:
         return text.seconds(time.monotonic() - self.started)

@@ -31,8 +31,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
     # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine = resources.local()
     share, sizes, budget = resources.share(space, machine), resources.world_sizes(space), space.budget
-    pass_s = measured.get("pass_s")
-    cost = evaluating.cost(space, pass_s, measured.get("evaluation_s"), measured.get("prepared", False))
+    cost = evaluating.Cost.of(space, measured)
     spent, points = cost.parts(share.least), search_space.size(space)
     ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
     trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
@@ -61,20 +60,20 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
         "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
         "timing_too_long": measured.get("too_long", False),
         "final_evaluation_s": cost.final_s, "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
-        "trial_s": cost.trial_s, "confirming_s": cost.confirming_s, "once_s": cost.once_s,
+        "trial_s": cost.trial_s, "confirming_s": cost.confirming_s,
         "budget_s": budget.per_trial_s, "budget_unit": budget.unit, "device_hours": device_hours,
         "price": device_hours * price if price is not None else None,
         "machine": str(machine), "world_sizes": sizes, "parameters": parameters or None,
         "disk_mib": disk / 2**20,
         "disk_free_mib": shutil.disk_usage(above).free / 2**20,
         "objective": _objective(space),
-        "data": measured.get("data", []), "advice": evaluating.advice(cost, pass_s),
+        "data": measured.get("data", []), "advice": cost.advice(),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates], "skipped": skipped(space),
         "notes": [*share.notes, *filter(None, [warm_start.describe(space, machine.device)])],
     }  # fmt: skip
     # Do not refuse a search because of timings that were made while other processes used the cores.
-    certain = evaluating.cost(space, None).parts(share.least) if plan["disturbed"] else spent
+    certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
 
 
@@ -149,19 +148,16 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
     for part, spent in known_s.items():
         words = text.seconds(spent)
         if part == "evaluation" and each_s is None:
-            words = "unknown (the workload has no evaluation_work(knobs) and evaluation_pass(knobs, device))"
-            words = "unknown (timing a few passes takes too long here)" if plan["timing_too_long"] else words
+            words = f"unknown ({'one takes too long to be timed here' if plan['timing_too_long'] else 'not timed'})"
         elif part == "evaluation" and each_s:
             last = f", {_short(plan['final_evaluation_s'])} in the end" if plan["final_evaluation_s"] else ""
             words += f" ({plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
-        elif part == "start_up" and plan["once_s"] >= 1:
-            words += f" (up to {text.seconds(plan['once_s'])} of it once to prepare the evaluator, which is then kept)"
         elif part == "confirmation" and (last := plan["final_evaluation_s_per_confirming_run"]):
             words += f" at most, {text.seconds(last)} per run for its final evaluation"
         elif part == "wall_clock":
             words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
             # One trial runs in any case, even where start-up alone takes longer than the limit.
-            limit, first_s = plan["total_limit_s"], evaluating.START_S + plan["once_s"] + plan["trial_s"]
+            limit, first_s = plan["total_limit_s"], evaluating.START_S + plan["trial_s"]
             if limit is not None and first_s > limit:
                 judged = "" if each_s is not None else " and its evaluation"
                 words += f"; the first trial ends after about {text.seconds(first_s)}{judged} in any case"

@@ -1,10 +1,9 @@
-"""Judging a finished model by its workload's own evaluation, and how long that takes."""
+"""Judge a finished model by its workload's own evaluation, and time one evaluation before a search."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
@@ -20,12 +19,13 @@ from torch import Tensor
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Values
 from tunediff.config.code import described
 from tunediff.config.systems import Compile, Systems
 from tunediff.core import machine, progress
 from tunediff.core.clock import Budget
 from tunediff.core.files import write_text
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
@@ -69,120 +69,120 @@ def judged(
     return program.values
 
 
-LONG_ENOUGH_S = 0.15
-"""Seconds of passes after which a rate is known."""
-ONCE_S = 3.0
-"""A pass that takes so long is timed once: loading kernels is little of it."""
-ROUNDS, PAUSE_S, ROUNDS_S = 6, 0.5, 10.0
-"""While other processes use the cores, passes are timed again: so often, after a pause, for so many seconds at most."""
+ENOUGH_S = 20.0
+"""An evaluation that takes longer is not finished: its progress tells how long all of it would take."""
 PROBE_S = 60.0
 """What takes longer to be timed is not known."""
-
-
-PassS = Mapping[str, float]
-"""Seconds of one pass, by the parts of `evaluation_pass`; "" where it has none."""
-
-
-def pass_s(config: Systems, world: World) -> PassS | None:
-    """Measure the seconds that one sample takes through each part of an evaluation, here and now.
-
-    In batches of up to `evaluation.batch_size`, for seconds in all. None where the workload has no `evaluation_pass`.
-    """
-    if (offered := cfg.of(config).get_hook("evaluation_pass")) is None:
-        return None
-    runs, most = offered(config.knobs, world.device), getattr(config.evaluation, "batch_size", 64)
-    parts = runs if isinstance(runs, Mapping) else {"": runs}
-    return {part: rate_s(run, most, world) for part, run in parts.items()}
-
-
-def pass_s_and_load(config: Systems, world: World) -> tuple[PassS | None, float]:
-    """Return `pass_s`, and the share of the cores that other processes used meanwhile.
-
-    Passes beside other processes take many times as long. So the least of several rounds counts, spread in time, until
-    one of them has the cores for itself.
-    """
-    least: PassS | None = None
-    load, began = 1.0, time.monotonic()
-    for number in range(ROUNDS):
-        if number:
-            time.sleep(PAUSE_S)
-        before = hardware.Usage.now()
-        parts_s = pass_s(config, world)
-        used = hardware.Usage.now().since(before)
-        if parts_s is None:
-            return None, 0.0
-        least = parts_s if least is None else {part: min(spent_s, parts_s[part]) for part, spent_s in least.items()}
-        load = min(load, hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"])
-        if load <= hardware.DISTURBED or time.monotonic() - began > ROUNDS_S:
-            break
-    return least, load
+MOST_FILES = 20_000
+"""A dry run decodes no more files than these to describe the data; a search reads them all."""
 
 
 class Measured(TypedDict, total=False):
-    """What can be known of a search before it starts."""
+    """What is known of a search before it starts."""
 
     data: list[str]
-    """On the images that are learned: see `Images.said`."""
-    pass_s: PassS | None
+    """Lines about the images that are learned: see `images.told`."""
+    evaluation_s: float
+    """Seconds of one evaluation; absent: not known, or no model is evaluated."""
+    final_s: float
+    """The same by the search's `final`."""
+    confirming_final_s: float
+    """The same by the `final` of its confirming runs."""
     other_load_share: float
-    """Share of the cores that other processes used while passes were timed, in the quietest round."""
+    """Share of the cores that other processes used while the evaluation was timed."""
     disturbed: bool
-    """Whether that was so much that passes may take less than timed."""
+    """Whether that was so much that the seconds may be too many."""
     too_long: bool
-    """Whether passes were not timed, since that took over `PROBE_S`."""
-    evaluation_s: float | None
-    """Of one evaluation that was made, where the workload says nothing of its passes."""
+    """Whether the evaluation was not timed, since that took over `PROBE_S`."""
     parameters: int
-    """Of the model; not there where its workload does not say how to build it."""
-    prepared: bool
-    """Whether what an evaluation needs once lies in the cache folder now."""
+    """Parameters of the model; absent if its workload does not say how to build it."""
 
 
-MOST_FILES = 20_000
-"""A dry run decodes no more files than these; a search reads them all."""
+class _LongEvaluationError(BaseException):
+    """Ends an evaluation that takes over `ENOUGH_S`; no `Exception`, which workloads may catch."""
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
 
 
-def measured(
-    config: Systems, world: World, evaluates: bool, prepare: bool, tell: Callable[[Measured], None] = lambda _: None
-) -> Measured:
-    """Look at the data and time the parts of an evaluation; `prepare`: leave in the cache folder what trials need.
+def seconds_of(evaluate: Callable[[], object]) -> float:
+    """Call a function and return its seconds, beyond `ENOUGH_S` as estimated from the progress that it reports."""
+    began, left_s = time.monotonic(), 0.0
 
-    `tell` gets what is known before passes are timed. Raises what the data or the set-up of the training raise.
-    """
-    data, result = getattr(config.knobs, "data", None), Measured(data=[], pass_s=None, prepared=prepare)
-    if isinstance(data, Data):
-        result["data"] = images.told(data, None if prepare else MOST_FILES)
-    if prepare:
-        eager, budget = dataclasses.replace(config, compile=Compile()), Budget(samples=1)
-        run(Engine(eager, budget, world, Observer(), Build(), evaluates=evaluates))
-    if (network := cfg.of(config).get_hook("network")) is not None:
-        with torch.device("meta"):
-            result["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
-    if evaluates:
-        tell(result)
-        result["pass_s"], result["other_load_share"] = pass_s_and_load(config, world)
-        result["disturbed"] = result["other_load_share"] > hardware.DISTURBED
-    return result
+    def end_early(work: progress.Progress) -> None:
+        if time.monotonic() - began > ENOUGH_S and 0 < work.done < work.total:
+            raise _LongEvaluationError(work.left_s)
+
+    with progress.subscribe(end_early):
+        try:
+            evaluate()
+        except NotFiniteError:  # of a model without training
+            pass
+        except _LongEvaluationError as error:
+            left_s = error.left_s
+    return time.monotonic() - began + left_s
 
 
-class Build(Program):
-    """A training that asks for its first batch gets none: all that it makes before is made."""
+class Rehearse(Program):
+    """Make all that a training makes before its first batch, evaluate the model if that is wanted, train nothing."""
+
+    def __init__(self, evaluates: bool, prepared: Callable[[], None] = lambda: None) -> None:
+        self._evaluates, self._prepared = evaluates, prepared
+        self.seconds = 0.0
 
     def begin(self, session: Session) -> bool:
+        self._prepared()
+        if self._evaluates:
+            self.seconds = seconds_of(lambda: evaluate(session)) / session.config.parallel.processes
         return False
 
 
-def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Measured:
+def measured(
+    config: Systems, world: World, evaluates: bool, prepare: bool, finals: Mapping[str, Values] | None = None,
+    tell: Callable[[Measured], None] = lambda _: None,
+) -> Measured:  # fmt: skip
+    """Look at the data and time one evaluation; leave in the cache folder what trials need.
+
+    `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further evaluations to time,
+    by the field of `Measured` that takes their seconds. `tell` gets what is known before something is timed. Raises
+    what the data or the set-up of the training raise.
+    """
+    data, result = getattr(config.knobs, "data", None), Measured(data=[])
+    if isinstance(data, Data):
+        result["data"] = images.told(data, None if prepare else MOST_FILES)
+    if (network := cfg.of(config).get_hook("network")) is not None:
+        with torch.device("meta"):
+            result["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
+    if not prepare:
+        tell(result)
+        if not evaluates:
+            return result
+    before = hardware.Usage.now()
+    for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
+        eager = dataclasses.replace(cfg.override(config, protocol), compile=Compile())
+        program = Rehearse(evaluates, lambda: tell(result))
+        run(Engine(eager, Budget(samples=1), world, Observer(), program, evaluates=evaluates))
+        if not evaluates:
+            return result
+        result[name] = program.seconds  # type: ignore[literal-required]
+    used = hardware.Usage.now().since(before)
+    load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
+    return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
+
+
+def before_search(
+    config: Systems, evaluates: bool, prepare: bool = True, finals: Mapping[str, Values] | None = None
+) -> Measured:
     """Call `measured` in a process of its own, which leaves nothing where the search runs; report it on stderr.
 
-    {} where that fails, after a line that says why; without passes where timing them takes over `PROBE_S`. Raises
+    {} where that fails, after a line that says why; without seconds where timing takes over `PROBE_S`. Raises
     `ConfigError` for data that cannot be used, as every trial would.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
-        flags = [str(int(evaluates)), str(int(prepare))]
-        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), *flags]
+        options = json.dumps({"evaluates": evaluates, "prepare": prepare, "finals": finals or {}})
+        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), options]
         # Ctrl-C is for the search alone, which kills this.
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -195,13 +195,12 @@ def before_search(config: Systems, evaluates: bool, prepare: bool = True) -> Mea
         raise ConfigError(refused)
     if answered and not ended:
         answered["too_long"] = True
-        why = f"one evaluation could not be timed: a few passes take over {PROBE_S:.0f} s here"
-        print(f"WARNING: {why}", file=sys.stderr)
+        print(f"WARNING: one evaluation could not be timed: it takes over {PROBE_S:.0f} s here", file=sys.stderr)
     return cast("Measured", answered)
 
 
 def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
-    """Wait until the process has ended; False once it has timed passes for too long."""
+    """Wait until the process has ended; False once it has timed evaluations for too long."""
     timing: float | None = None
     while process.poll() is None:
         time.sleep(0.05)
@@ -211,7 +210,7 @@ def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
     return True
 
 
-def _main(path: str, answer: str, evaluates: str, prepare: str = "1") -> None:
+def _main(path: str, answer: str, options: str) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     result: Mapping[str, Any] = {}
 
@@ -220,7 +219,7 @@ def _main(path: str, answer: str, evaluates: str, prepare: str = "1") -> None:
 
     try:
         with progress.shown():
-            result = measured(cfg.load(Path(path)), alone(), bool(int(evaluates)), bool(int(prepare)), tell)
+            result = measured(cfg.load(Path(path)), alone(), **json.loads(options), tell=tell)
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:
@@ -233,33 +232,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(cli.FAILED)
-
-
-def rate_s(run: Callable[[int], object], most: int, world: World, enough_s: float | None = None) -> float:
-    """Measure the seconds of a sample in `run(count)`: batches of up to `most`, or until one takes `enough_s` and is no
-    cheaper for each of its samples than a smaller one."""
-    count, before, enough_s = 1, math.inf, LONG_ENOUGH_S if enough_s is None else enough_s
-    while True:
-        taken: list[float] = []
-        # The first loads kernels, others may be disturbed.
-        while not _timed_enough(taken, enough_s):
-            world.synchronize()
-            begin = time.perf_counter()
-            run(count)
-            world.synchronize()
-            taken.append(time.perf_counter() - begin)
-        unit_s = min(taken) / count
-        slow = min(taken) >= 10 * enough_s  # larger batches would keep the user waiting
-        if count >= most or slow or (min(taken) >= enough_s and unit_s > 0.7 * before):
-            return min(unit_s, before)
-        count, before = min(4 * count, most), unit_s
-
-
-def _timed_enough(taken: list[float], enough_s: float) -> bool:
-    """Return whether these calls suffice to know how long one takes."""
-    if not taken or min(taken) >= ONCE_S:
-        return bool(taken)
-    return sum(taken) >= enough_s and len(taken) >= (3 if min(taken) < enough_s else 2)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ ATTEMPTS = 2
 LOSSES = 3
 """Nodes that a trial may lose without notice: that is not the configuration's fault either, unless it repeats."""
 
+STALLED_S = 900.0
+"""Seconds without progress after which a final evaluation no longer postpones the deadline of its trial."""
 START_S = 600.0
 """Seconds after which workers that have not started on this machine are killed and started again; on a cluster they may
 wait for a node."""
@@ -174,7 +176,7 @@ def _until_ended(
                 deadline = time.monotonic() + plan.deadline_s  # counts from the start of the workers
 
         # ---- give up a trial that is past its deadline
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not (plan.final and _advances(folder)):
             if (trial := record.read_trial(folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
@@ -185,6 +187,13 @@ def _until_ended(
             cursor += 1
             yield reported(event, plan)
             ray.get(slot.let_go_on.remote(serial, event.index))
+
+
+def _advances(folder: Path) -> bool:
+    """Return whether the work in a trial has reported progress lately; a final evaluation may outlast the deadline."""
+    with contextlib.suppress(OSError):
+        return time.time() - (folder / DOING).stat().st_mtime < STALLED_S
+    return False
 
 
 class Waiting:

@@ -167,13 +167,6 @@ def check_files(knobs: Knobs, evaluates: bool) -> None:
     libraries.check(knobs.model.name, knobs.data, sets.classes(knobs.data))
 
 
-def evaluation_work(knobs: Knobs) -> float:
-    """Return the number of held-out images. Raises `ConfigError` where their files are not here."""
-    from tunediff.workloads.classification import sets
-
-    return float(sets.held_out_count(knobs.data, knobs.evaluation.images))
-
-
 def evaluation_protocol(config: Any) -> str:
     """Return what the objective is, in a sentence without its full stop."""
     from tunediff.workloads.classification import sets

@@ -13,13 +13,12 @@ from tunediff.data.images import in_unit_range, load
 from tunediff.data.loader import Prepare, Uniform
 from tunediff.distributed import World
 from tunediff.evaluation import networks
-from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, optimizers, sets
 from tunediff.workloads.classification.judge import Judge
 from tunediff.workloads.classification.knobs import Knobs
 
-__all__ = ["evaluation_pass", "network", "train"]
+__all__ = ["network", "train"]
 
 
 def train(trial: Trial) -> None:
@@ -114,14 +113,3 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
 def judge_of(knobs: Knobs, world: World) -> Judge:
     """Return the judge of this data and evaluation protocol."""
     return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
-
-
-def evaluation_pass(knobs: Knobs, device: torch.device) -> Callable[[int], object]:
-    """Return a function that runs the network on so many held-out images."""
-    net, side = network(knobs).to(device).eval(), knobs.data.image_size
-
-    def run(count: int) -> object:
-        with torch.no_grad(), evaluation_precision(device):
-            return net(torch.zeros(count, knobs.data.channels, side, side, device=device))
-
-    return run

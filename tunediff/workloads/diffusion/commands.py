@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -63,20 +64,21 @@ class DiffusionSampler(SamplerOptions):
     def announce(self, network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
         import torch
 
-        from tunediff.training.judging import rate_s
         from tunediff.training.precision import evaluation_precision
 
         where, data = device or world.device, config.data
-
-        def run(count: int) -> object:
-            with torch.no_grad(), evaluation_precision(where):
-                x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
-                return network(x, torch.zeros(count, dtype=torch.int64, device=where))
-
-        # A few timed passes; `rate_s` waits for the device of its world.
-        most, steps = min(config.evaluation.batch_size, -(-n // world.size)), self.describe(config)["steps"]
-        pass_s = rate_s(run, most, dataclasses.replace(world, device=where), enough_s=0.05)
-        step_s = world.largest(pass_s * n / world.size)
+        here, taken = dataclasses.replace(world, device=where), []
+        count, steps = min(config.evaluation.batch_size, -(-n // world.size)), self.describe(config)["steps"]
+        with torch.no_grad(), evaluation_precision(where):
+            x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
+            t = torch.zeros(count, dtype=torch.int64, device=where)
+            for _ in range(2):  # the first pass loads kernels
+                here.synchronize()
+                begin = time.perf_counter()
+                network(x, t)
+                here.synchronize()
+                taken.append(time.perf_counter() - begin)
+        step_s = world.largest(min(taken) / count * n / world.size)
         if not world.main or (spent := step_s * steps) < progress.FIRST_S:
             return
         print(f"sampling {n:,} images × {steps:,} steps: about {text.seconds(spent)}", file=sys.stderr, flush=True)

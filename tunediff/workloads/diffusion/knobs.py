@@ -181,21 +181,6 @@ def evaluation_protocol(config: Any) -> str:
     return f"{drawn}, the same noise in all trials, {against}"
 
 
-def evaluation_work(knobs: Knobs) -> dict[str, float]:
-    """Images times steps of the sampler and the validation images in each of their bins go through the network."""
-    protocol = knobs.evaluation
-    passes = protocol.images * protocol.passes(knobs.process.steps) + protocol.validation_images * VALIDATION_BINS
-    return {"network": float(passes), "features": float(protocol.images), "distance": 1.0}
-
-
-def evaluation_once(knobs: Knobs) -> dict[str, float]:
-    """The features of the real images, and what it takes to train the classifier for them."""
-    from tunediff.data import sources
-
-    trained = 400 * 64 * 3 if knobs.evaluation.extractor == "classifier" else 0  # steps, images, with backward
-    return {"features": float(sources.count(knobs.data) + trained)}
-
-
 def check_files(knobs: Knobs, evaluates: bool) -> None:
     """Refuse missing data and weights before anything starts; fetches Inception's. Raises `ConfigError`."""
     from tunediff.data import sources

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,11 +10,8 @@ from torch import Tensor
 from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
-from tunediff.evaluation import features
-from tunediff.evaluation.judge import rehearsal
 from tunediff.training import optimizer as adam
 from tunediff.training.ema import Ema
-from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.diffusers_export import initial_weights
@@ -26,7 +22,7 @@ from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
 from tunediff.workloads.diffusion.unet import Block, flops_per_sample, network
 
-__all__ = ["evaluation_pass", "initial_weights", "network", "train"]
+__all__ = ["initial_weights", "network", "train"]
 
 
 def train(trial: Trial) -> None:
@@ -124,24 +120,6 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
         return torch.cat(errors)
 
     return errors_at
-
-
-def evaluation_pass(knobs: Knobs, device: torch.device) -> dict[str, Callable[[int], object]]:
-    """Return functions that time an evaluation: a sampler step and the features of so many images, and the distance."""
-    unet, side = network(knobs).to(device).eval(), knobs.data.image_size
-
-    def run(count: int) -> object:
-        with torch.no_grad(), evaluation_precision(device, knobs.evaluation.precision):
-            x, t = torch.zeros(count, knobs.data.channels, side, side), torch.zeros(count, dtype=torch.int64)
-            return unet(x.to(device), t.to(device))
-
-    look, dim = features.stand_in(knobs.evaluation, knobs.data, device)
-
-    def extract(count: int) -> object:
-        with torch.no_grad(), evaluation_precision(device):
-            return look(torch.zeros(count, knobs.data.channels, side, side, dtype=torch.uint8, device=device))
-
-    return {"network": run, "features": extract, "distance": rehearsal(dim, knobs.evaluation.images, device)}
 
 
 @functools.lru_cache(maxsize=3)
