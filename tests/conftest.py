@@ -28,10 +28,9 @@ def pytest_sessionfinish():
 def _timed_in_no_time(monkeypatch):
     """What a search measures before it starts is measured in this process, and shortly: few tests care."""
     from tests.helpers import measure_here, measured_once
-    from tunediff.training import hardware, judging
+    from tunediff.training import hardware
 
     measure_here(monkeypatch)
-    monkeypatch.setattr(judging, "LONG_ENOUGH_S", 1e-4)
     monkeypatch.setattr(hardware, *measured_once())
 
 

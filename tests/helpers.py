@@ -215,13 +215,13 @@ def point(index=1, train_s=1.0, **values):
     return Point(**fields | own, found={name: value for name, value in values.items() if name not in names})
 
 
-def measure_here(monkeypatch):
-    """Let a dry run measure in this process, and once: quicker, and patches reach it."""
+def measure_here(monkeypatch, seconds=0.01):
+    """Let a dry run measure in this process, where an evaluation takes `seconds`."""
     from tunediff.distributed import alone
     from tunediff.training import judging
 
-    def measured(config, evaluates, prepare=True):
-        return judging.measured(config, alone(), evaluates, prepare)
+    def measured(config, evaluates, prepare=True, finals=None):
+        return judging.measured(config, alone(), evaluates, prepare, finals)
 
     monkeypatch.setattr(judging, "before_search", measured)
-    monkeypatch.setattr(judging, "ROUNDS", 1)
+    monkeypatch.setattr(judging, "evaluation_s", lambda *_: seconds)

@@ -106,7 +106,6 @@ def test_search_refuses(file, capsys, monkeypatch, words, message):
 
 
 def test_search_says_which_searched_knob_the_command_line_fixes(file, capsys, monkeypatch):
-    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
     assert search.main([file, "optimizer.lr=0.1", "--dry-run", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "optimizer.lr is fixed at 0.1 by the command line; what space.yaml says of it is not searched\n" in err
@@ -278,27 +277,27 @@ def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
 
 
 def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
-    """64 images × 5 steps and 256 × 10 bins at 10 ms each; 640 × 50 steps and the same bins in the end."""
-    each = {"network": 0.01, "features": 0.01, "distance": 0.0}
-    monkeypatch.setattr(judging, "pass_s", lambda config, world: each)
     final = {"evaluation.images": 640, "evaluation.steps": 50}
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE | {"confirm": {"of": 2, "seeds": 3, "final": final}}))
+    measure_here(monkeypatch, seconds=29.0)
     assert search.main([file, "--dry-run", "--trials", "100"]) == 0
     out = capsys.readouterr().out
-    assert "\nevaluation: 1h38m (2 × 29s per trial, as timed on this machine)\n" in out
-    assert re.search("\nconfirmation: .* at most, 5m52s per run for its final evaluation\n", out)
+    assert "\nevaluation: 1h37m (2 × 29s per trial, as timed on this machine)\n" in out
+    assert re.search("\nconfirmation: .* at most, 29s per run for its final evaluation\n", out)
     assert re.search("\nwall-clock: at most .h..m\n", out)
-    assert "\n  evaluation.validation_images=64: " in out
+    assert "\n  evaluation.points=1: 29s instead of 58s per trial\n" in out
     each = FILE["budget"]["per_trial"]
     assert f"\nconfirming: at most 9 × {each} training; it ends when it is decided\n" in out
-    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
+
+
+def test_dry_run_says_that_evaluation_was_not_timed(file, capsys, monkeypatch):
+    monkeypatch.setattr(judging, "before_search", lambda *_: {})
     assert search.main([file, "--dry-run"]) == 0
-    assert "\nevaluation: unknown (the workload has no " in (out := capsys.readouterr().out)
+    assert "\nevaluation: unknown (not timed)\n" in (out := capsys.readouterr().out)
     assert re.search("\nwall-clock: .* and evaluation\n", out)
 
 
 def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkeypatch):
-    monkeypatch.setattr(judging, "pass_s", lambda config, world: None)
     monkeypatch.setattr(search_setup, "create", lambda *_: pytest.fail("started"))
     for words, why in (
         (["--trials", "10000000"], "10,000,000 trials: over 100,000; change --trials or give a limit, --total"),

@@ -427,7 +427,7 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     warning = (
         "WARNING: other processes use 63% of the cores: start-up may take longer, and evaluation may be timed too long"
     )
-    monkeypatch.setattr(judging, "measured", lambda *_, **__: {"pass_s": None, "data": [], **load})
+    monkeypatch.setattr(judging, "before_search", lambda *_, **__: {"data": [], **load})
     words = ["digits", "loader.batch_size=64", "--budget", "20s", "--dry-run"]
     assert compare.main(words) == 0
     assert f"\n{warning}\n" in capsys.readouterr().out

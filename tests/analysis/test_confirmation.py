@@ -106,7 +106,7 @@ def test_a_single_trial_plans_no_confirming_runs(tmp_path):
     content = FILE | {"trials": FILE["trials"][:1], "budget": {"per_trial": "20s", "trials": 1}}
     alone = search_space.parse(content, "night.yaml")
     assert (alone.finalists, alone.again, alone.confirming_reserve) == (0, [], 0)
-    assert evaluating.cost(alone, None).parts(1)["confirmation"] == 0
+    assert evaluating.Cost.of(alone, {}).parts(1)["confirmation"] == 0
     two = search_space.parse(
         content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml"
     )
@@ -135,7 +135,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
 
 def test_the_plan_of_a_limited_search_includes_confirming_runs():
     limited = FILE | {"budget": {"per_trial": "20s", "total": "30s"}}
-    parts = evaluating.cost(search_space.parse(limited, "night.yaml"), None).parts(1)
+    parts = evaluating.Cost.of(search_space.parse(limited, "night.yaml"), {}).parts(1)
     assert parts["confirmation"] > 30
     assert parts["wall_clock"] == 30
 
@@ -352,17 +352,6 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
     page.write_all(context.read(found.folder), tmp_path)
     assert "With longer budgets" in (tmp_path / page.PAGE).read_text()
-
-
-def test_a_final_evaluation_has_its_time(tmp_path):
-    """4 s of evaluation for 64 images × 5 steps and 256 × 10 bins: 10 times the images take so much longer."""
-    final = {"evaluation.images": 640, "evaluation.steps": 50}
-    found = searched(tmp_path, lambda size, seed: 1.0 if size == 64 else 2.0, confirm={"of": 1, "final": final})
-    without = confirming.prepare(found)[1].budget.trial_deadline_s
-    for trial in found.trials:
-        trial.points[-1].seconds["evaluation"] = 40.0
-    content = confirmation.content(found, 1, 3, final)
-    assert float(content["budget"]["deadline"][:-1]) > without + 2 * 10.0
 
 
 # ------------------------------------------------------------------------------------------------------ files, command

@@ -221,17 +221,14 @@ def test_an_unknown_evaluation_is_null_and_named(tmp_path):
     told = plan.values(wanted, tmp_path, {})
     assert (told["seconds"]["evaluation"], told["wall_clock_lacks"]) == (None, ["evaluation"])
     assert any(line.startswith("evaluation: unknown") for line in plan.cost_lines(told))
-    timed = plan.values(wanted, tmp_path, {"pass_s": EACH})
+    timed = plan.values(wanted, tmp_path, {"evaluation_s": 22.56})
     assert timed["seconds"]["evaluation"] > 0
     assert timed["wall_clock_lacks"] == []
 
 
-EACH = {"network": 0.001, "features": 0.0, "distance": 0.0}
-
-
 def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, capsys):
     wanted = searches.make(tmp_path / "night")
-    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "data": ["skipped 1 of 65 files: 1 empty: a.png"]})
+    told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56, "data": ["skipped 1 of 65 files: 1 empty: a.png"]})
     console.Console(tmp_path / "night", wanted, quiet=False, told=told).greet(None)
     said = capsys.readouterr().out
     for line in (
@@ -252,26 +249,25 @@ def test_a_start_says_when_the_first_trial_ends_where_the_limit_is_shorter(tmp_p
     assert wall_clock("10s", {}) == (
         "wall-clock: 10s and evaluation; the first trial ends after about 20s and its evaluation in any case"
     )
-    known = wall_clock("10s", {"evaluation_s": 1.0, "prepared": True})
+    known = wall_clock("10s", {"evaluation_s": 1.0})
     assert known.startswith("wall-clock: at most 10s;")
     assert known.endswith("; the first trial ends after about 24s in any case")
     assert "first trial" not in wall_clock("30s", {})
 
 
 def test_no_refusal_rests_on_what_was_timed_beside_other_processes(tmp_path):
-    """100,000 s of a pass would be years; alone they are 1,000 times shorter."""
+    """100,000 s of an evaluation would be a month; alone they are 1,000 times shorter."""
     wanted = searches.make(tmp_path / "night")
-    slow = {"network": 100.0, "features": 0.0, "distance": 0.0}
-    quiet = plan.values(wanted, tmp_path, {"pass_s": slow, "other_load_share": 0.02, "disturbed": False})
+    quiet = plan.values(wanted, tmp_path, {"evaluation_s": 1e5, "other_load_share": 0.02, "disturbed": False})
     assert "days of wall-clock" in quiet["refused"]
-    busy = plan.values(wanted, tmp_path, {"pass_s": slow, "other_load_share": 0.63, "disturbed": True})
+    busy = plan.values(wanted, tmp_path, {"evaluation_s": 1e5, "other_load_share": 0.63, "disturbed": True})
     assert busy["refused"] is None
     assert busy["seconds"] == quiet["seconds"]
     warning = "WARNING: other processes use 63% of the cores: the evaluation and what follows from it may be too long"
     assert warning in plan.cost_lines(busy)
     assert not any("WARNING" in line for line in plan.cost_lines(quiet))
     night = searches.make(tmp_path / "long", searches.FILE | {"budget": {"per_trial": "900h", "trials": 8}})
-    measured = {"pass_s": slow, "other_load_share": 0.63, "disturbed": True}
+    measured = {"evaluation_s": 1e5, "other_load_share": 0.63, "disturbed": True}
     assert "days of wall-clock" in plan.values(night, tmp_path, measured)["refused"], "by its training alone"
 
 
@@ -281,7 +277,7 @@ def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path, monk
     monkeypatch.setattr(plan.resources, "local", lambda: plan.resources.Machine(2, 0))
     content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}}
     wanted = searches.make(tmp_path / "night", content)
-    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "parameters": 2**20})
+    told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56, "parameters": 2**20})
     assert (told["at_once"], told["trials"]) == (1, 8)
     assert told["disk_mib"] == 4 * (8 + 2 * 4) + 2 * 16
     probes = searches.make(tmp_path / "fast", searches.FILE | {"objective": "samples_per_s"})
@@ -294,7 +290,7 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     wanted = searches.make(folder := tmp_path / "night", content)
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    told = plan.values(wanted, tmp_path, {"pass_s": EACH, "prepared": True})
+    told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56})
     lines = console.Console(folder, wanted, quiet=False, told=told)
     searching, again = 8 * (20 + 4 * 22.56 + 2) + 15, 8 * (20 + 4 * 22.56 + 2)
     then = f", then at most {text.seconds(again)} of confirming"

@@ -163,6 +163,20 @@ def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch
     assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock"
 
 
+def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch, tmp_path):
+    """Its progress file was written a moment ago; then it is silent for too long."""
+    clock = iter([0.0])
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
+    doing = tmp_path / "trials" / "t0003" / DOING
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text("{}") and "1")
+    slot, _, known = drive(None, None, End("ok"), final={"evaluation.images": 640})
+    assert (slot.killed, known.status) == ([], "ok")
+    shutil.rmtree(tmp_path / "trials")
+    monkeypatch.setattr(trial, "STALLED_S", -1.0)
+    slot, _, known = drive(None, None, End("ok"), final={"evaluation.images": 640})
+    assert (slot.killed, known.status) == (["past its deadline"], "timeout")
+
+
 def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     """The worker has written it a moment before its deadline, and it is on its way to the driver."""
     clock = iter([0.0, 1e6])

@@ -127,14 +127,21 @@ class Rehearse(Program):
     """Make all that a training makes before its first batch, evaluate the model if that is wanted, train nothing."""
 
     def __init__(self, evaluates: bool, prepared: Callable[[], None] = lambda: None) -> None:
-        self._evaluates, self._prepared = evaluates, prepared
+        self.evaluates, self._prepared = evaluates, prepared
         self.seconds = 0.0
 
     def begin(self, session: Session) -> bool:
         self._prepared()
-        if self._evaluates:
+        if self.evaluates:
             self.seconds = seconds_of(lambda: evaluate(session)) / session.config.parallel.processes
         return False
+
+
+def evaluation_s(config: Systems, world: World, program: Rehearse) -> float:
+    """Return the seconds of one evaluation of a model without training, and without torch.compile."""
+    eager = dataclasses.replace(config, compile=Compile())
+    run(Engine(eager, Budget(samples=1), world, Observer(), program, evaluates=program.evaluates))
+    return program.seconds
 
 
 def measured(
@@ -159,12 +166,11 @@ def measured(
             return result
     before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
-        eager = dataclasses.replace(cfg.override(config, protocol), compile=Compile())
         program = Rehearse(evaluates, lambda: tell(result))
-        run(Engine(eager, Budget(samples=1), world, Observer(), program, evaluates=evaluates))
+        spent_s = evaluation_s(cfg.override(config, protocol), world, program)
         if not evaluates:
             return result
-        result[name] = program.seconds  # type: ignore[literal-required]
+        result[name] = spent_s  # type: ignore[literal-required]
     used = hardware.Usage.now().since(before)
     load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
