@@ -21,7 +21,7 @@ import yaml
 from tensorboard.backend.event_processing import event_accumulator
 
 from tests import searches
-from tests.helpers import point, shipped_toy
+from tests.helpers import measure_here, point, shipped_toy
 from tests.toy import train as toy_train
 from tunediff import analysis, compare, export, search, search_space, train
 from tunediff import config as cfg
@@ -282,7 +282,7 @@ def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
     measure_here(monkeypatch, seconds=29.0)
     assert search.main([file, "--dry-run", "--trials", "100"]) == 0
     out = capsys.readouterr().out
-    assert "\nevaluation: 1h37m (2 × 29s per trial, as timed on this machine)\n" in out
+    assert "\nevaluation: 1h36m (2 × 29s per trial, as timed on this machine)\n" in out
     assert re.search("\nconfirmation: .* at most, 29s per run for its final evaluation\n", out)
     assert re.search("\nwall-clock: at most .h..m\n", out)
     assert "\n  evaluation.points=1: 29s instead of 58s per trial\n" in out

@@ -19,14 +19,14 @@ from tunediff.training import judging
 from tunediff.workloads.diffusion import train
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
-IN_ITS_PROCESS, ROUNDS = judging.before_search, judging.ROUNDS
+IN_ITS_PROCESS, EVALUATION_S = judging.before_search, judging.evaluation_s
 
 
 @pytest.fixture(autouse=True)
 def _in_its_process(monkeypatch):
     """Elsewhere tests measure in their own process."""
     monkeypatch.setattr(judging, "before_search", IN_ITS_PROCESS)
-    monkeypatch.setattr(judging, "ROUNDS", ROUNDS)
+    monkeypatch.setattr(judging, "evaluation_s", EVALUATION_S)
 
 
 def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
@@ -138,11 +138,11 @@ def test_evaluation_of_diverging_model_is_timed(now):
 def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
     timed = []
 
-    def run(engine):
-        timed.append(engine.config.evaluation.images)
-        engine.program.seconds = float(len(timed))
+    def evaluation_s(config, *_):
+        timed.append(config.evaluation.images)
+        return float(len(timed))
 
-    monkeypatch.setattr(judging, "run", run)
+    monkeypatch.setattr(judging, "evaluation_s", evaluation_s)
     monkeypatch.setattr(judging.hardware, "disturbance", lambda *_: {"other_load_share": 0.9})
     finals = {"confirming_final_s": {"evaluation.images": 128}}
     found = judging.measured(tiny(evaluation__images=64), CPU, True, True, finals)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from tests.helpers import point
 from tunediff import search_space
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.tuning import trial
 from tunediff.tuning.messages import Lost, Plan, WorkerGroupSpec, drawn
@@ -165,15 +167,15 @@ def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch
 
 def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch, tmp_path):
     """Its progress file was written a moment ago; then it is silent for too long."""
-    clock = iter([0.0])
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
+    clocks = itertools.chain([0.0], itertools.repeat(1e6, 2), [0.0], itertools.repeat(1e6))
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clocks))
     doing = tmp_path / "trials" / "t0003" / DOING
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text("{}") and "1")
-    slot, _, known = drive(None, None, End("ok"), final={"evaluation.images": 640})
+    slot, _, known = drive([None, None, End("ok")], final={"evaluation.images": 640})
     assert (slot.killed, known.status) == ([], "ok")
     shutil.rmtree(tmp_path / "trials")
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
-    slot, _, known = drive(None, None, End("ok"), final={"evaluation.images": 640})
+    slot, _, known = drive([None, None, End("ok")], final={"evaluation.images": 640})
     assert (slot.killed, known.status) == (["past its deadline"], "timeout")
 
 
