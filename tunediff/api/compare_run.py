@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,10 +86,10 @@ def _run(told: Pairs, options: CompareOptions, say: Say) -> None:
     if warning := experiment.foreign(told.folder):
         log.warning(warning)
     from tunediff.tuning import rounds  # imports Ray
-    from tunediff.tuning.messages import Plan
+    from tunediff.tuning.trial_spec import TrialSpec
 
-    folder, metric = told.folder, told.metric
-    rivals = [rounds.Candidate(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
+    folder = told.folder
+    candidates = [(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
     needs = compare_setup.needs(told.configs)
 
     def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.ResourcePartition:
@@ -116,13 +117,11 @@ def _run(told: Pairs, options: CompareOptions, say: Say) -> None:
         stack.enter_context(sessions.noted(folder, options.command()))
         slots = stack.enter_context(experiment.workers(folder, shared, options.address, None, greet, told.configs))
         slots.tell(say)
-        plan = Plan(
-            slots=slots.prefix, experiment=folder, baseline=cfg.to_dict(told.configs[0]), source=folder.name,
-            metric=metric.name, mode=metric.mode, evaluates=True, fresh=False, profile_steps=0, final={},
-            budget=told.limits, deadline_s=told.limits.trial_deadline_s,
-        )  # fmt: skip
+        make = functools.partial(
+            TrialSpec.of, folder, budget=told.limits, metric=told.metric.name, mode=told.metric.mode
+        )
         listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
-        rounds.run(folder, rivals, told.most, plan, slots.pool, listeners, over)
+        rounds.run(folder, rounds.Rounds(candidates, told.most, make, over), slots.pool, listeners)
 
 
 def _look_fields(now: Pairs) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,28 +103,27 @@ def run(
     """
     from tunediff.tuning import rounds  # imports Ray
     from tunediff.tuning.dashboard import RayDashboardReporter
-    from tunediff.tuning.messages import Plan
+    from tunediff.tuning.trial_spec import TrialSpec
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
-    candidates = [rounds.Candidate(space.config(point), point) for point in points]
-    plan, board = Plan.of(space, folder, slots.prefix), RayDashboardReporter(folder, space, slots.actors)
-
-    rounds_told = 0
+    candidates = [(space.config(point), point) for point in points]
+    make = functools.partial(TrialSpec.of_space, space, folder)
+    board, rounds_reported = RayDashboardReporter(folder, space, slots.actors), 0
 
     def decided() -> bool:
-        nonlocal rounds_told
+        nonlocal rounds_reported
         runs = analysis.read(folder)
         if not runs.trials:
             return not has_time(results, folder, space)
         result = confirmation.confirm(results, runs)
-        if result.look.rounds > rounds_told:
-            rounds_told = result.look.rounds
+        if result.look.rounds > rounds_reported:
+            rounds_reported = result.look.rounds
             log_exceptions("how far the confirming runs are", tell, result)
         return result.over or not has_time(results, folder, space)
 
     with sessions.noted(folder):
         listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
-        rounds.run(folder, candidates, space.seeds, plan, slots.pool, listeners, decided)
+        rounds.run(folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tunediff.tuning.messages import WorkerGroupSpec
+from tunediff.tuning.trial_spec import WorkerGroupSpec
 
 
-def run_group(slot: str, generation: str, kind: WorkerGroupSpec, storage: str, here: str) -> None:
+def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, here: str) -> None:
     """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files; `here`: that
     the workers work in. Raises when a worker fails.
     """
@@ -15,7 +15,7 @@ def run_group(slot: str, generation: str, kind: WorkerGroupSpec, storage: str, h
     from tunediff.training import memory
     from tunediff.tuning.worker import Setup, serve  # imports torch, which the slot does without
 
-    place = kind.place
+    place = spec.place
     setup: Setup = {"slot": slot, "generation": generation, "threads": place.threads, "here": here}
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     TorchTrainer(
@@ -23,7 +23,7 @@ def run_group(slot: str, generation: str, kind: WorkerGroupSpec, storage: str, h
         train_loop_config=setup,
         torch_config=TorchConfig(backend="nccl" if place.gpu else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
-            num_workers=kind.size // place.each,
+            num_workers=spec.size // place.each,
             use_gpu=place.gpu,
             resources_per_worker=place.resources,
             label_selector=on,
@@ -33,6 +33,6 @@ def run_group(slot: str, generation: str, kind: WorkerGroupSpec, storage: str, h
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
-            worker_runtime_env={"env_vars": memory.KEEPING if kind.keep_freed else {}},
+            worker_runtime_env={"env_vars": memory.KEEPING if spec.keep_freed else {}},
         ),
     ).fit()

@@ -20,6 +20,8 @@ class Allocation(NamedTuple):
 
     slot: int
     place: Placement
+    actor: str = ""
+    """Name of the slot's actor."""
 
 
 class Pool:
@@ -32,13 +34,14 @@ class Pool:
         self, share: ResourcePartition, look: Callable[[], Iterable[Machine]] | None = None,
         ask: Callable[[Placement, int], None] = lambda place, size: None,
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
+        prefix: str = "",
     ) -> None:  # fmt: skip
         """`look` returns the nodes of a cluster as of now; `ask` requests nodes with room for so many workers, until
         the next call, so that 0 withdraws the request; `taken` and `freed` are called with every slot that gets a trial
-        and whose trial is over."""
+        and whose trial is over; `prefix`: of the names of the slots' actors, which end in their numbers."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
-        self._on_taken, self._on_freed = taken, freed
+        self._on_taken, self._on_freed, self._prefix = taken, freed, prefix
         self._looked = time.monotonic()
         self._taken: dict[int, dict[Machine, int]] = {}
         self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
@@ -79,7 +82,7 @@ class Pool:
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
         self._taken[slot], self._last[slot] = workers, (place, size)
         self._on_taken(slot)
-        return Allocation(slot, place)
+        return Allocation(slot, place, f"{self._prefix}{slot}")
 
     def give(self, slot: int, used: bool = True) -> None:
         """Free the devices of a slot whose trial is over; `used`: whether there was one."""

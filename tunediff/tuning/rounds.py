@@ -1,14 +1,11 @@
-"""Run configurations seed after seed on one slot until their difference is decided: confirming runs and `compare`.
+"""Propose configurations seed after seed until their difference is decided: confirming runs and comparisons.
 
-This needs no Tune: nothing is drawn and no run is stopped early. The runs use the workers that have started already,
-and one run at a time has the machine.
+Nothing is drawn and no run is stopped early. One run at a time has the machine.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tunediff import config as cfg
@@ -17,19 +14,14 @@ from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.environment import unwritable
 from tunediff.core.trial_record import TrialRecord
-from tunediff.tuning import trial
-from tunediff.tuning.dashboard import Listener, tell_all
-from tunediff.tuning.messages import Plan
-from tunediff.tuning.pool import Allocation, Pool
+from tunediff.tuning import loop
+from tunediff.tuning.dashboard import Listener
+from tunediff.tuning.pool import Pool
 from tunediff.tuning.sessions import StoppedError
+from tunediff.tuning.trial_spec import TrialSpec
 
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A configuration, whose seed is that of its first round, and the drawn knobs for its journals."""
-
-    config: Systems
-    drawn: Values
+Candidate = tuple[Systems, Values]
+"""A configuration, whose seed is that of its first round, and the drawn knobs for its journals."""
 
 
 def name_of(place: int, number: int, candidates: int) -> str:
@@ -40,62 +32,56 @@ def name_of(place: int, number: int, candidates: int) -> str:
     return f"t{number * candidates + place:04d}"
 
 
-def run(
-    folder: Path,
-    candidates: Sequence[Candidate],
-    most: int,
-    plan: Plan,
-    pool: Pool,
-    listeners: Sequence[Listener],
-    over: Callable[[], bool],
-) -> None:
-    """Run the unfinished runs of at most `most` rounds, until `over()` before a round. The baseline comes first.
+class Rounds:
+    """Proposes the unfinished runs of at most `most` rounds, until `over()` before a round. The baseline comes first.
 
     Every other round runs in the opposite order, so that a machine that slows down favours no candidate. A candidate
-    whose run fails is out, and without the baseline there is nothing to compare with. Raises `StoppedError` when the
-    folder cannot be written.
+    whose run fails is out, and without the baseline there is nothing to compare with.
     """
-    out: set[int] = set()
-    for number in range(most):
-        if 0 in out or len(candidates) - len(out) < 2 or over():
-            return
-        places = range(len(candidates))
-        for place in reversed(places) if number % 2 else places:
-            if place not in out and failed(
-                _run(folder, candidates[place], place, number, len(candidates), plan, pool, listeners)
-            ):
-                out.add(place)
+
+    def __init__(
+        self, candidates: Sequence[Candidate], most: int, make: Callable[[str, Systems, Values], TrialSpec],
+        over: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`make` returns the trial of a name, a configuration and its drawn knobs."""
+        self._candidates, self._most, self._make, self._over = candidates, most, make, over
+        self._out: set[int] = set()
+        self._proposals = self._propose()
+
+    def ask(self) -> TrialSpec | None:
+        """Return the next run; None when it is decided."""
+        return next(self._proposals, None)
+
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
+        """Take a candidate out whose run has failed."""
+        assert trial_record is not None
+        if failed(trial_record):
+            self._out.add(spec.number % len(self._candidates))
+
+    def _propose(self) -> Iterator[TrialSpec]:
+        for number in range(self._most):
+            if 0 in self._out or len(self._candidates) - len(self._out) < 2 or self._over():
+                return
+            places = range(len(self._candidates))
+            for place in reversed(places) if number % 2 else places:
+                if place in self._out:
+                    continue
+                spec = self._spec(place, number)
+                if (trial_record := record.read_trial(spec.folder)) is not None and trial_record.finished:
+                    self.tell(spec, trial_record)
+                else:
+                    yield spec
+
+    def _spec(self, place: int, number: int) -> TrialSpec:
+        config, drawn = self._candidates[place]
+        seed = {"seed": config.seed + number}
+        name = name_of(place, number, len(self._candidates))
+        return self._make(name, cfg.override(config, seed), {**drawn, **seed})
 
 
-def _run(
-    folder: Path, candidate: Candidate, place: int, number: int, candidates: int, plan: Plan, pool: Pool,
-    listeners: Sequence[Listener],
-) -> TrialRecord:  # fmt: skip
-    """Run one trial unless its journal has its end already; return its record."""
-    name, seed = name_of(place, number, candidates), candidate.config.seed + number
-    if (trial_record := record.read_trial(folder / "trials" / name)) is not None and trial_record.finished:
-        return trial_record
-    config, values = cfg.override(candidate.config, {"seed": seed}), {**candidate.drawn, "seed": seed}
-
-    tell_all(listeners, "start", name, values)
+def run(folder: Path, rounds: Rounds, pool: Pool, listeners: Sequence[Listener]) -> None:
+    """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot be written."""
     try:
-        while True:
-            allocation = _allocate(pool, config.parallel.workers, config.parallel.together)
-            for point in trial.run_trial_on_slot(name, config, values, allocation, plan):
-                tell_all(listeners, "point", name, {**point, "slot": allocation.slot})
-            pool.give(allocation.slot)
-            if not record.was_lost(folder / "trials" / name):
-                break
+        loop.run(rounds, pool, listeners)
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
-    tell_all(listeners, "end", name, values)
-    trial_record = record.read_trial(folder / "trials" / name)
-    assert trial_record is not None
-    return trial_record
-
-
-def _allocate(pool: Pool, size: int, together: bool) -> Allocation:
-    """Return the devices for so many workers; wait until the nodes have room for them."""
-    while (allocation := pool.take(size, together=together)) is None:
-        time.sleep(1.0)
-    return allocation

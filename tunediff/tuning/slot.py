@@ -31,9 +31,10 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 from tunediff.tuning import cluster
 from tunediff.tuning.group import run_group
-from tunediff.tuning.messages import NAMESPACE, Assignment, Decision, Event, Job, Lost, WorkerGroupSpec
+from tunediff.tuning.messages import NAMESPACE, Assignment, Decision, Event, Lost
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import ResourcePartition
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 POLL_S = 10.0  # a long poll returns None after this long, so that no request of a lost caller stays for ever
 IDLE_S = 5.0  # workers without a job keep their devices this long where other slots may need them
@@ -52,7 +53,7 @@ class Slot:
         """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work in."""
         self._name, self._storage, self._here = name, storage, here
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
-        self._job: Job | None = None
+        self._job: TrialSpec | None = None
         self._serial = ""  # of the current job; random, so that a restarted slot never reuses one
         self._events: list[Event] = []
         self._ended = True
@@ -61,7 +62,7 @@ class Slot:
         self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
-        self._group_kind, self._group_fresh = WorkerGroupSpec(0, False), False
+        self._group_spec, self._group_fresh = WorkerGroupSpec(0, False), False
         self._arrived, self._started = False, 0.0  # whether its workers have started, and when they were requested
         self._retired: set[str] = set()  # generations of groups that were asked to leave
 
@@ -69,30 +70,30 @@ class Slot:
         job = self._job.name if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
-    async def warm(self, kind: WorkerGroupSpec) -> None:
+    async def warm(self, spec: WorkerGroupSpec) -> None:
         """Start a group before there is a job for it."""
         async with self._turn:
             if self._group is None:
-                self._start(kind, fresh=False)
+                self._start(spec, fresh=False)
 
     async def note(self, line: str) -> None:
         """Log a line. The dashboard's table of tasks shows the name that the caller gives to this call."""
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for trial drivers
-    async def submit(self, job: Job) -> str:
+    async def submit(self, job: TrialSpec) -> str:
         """Take a job and return its serial. A driver that was restarted is attached to its running job."""
         async with self._turn:
             # ---- the same job again, or an earlier one whose driver is gone
             if self._job is not None and not self._ended:
-                if self._job.key == job.key:
+                if self._job.attempt == job.attempt:
                     return self._serial
                 await self._abandon()
 
             # ---- a group that fits the job
-            if self._group is None or self._group_kind != job.kind or job.fresh or self._group_fresh:
+            if self._group is None or self._group_spec != job.group or job.fresh or self._group_fresh:
                 await self._retire()
-                self._start(job.kind, job.fresh)
+                self._start(job.group, job.fresh)
 
             # ---- hand it to the workers
             async with self._changed:
@@ -174,7 +175,7 @@ class Slot:
                 if generation == self._generation:
                     await self._retire()
                     if self._job is not None and not self._ended:
-                        self._start(self._job.kind, self._job.fresh)
+                        self._start(self._job.group, self._job.fresh)
 
         async with self._changed:
             self._retired.add(generation)  # the end of this group does not lose a job
@@ -209,9 +210,9 @@ class Slot:
         return answer
 
     # ---- the group
-    def _start(self, kind: WorkerGroupSpec, fresh: bool) -> None:
+    def _start(self, spec: WorkerGroupSpec, fresh: bool) -> None:
         self._generation = uuid.uuid4().hex[:8]
-        self._group_kind, self._group_fresh = kind, fresh
+        self._group_spec, self._group_fresh = spec, fresh
         self._arrived, self._started = False, time.monotonic()
         task = ray.remote(run_group).options(
             num_cpus=0,
@@ -220,7 +221,7 @@ class Slot:
             label_selector=beside(),
             runtime_env={"env_vars": own_cluster()},
         )
-        self._group = task.remote(self._name, self._generation, kind, self._storage, self._here)
+        self._group = task.remote(self._name, self._generation, spec, self._storage, self._here)
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:
@@ -331,7 +332,7 @@ class Slots:
         self._storage, self._here = str(folder / "train"), share.here
         self.actors: list[Any] = []
         self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot
-        self.pool = Pool(share, nodes, cluster.ask, self._make, self._free)
+        self.pool = Pool(share, nodes, cluster.ask, self._make, self._free, self.prefix)
         self._notes, self._nodes = share.notes, nodes
 
     def warm(self, config: Systems) -> None:

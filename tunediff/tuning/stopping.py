@@ -14,8 +14,7 @@ from tunediff.analysis.noise import pooled
 from tunediff.config import Values
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.messages import drawn
-from tunediff.tuning.trial import reported
+from tunediff.tuning.trial import SPEC, reported
 
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
 """Margins behind the best value at a point, as a share of it, within which no trial is stopped while the noise of one
@@ -95,7 +94,7 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         if (train_s := result.get("train_s", math.inf)) <= self._judged_s.get(_name_of(trial), -1.0):
             return str(TrialScheduler.CONTINUE)
         self._judged_s[_name_of(trial)] = train_s
-        values = drawn(trial.config)
+        values = trial.config[SPEC].drawn
         self._note(_name_of(trial).trial_id, values, result)
         if self._is_judged(values, result):
             self._rule.on_trial_add(tune_controller, _name_of(trial))  # ASHA has forgotten it since `_feed`
@@ -139,4 +138,4 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
 
 
 def _name_of(trial: Any) -> TrialName:
-    return TrialName(trial.config["trial"])
+    return TrialName(trial.config[SPEC].name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -16,8 +17,6 @@ import ray
 from ray import tune
 from ray.tune.result import RESULT_DUPLICATE
 
-from tunediff import config as cfg
-from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS
 from tunediff.core.files import write_text
@@ -28,9 +27,10 @@ from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
 from tunediff.training.crowding import name_other_processes
 from tunediff.tuning import cluster, messages
-from tunediff.tuning.messages import Job, Lost, Plan, WorkerGroupSpec, drawn, get
-from tunediff.tuning.pool import PATIENCE_S, Allocation
+from tunediff.tuning.messages import Lost, get
+from tunediff.tuning.pool import PATIENCE_S
 from tunediff.tuning.resources import Placement
+from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
 """Worker groups that a trial may lose: a killed worker is not the configuration's fault, a second one is suspicious."""
@@ -44,6 +44,9 @@ START_S = 600.0
 """Seconds after which workers that have not started on this machine are killed and started again; on a cluster they may
 wait for a node."""
 
+SPEC = "spec"
+"""Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
+
 Reported = dict[str, float]
 """A point for Tune's scheduler and pages: its numbers by their flat names, and the `objective`."""
 
@@ -51,63 +54,47 @@ Reported = dict[str, float]
 class Driver(tune.Trainable):  # type: ignore[misc]
     """Run one trial after the other in one process, as starting a process takes seconds; each `step` is one point.
 
-    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or at the end.
+    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or at the end. A driver
+    that is started again after a kill attaches to the running job, or finds in the journal that all is done.
     """
 
-    def setup(self, config: Mapping[str, Any], plan: Plan) -> None:
-        self._plan = plan
+    def setup(self, config: Mapping[str, Any]) -> None:
         self.reset_config(config)
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        self._points = points(new_config, self._plan)
+        self._points = run_trial_on_slot(new_config[SPEC])
         return True
 
     def step(self) -> Reported:
         return next(self._points, {"done": True, RESULT_DUPLICATE: True})  # the end brings no numbers of its own
 
 
-def points(params: Mapping[str, Any], plan: Plan) -> Iterator[Reported]:
-    """Run one trial on its slot and yield every point for Tune, until the trial has ended.
+def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
+    """Run one trial on its slot and yield every point that it reports. It trains on when the next one is requested.
 
-    `params`: the drawn knobs by dotted name, `trial` (its name), `slot` and `place`. A driver that is started again
-    after a kill attaches to the running job, or finds in the journal that all is done. The workers train on after a
-    point when the next one is requested.
-    """
-    values = drawn(params)
-    allocation = Allocation(params["slot"], Placement.of(params["place"]))
-    yield from run_trial_on_slot(params["trial"], plan.configuration(values), values, allocation, plan)
-
-
-def run_trial_on_slot(
-    name: str, config: Systems, values: Values, allocation: Allocation, plan: Plan
-) -> Iterator[Reported]:
-    """Run one trial on its slot and yield every point that it reports.
-
-    `values`: the drawn knobs, for its journal.
     The trial's journal stays without an `end` event if one of its nodes is lost; the caller then allocates other nodes
     and calls this again (see `record.was_lost`). Raises `OSError` when the disk is full.
     """
     # ---- a trial that has ended before is only reported
-    folder = plan.experiment / "trials" / name
+    folder, place = spec.folder, spec.group.place
     if (trial := record.read_trial(folder)) is not None and trial.finished:
-        yield from (reported(point, plan) for point in trial.points)
+        yield from (reported(point, spec) for point in trial.points)
         return
 
     # ---- attempts: each hands the job to the slot once
-    journal, slot = Journal(folder), get(f"{plan.slots}{allocation.slot}")
-    deadline, lost_places = time.monotonic() + plan.deadline_s, _lost(folder)
+    slot, deadline, lost_places = get(spec.actor), time.monotonic() + spec.deadline_s, _lost(folder)
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     for attempt in range(1, ATTEMPTS + 1):
-        journal.start(config, values, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
-        key = f"{name}/{lost}.{attempt}" if lost else f"{name}/{attempt}"
-        serial = ray.get(slot.submit.remote(job_of(name, key, folder, config, allocation.place, plan)))
-        ended = yield from _until_ended(slot, serial, deadline, plan, folder, allocation.place)
+        journal = spec.begin()
+        key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
+        serial = ray.get(slot.submit.remote(dataclasses.replace(spec, attempt=key)))
+        ended = yield from _until_ended(slot, serial, deadline, spec)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
-        if isinstance(ended, Lost) and (draining := cluster.draining(allocation.place.nodes)):
+        if isinstance(ended, Lost) and (draining := cluster.draining(place.nodes)):
             journal.write("lost", nodes=draining, reason=_short(ended.reason), draining=True)
             return
-        if isinstance(ended, Lost) and (gone := cluster.gone(allocation.place.nodes)) and losses + 1 < LOSSES:
+        if isinstance(ended, Lost) and (gone := cluster.gone(place.nodes)) and losses + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended)) is not None:
@@ -115,7 +102,7 @@ def run_trial_on_slot(
             raise OSError(why)  # the trial has no end, and the search stops
 
         # ---- an end, of the workers or because they died too often
-        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt, config)) is None:
+        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt, spec.group.size)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
             messages.end(folder, end)
@@ -140,21 +127,10 @@ def _lost(folder: Path) -> list[record.Line]:
     return [event for event in record.events(folder) if event["event"] == "lost"]
 
 
-def job_of(name: str, key: str, folder: Path, config: Systems, place: Placement, plan: Plan) -> Job:
-    """Return the job for the workers of one attempt; `key` identifies the attempt."""
-    return Job(
-        name=name, key=key, folder=folder, config=cfg.to_dict(config), budget=plan.budget.of(config.devices),
-        kind=WorkerGroupSpec.of(config, place),
-        fresh=plan.fresh or config.compile.active,  # caches of compilation outlive a trial
-        evaluates=plan.evaluates, keeps=plan.evaluates, profile_steps=plan.profile_steps, final=plan.final,
-    )  # fmt: skip
-
-
-def _until_ended(
-    slot: Any, serial: str, deadline: float, plan: Plan, folder: Path, place: Placement
-) -> Generator[Reported, None, End | Lost]:
+def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
-    cursor, waiting = 0, Waiting(folder, place)
+    cursor, place = 0, spec.group.place
+    waiting = Waiting(spec.folder, place)
     while True:
         event = ray.get(slot.event.remote(serial, cursor))
         if isinstance(event, End | Lost):  # also after the deadline
@@ -162,30 +138,25 @@ def _until_ended(
 
         # ---- nothing happened for a while: are the workers and their nodes there?
         if event is None:
-            if place.nodes and (gone := cluster.gone(place.nodes)):
-                ray.get(slot.kill.remote(why := f"node {', '.join(gone)} is gone"))
+            missing_s = ray.get(slot.missing_s.remote())
+            if why := _unreachable(place, missing_s):
+                ray.get(slot.kill.remote(why))
                 return Lost(why)
-            if (missing_s := ray.get(slot.missing_s.remote())) > 0:  # not the configuration's fault
-                leaving = cluster.draining(place.nodes)  # workers that have started watch this themselves
-                if leaving or (missing_s > START_S and not place.nodes):
-                    why = f"its workers did not start within {START_S:.0f} s"
-                    why = f"node {', '.join(leaving)} is draining" if leaving else why
-                    ray.get(slot.kill.remote(why))
-                    return Lost(why)
-                waiting.tell(missing_s)
-                deadline = time.monotonic() + plan.deadline_s  # counts from the start of the workers
+            if missing_s > 0:  # not the configuration's fault
+                waiting.report(missing_s)
+                deadline = time.monotonic() + spec.deadline_s  # counts from the start of the workers
 
         # ---- give up a trial that is past its deadline
-        if time.monotonic() > deadline and not (plan.final and _advances(folder)):
-            if (trial := record.read_trial(folder)) is not None and trial.end is not None:
+        if time.monotonic() > deadline and not (spec.final and _advances(spec.folder)):
+            if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
-            return End("timeout", f"not done after {plan.deadline_s:.0f} s of wall-clock")
+            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock")
 
         # ---- report a point; the workers train on once Tune asks for the next one
         if event is not None:
             cursor += 1
-            yield reported(event, plan)
+            yield reported(event, spec)
             ray.get(slot.let_go_on.remote(serial, event.index))
 
 
@@ -196,17 +167,27 @@ def _advances(folder: Path) -> bool:
     return False
 
 
+def _unreachable(place: Placement, missing_s: float) -> str:
+    """Return why workers that have been starting for `missing_s` (0: they have started) will not work; '': they may."""
+    if gone := cluster.gone(place.nodes):
+        return f"node {', '.join(gone)} is gone"
+    if missing_s > 0 and (leaving := cluster.draining(place.nodes)):  # workers that have started watch this themselves
+        return f"node {', '.join(leaving)} is draining"
+    late = missing_s > START_S and not place.nodes
+    return f"its workers did not start within {START_S:.0f} s" if late else ""
+
+
 class Waiting:
-    """Report, in the journal and for the console, what a group of workers waits for longer than a minute."""
+    """Reports once, in the journal and for the console, what a group waits for that takes over a minute to start."""
 
     def __init__(self, folder: Path, place: Placement) -> None:
-        self._folder, self._place, self._told = folder, place, False
+        self._folder, self._place, self._reported = folder, place, False
 
-    def tell(self, waited_s: float) -> None:
-        """Report it once, if the group has waited long enough."""
-        if waited_s < PATIENCE_S or self._told:
+    def report(self, waited_s: float) -> None:
+        """Report it, if the group has waited long enough."""
+        if waited_s < PATIENCE_S or self._reported:
             return
-        self._told = True
+        self._reported = True
         lacking = cluster.lacks(self._place)
         Journal(self._folder).write("waiting", waited_s=waited_s, what=lacking)
         with contextlib.suppress(OSError):
@@ -220,11 +201,11 @@ def _disk_fault(lost: Lost) -> str | None:
     return next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
 
 
-def _after_loss(lost: Lost, attempt: int, config: Systems) -> End | None:
-    """Return the end of a trial whose workers died; None: try again."""
+def _after_loss(lost: Lost, attempt: int, workers: int) -> End | None:
+    """Return the end of a trial whose workers, that many, died; None: try again."""
     reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
-        return name_other_processes(End("oom", reason, memory=_ray_memory_mib(lost.reason, config.parallel.workers)))
+        return name_other_processes(End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)))
     return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
 
 
@@ -242,11 +223,11 @@ def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
     return {"total_mib": 1024 * total, "demand_mib": 1024 * own, "others_mib": 1024 * (used - own)}
 
 
-def reported(point: Point, plan: Plan | SearchSpace) -> Reported:
+def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
     """Return a point for Tune: a metric that is not finite is the worst value."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
-    worst = math.inf if plan.mode == "min" else -math.inf
-    value = numbers[plan.metric]
+    worst = math.inf if objective.mode == "min" else -math.inf
+    value = numbers[objective.metric]
     return {**numbers, "objective": value if math.isfinite(value) else worst}
 
 

@@ -21,11 +21,11 @@ from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
-from tunediff.tuning.messages import Plan, drawn
+from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.searcher import GRACE, Searcher
 from tunediff.tuning.slot import Slots, beside
 from tunediff.tuning.stopping import BaselineExemptScheduler
-from tunediff.tuning.trial import Driver
+from tunediff.tuning.trial import SPEC, Driver
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener) -> str | None:
@@ -36,11 +36,11 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(space, folder, slots.pool, before_s, device=slots.device)
+    searcher = Searcher(OptunaProposer(space, folder, before_s, device=slots.device), slots.pool)
     listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: sessions.alive(folder))
     try:
         with disk_faults_dropped():
-            _tuner(folder, space, searcher, Plan.of(space, folder, slots.prefix), listeners).fit()
+            _tuner(folder, space, searcher, listeners).fit()
     except Exception:
         if (why := unwritable(folder)) is None:
             raise
@@ -75,12 +75,10 @@ def disk_faults_dropped() -> Iterator[None]:
             handler.removeFilter(dropped)
 
 
-def _tuner(
-    folder: Path, space: SearchSpace, searcher: Searcher, plan: Plan, listeners: tuple[Listener, ...]
-) -> tune.Tuner:
+def _tuner(folder: Path, space: SearchSpace, searcher: Searcher, listeners: tuple[Listener, ...]) -> tune.Tuner:
     session = len(list((folder / "tune").glob("*")))
     return tune.Tuner(
-        tune.with_resources(tune.with_parameters(Driver, plan=plan), _of_driver()),
+        tune.with_resources(Driver, _of_driver()),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits, and how many run at once
             search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
@@ -129,27 +127,28 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, object]:
         return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
 
-    def _tell(self, event: str, trial: Any, content: Mapping[str, Any]) -> None:
-        tell_all(self._listeners, event, trial.config["trial"], content)
+    def _tell(self, event: str, trial: Any, point: Mapping[str, Any] | None = None) -> None:
+        spec = trial.config[SPEC]
+        tell_all(self._listeners, event, spec.name, {**(point or spec.drawn), "slot": spec.slot})
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self._tell("start", trial, trial.config)
+        self._tell("start", trial)
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-        self._tell("point", trial, {**result, "slot": trial.config["slot"]})
+        self._tell("point", trial, result)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self._tell("end", trial, trial.config)
+        self._tell("end", trial)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self._tell("end", trial, trial.config)
+        self._tell("end", trial)
 
 
 def _readable(trial: Any) -> str:
     """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
     knobs = [
         f"{name.rpartition('.')[2]}={value:.3g}" if isinstance(value, float) else f"{name.rpartition('.')[2]}={value}"
-        for name, value in drawn(trial.config).items()
+        for name, value in trial.config[SPEC].drawn.items()
     ]
-    words = "_".join([trial.config["trial"], ",".join(knobs)])
+    words = "_".join([trial.config[SPEC].name, ",".join(knobs)])
     return "".join(c if c.isascii() and (c.isalnum() or c in "_=,.-") else "-" for c in words)[:100]

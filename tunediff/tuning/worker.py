@@ -40,7 +40,8 @@ from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import run_trial
 from tunediff.training.trial import Outcome, run
 from tunediff.tuning import cluster, messages, process_settings
-from tunediff.tuning.messages import Job, Lost, get
+from tunediff.tuning.messages import Lost, get
+from tunediff.tuning.trial_spec import TrialSpec
 
 
 class Setup(TypedDict):
@@ -94,7 +95,7 @@ def _import_what_trials_need(device: torch.device) -> None:
 class ReportingObserver(Recorder):
     """Write a job's points to its journal, report them to its driver, and wait for the driver's decision."""
 
-    def __init__(self, job: Job, serial: str, slot: Any, points: int, stop_requests: Sequence[object]) -> None:
+    def __init__(self, job: TrialSpec, serial: str, slot: Any, points: int, stop_requests: Sequence[object]) -> None:
         """`stop_requests`: a non-empty list stops the training, with a checkpoint."""
         super().__init__(job.folder, stop_requests)
         self._job, self._serial, self._slot, self._points = job, serial, slot, points
@@ -115,7 +116,7 @@ class ReportingObserver(Recorder):
             super().show(name, what)
 
 
-def work(job: Job, serial: str, slot: Any, world: World) -> bool:
+def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
     """Train one job and write its `end` event; then raise a fault that may have harmed the process.
 
     Returns whether the training has changed settings of the process, on any rank. They are put back, but objects that
@@ -139,9 +140,9 @@ def work(job: Job, serial: str, slot: Any, world: World) -> bool:
 
     def train() -> Outcome:
         # A file is imported once, for all trials of its workload: what it sets meanwhile stays set for all of them.
-        _ = cfg.of(cfg.from_dict(job.config, where=job.name)).code
+        _ = cfg.of(job.config).code
         settings.update(process_settings.read())
-        nodes = job.kind.place.nodes if world.main else ()
+        nodes = job.group.place.nodes if world.main else ()
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress), cluster.watched(nodes) as draining_nodes:
             outcome = _train(job, serial, slot, world, progress.part, draining_nodes)
@@ -184,7 +185,7 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
         )
 
 
-def _end(job: Job, serial: str, slot: Any, end: End) -> None:
+def _end(job: TrialSpec, serial: str, slot: Any, end: End) -> None:
     """Write the end of the trial to its journal, then report it to its driver."""
     with contextlib.suppress(OSError):  # the driver still gets it
         messages.end(job.folder, end)
@@ -203,7 +204,12 @@ def _reset(device: torch.device) -> None:
 
 
 def _train(
-    job: Job, serial: str, slot: Any, world: World, on_part: Callable[[str], object], stop_requests: Sequence[object]
+    job: TrialSpec,
+    serial: str,
+    slot: Any,
+    world: World,
+    on_part: Callable[[str], object],
+    stop_requests: Sequence[object],
 ) -> Outcome:
     """Train, and run the job's final evaluation and its profile.
 
@@ -211,7 +217,7 @@ def _train(
     training with a checkpoint.
     """
     # ---- record who trains, on what
-    config: Systems = cfg.from_dict(job.config, where=job.name)
+    config = job.config
     clock = Clock(job.budget, world.synchronize, told=on_part)
     observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:

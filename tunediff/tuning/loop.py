@@ -1,0 +1,86 @@
+"""The loop of searches, confirming runs and comparisons: ask for a trial, run it on a slot, tell how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tunediff.core import trial_record as record
+from tunediff.core.trial_record import TrialRecord
+from tunediff.tuning import trial
+from tunediff.tuning.dashboard import Listener, tell_all
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.trial_spec import TrialSpec
+
+
+class Proposer(Protocol):
+    """Decides what runs next, and learns how it ended."""
+
+    def ask(self) -> TrialSpec | None:
+        """Return the next trial; None: there is none, and it is not asked again."""
+
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
+        """Take note of how a trial ended, after `wall_s` on its slot; no record: it never began."""
+
+
+class Dispatcher:
+    """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node, goes before others."""
+
+    def __init__(self, proposer: Proposer, pool: Pool) -> None:
+        self._proposer, self._pool = proposer, pool
+        self._waiting: list[TrialSpec] = []
+        self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
+        self._exhausted = False
+
+    @property
+    def over(self) -> bool:
+        """Return whether no further trial will come; one that runs may yet lose its node."""
+        return self._exhausted and not self._waiting and not (self._began and self._pool.unsteady)
+
+    def start(self) -> TrialSpec | None:
+        """Return the next trial, with its place; None: there is no room now, or no trial (any more)."""
+        if not self._pool.room():
+            return None
+        spec = self._waiting.pop(0) if self._waiting else None
+        if spec is None and not self._exhausted:
+            spec = self._proposer.ask()
+        if spec is None:
+            self._exhausted = True
+            return None
+        parallel = spec.config.parallel
+        if (allocation := self._pool.take(parallel.workers, together=parallel.together)) is None:
+            self._waiting.insert(0, spec)
+            return None
+        self._began[spec.name] = time.monotonic()
+        return spec.on(allocation)
+
+    def finish(self, spec: TrialSpec, settle: Callable[[TrialSpec], object] = lambda spec: None) -> bool:
+        """Free the devices of a trial and tell its proposer what its journal says; return whether the trial is over.
+
+        It is not if it has lost its node: then it starts again. `settle` writes an end that the journal may lack.
+        """
+        self._pool.give(spec.slot)
+        wall_s = time.monotonic() - self._began.pop(spec.name)
+        settle(spec)
+        if record.was_lost(spec.folder):
+            self._waiting.insert(0, spec)
+            return False
+        self._proposer.tell(spec, record.read_trial(spec.folder), wall_s)
+        return True
+
+
+def run(proposer: Proposer, pool: Pool, listeners: Sequence[Listener]) -> None:
+    """Run all trials of a proposer, one after the other. Raises `OSError` when the disk is full."""
+    dispatcher, announced = Dispatcher(proposer, pool), set[str]()
+    while (spec := dispatcher.start()) is not None or not dispatcher.over:
+        if spec is None:  # the nodes have no room for it yet
+            time.sleep(1.0)
+            continue
+        if spec.name not in announced:
+            announced.add(spec.name)
+            tell_all(listeners, "start", spec.name, spec.drawn)
+        for point in trial.run_trial_on_slot(spec):
+            tell_all(listeners, "point", spec.name, {**point, "slot": spec.slot})
+        if dispatcher.finish(spec):
+            tell_all(listeners, "end", spec.name, spec.drawn)

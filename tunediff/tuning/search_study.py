@@ -1,0 +1,142 @@
+"""The Optuna study of a search: its points as Optuna stores them, and how it learns the ends of trials."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
+
+from tunediff.config import Values
+from tunediff.core.trial_record import TrialRecord
+from tunediff.search_space import Draw, SearchSpace, to_params
+from tunediff.tuning import knowledge
+from tunediff.tuning.study_file import STUDY
+
+
+class SearchStudy:
+    """Adds points and results to an Optuna study.
+
+    Attributes of its trials: `trial`, the name of the run; `candidate`, the number of a point in the search file;
+    `from`, a trial of an earlier search; `seed`, of a repeated baseline; `status`, `reason`, `penalty`, how it ended;
+    `refused`, `same_as`, `ruled_out`, why a point was not run.
+    """
+
+    def __init__(
+        self, space: SearchSpace, storage: optuna.storages.BaseStorage,
+        sampler: Callable[[int], optuna.samplers.BaseSampler], seed: int,
+    ) -> None:  # fmt: skip
+        """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
+        self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
+        self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
+        self.optuna = optuna.create_study(
+            storage=storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
+            directions=["minimize" if mode == "min" else "maximize" for mode in self._modes], sampler=sampler(seed),
+        )  # fmt: skip
+
+    # ---- points
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """Return its trials, those in these states only if there are any."""
+        return self.optuna.get_trials(deepcopy=False, states=states or None)
+
+    def running(self, frozen: FrozenTrial) -> Trial:
+        """Return the handle of a trial that Optuna takes for running."""
+        study = self._storage.get_study_id_from_name(STUDY)
+        number = self._storage.get_trial_id_from_study_id_trial_number(study, frozen.number)
+        return Trial(self.optuna, number)
+
+    def point(self, trial: Any) -> Values:
+        """Return the point of a trial: what its parameters and its seed say."""
+        seed = trial.user_attrs.get("seed")
+        drawn = trial if isinstance(trial, Trial) else FixedTrial(trial.params)
+        return self._draws(drawn) | ({"seed": seed} if seed is not None else {})
+
+    def enqueue(self, point: Values, **attributes: object) -> None:
+        """Put a point into the queue, which is emptied before Optuna draws."""
+        params, beside = self._split(point)
+        self.optuna.enqueue_trial(params, user_attrs=attributes | beside)
+
+    def add(
+        self, point: Values, state: TrialState, attributes: Mapping[str, object], values: list[float] | None = None
+    ) -> None:
+        """Add a trial that Optuna did not suggest; its queue stays as it is."""
+        params, beside = self._split(point)
+        self._draws(drawn := FixedTrial(params))
+        trial = optuna.trial.create_trial(
+            state=state, params=drawn.params, distributions=drawn.distributions,
+            user_attrs={**attributes, **beside}, values=values,
+        )  # fmt: skip
+        self.optuna.add_trial(trial)
+
+    def _split(self, point: Values) -> tuple[Values, Values]:
+        """Return the parameters that Optuna stores of a point, and apart from them the seed of a repeated baseline.
+
+        Optuna does not search that seed, so that it is an attribute of the trial.
+        """
+        beside = {"seed": point["seed"]} if "seed" in point and self.space.seeds == 1 else {}
+        return to_params({name: value for name, value in point.items() if name not in beside}), beside
+
+    # ---- results
+    def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """Keep a point of the curve, by its index; Optuna keeps none where there are two objectives."""
+        if self.space.cost is None:
+            # After a restart a point is reported again, which Optuna refuses.
+            with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):
+                trial.report(result["objective"], step=int(result["index"]))
+
+    def drop(self, trial: Trial, **why: str) -> None:
+        """End a trial of which nothing is learned, with the reason as an attribute."""
+        for name, value in why.items():
+            trial.set_user_attr(name, value)
+        self.optuna.tell(trial, state=TrialState.FAIL)
+
+    def rule_out(self, trial: Trial, why: str, failed: TrialRecord | None) -> None:
+        """End a trial that is not run because `failed` has run out of memory."""
+        trial.set_user_attr("ruled_out", why)
+        self.optuna.tell(trial, self.penalty(failed))
+
+    def tell(self, trial: Trial, trial_record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """Report the end of a trial: its result, or for a failure a penalty; `records`: of all trials that have ended.
+
+        A failure without a value would be unknown to Optuna, which would draw its point again.
+        """
+        trial.set_user_attr("status", trial_record.status)
+        if trial_record.reason:
+            trial.set_user_attr("reason", trial_record.reason)
+        if (values := self.values(trial_record)) is not None:
+            trial.set_user_attr("train_s", trial_record.points[-1].train_s)
+            self.optuna.tell(trial, values)
+        elif trial_record.status == "pruned":
+            self.optuna.tell(trial, state=TrialState.PRUNED)
+        elif _no_fault(trial_record):  # nothing was learned
+            self.optuna.tell(trial, state=TrialState.FAIL)
+        else:
+            trial.set_user_attr("penalty", True)
+            skipped = trial_record.status == "skipped"
+            failed = knowledge.smaller_oom_trial(trial_record.config, records) if skipped else trial_record
+            self.optuna.tell(trial, self.penalty(failed))
+
+    def values(self, trial_record: TrialRecord) -> list[float] | None:
+        """Return the objectives of a trial that ended ok; None for any other end."""
+        values = [trial_record.value(metric) for metric in (self.space.metric, self.space.cost) if metric is not None]
+        return [value for value in values if value is not None] if None not in values else None
+
+    def penalty(self, failed: TrialRecord | None) -> list[float]:
+        """Return values that are worse than every result so far in every objective, and than the cost of `failed`.
+
+        Earlier penalties are no results: else each one would double the next.
+        """
+        done = [trial for trial in self.trials(TrialState.COMPLETE) if trial.user_attrs.get("status") == "ok"]
+        done = [trial for trial in done if "penalty" not in trial.user_attrs]
+        results = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
+        if self.space.cost is not None and failed is not None:
+            results[1] += knowledge.used(failed, self.space.cost)
+        return [knowledge.penalty(values, mode) for values, mode in zip(results, self._modes, strict=True)]
+
+
+def _no_fault(trial_record: TrialRecord) -> bool:
+    """Return whether a failure may be the machine's fault: the workers died, or other processes held the memory."""
+    died = trial_record.status == "error" and "died" in trial_record.reason
+    return died or (trial_record.end is not None and trial_record.end.crowded_out)

@@ -1,0 +1,130 @@
+"""The job that travels: one trial, from whoever proposes it to the workers that train it. Imports no torch, no Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+from tunediff.config import Systems, Values
+from tunediff.core.clock import Budget, UnitName
+from tunediff.core.journal import Journal
+from tunediff.search_space import SearchBudget, SearchSpace
+from tunediff.tuning.pool import Allocation
+from tunediff.tuning.resources import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerGroupSpec:
+    """Settings that the processes of a group are started with and keep."""
+
+    size: int
+    """`parallel.workers`: as many processes, or one with `place.each` devices."""
+    keep_freed: bool
+    """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
+    place: Placement = dataclasses.field(default_factory=Placement)
+    cudnn_benchmark: bool = False
+    """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape, however the setting
+    changes. Without a GPU, where it changes nothing, always False."""
+
+    def __post_init__(self) -> None:
+        unused = "keep_freed" if self.place.gpu else "cudnn_benchmark"
+        object.__setattr__(self, unused, False)
+
+    @classmethod
+    def of(cls, config: Systems, place: Placement) -> WorkerGroupSpec:
+        """Return the group that the training of a configuration needs."""
+        return cls(config.parallel.workers, config.memory.keep_freed, place, config.precision.cudnn_benchmark)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """One trial that is to run. Its configuration was validated by whoever proposed it, and by nobody after that.
+
+    The configuration is pickled by itself: a slot, which passes the trial on, does not import what a user's workload
+    imports, such as torch.
+    """
+
+    name: str
+    """`t0007`: the trial's number in the search."""
+    folder: Path
+    """Of the trial, absolute."""
+    drawn: Values
+    """The knobs that were chosen, by dotted name, for the journal."""
+    pickled: bytes = dataclasses.field(repr=False, compare=False)
+    """The configuration."""
+    budget: Budget
+    unit: UnitName = "wall"
+    """Unit of the search's budgets; `budget` is in training seconds."""
+    deadline_s: float
+    """Wall-clock after which the trial is given up."""
+    metric: str
+    """The objective."""
+    mode: str
+    """"min" or "max"."""
+    evaluates: bool = True
+    """Whether the model is judged at every point."""
+    keeps: bool = True
+    """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again rather than
+    continued, and its weights are worth nothing."""
+    fresh: bool = False
+    """Whether it needs processes that have trained nothing, which then train nothing else."""
+    profile_steps: int = 0
+    """Steps after the training whose operations are written down; 0: none."""
+    final: Values = dataclasses.field(default_factory=dict)
+    """Knobs of one more evaluation of the finished model; empty: none."""
+    slot: int = 0
+    actor: str = ""
+    """Name of the slot's actor; '' until the trial is placed."""
+    group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0, False))
+    """The workers that it needs, and where they run, once the trial is placed."""
+    attempt: str = ""
+    """Names the attempt at the trial: a driver that was restarted asks its slot for the same one."""
+
+    @classmethod
+    def of(
+        cls, experiment: Path, name: str, config: Systems, drawn: Values, budget: SearchBudget, fresh: bool = False,
+        **settings: Any,
+    ) -> TrialSpec:  # fmt: skip
+        """Return the trial of a validated configuration in the folder of its search; `settings`: further fields."""
+        return cls(
+            name=name, folder=experiment / "trials" / name, drawn=drawn, pickled=pickle.dumps(config),
+            budget=budget.of(config.devices), unit=budget.unit, deadline_s=budget.trial_deadline_s,
+            fresh=fresh or config.compile.active,  # caches of compilation outlive a trial
+            **settings,
+        )  # fmt: skip
+
+    @classmethod
+    def of_space(cls, space: SearchSpace, experiment: Path, name: str, config: Systems, drawn: Values) -> TrialSpec:
+        """Return the trial of a configuration of a search space."""
+        return cls.of(
+            experiment, name, config, drawn, space.budget, space.fresh, metric=space.metric, mode=space.mode,
+            evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def config(self) -> Systems:
+        """Return the configuration."""
+        config: Systems = pickle.loads(self.pickled)
+        return config
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "config"}
+
+    @property
+    def number(self) -> int:
+        """Return the trial's number in its search."""
+        return int(self.name[1:])
+
+    def on(self, allocation: Allocation) -> TrialSpec:
+        """Return the trial with a slot and with workers on the devices of an allocation."""
+        group = WorkerGroupSpec.of(self.config, allocation.place)
+        return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
+
+    def begin(self) -> Journal:
+        """Write to the trial's journal that an attempt begins, and return the journal."""
+        journal = Journal(self.folder)
+        journal.start(self.config, self.drawn, self.budget.seconds, self.number, self.unit)
+        return journal

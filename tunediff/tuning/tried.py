@@ -1,0 +1,74 @@
+"""The configurations that a search has tried, so that none runs twice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+
+from tunediff import config as cfg
+from tunediff import search_space as spaces
+from tunediff.config import ConfigError, Systems
+from tunediff.core.trial_record import TrialRecord
+from tunediff.search_space import SearchSpace
+from tunediff.search_space.model import combinations
+
+LISTED = 500
+"""Points of a space that are looked at one by one to know when it is used up: a second."""
+
+
+class Tried:
+    """The configurations that were tried, and by which trial.
+
+    Two may differ in knobs that change nothing on this machine: they train alike, which `_identity` says.
+    """
+
+    def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
+        """`device`: "cpu" or "cuda", what trials train on."""
+        self._space, self._device = space, device
+        self._exact: dict[str, str] = {}  # names of trials by the fingerprints of their configurations
+        self._alike: dict[str, str] = {}  # names of trials by `_identity`
+        for trial in records:
+            self._exact[trial.fingerprint] = trial.name
+            with contextlib.suppress(ConfigError):  # of a workload that has changed since
+                self._alike.setdefault(self._identity(trial.configuration), trial.name)
+
+    def add(self, config: Systems, name: str) -> None:
+        """Remember that a configuration was tried, and by which trial."""
+        self._exact.setdefault(cfg.fingerprint(config), name)
+        self._alike.setdefault(self._identity(config), name)
+
+    def exact(self, config: Systems) -> str | None:
+        """Return the trial of this very configuration; None: there is none."""
+        return self._exact.get(cfg.fingerprint(config))
+
+    def alike(self, config: Systems) -> str | None:
+        """Return a trial that trains like this configuration; None: there is none."""
+        return self._alike.get(self._identity(config))
+
+    def is_baseline(self, config: Systems) -> bool:
+        """Return whether a configuration trains like the baseline of the space."""
+        return self._identity(config) == self._identity(self._space.baseline)
+
+    def used_up(self) -> bool:
+        """Return whether no draw can be new: all points were run, or equivalent ones. False for a large space."""
+        if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):
+            return True
+        if self._identities is None or not self._identities <= self._alike.keys():
+            return False
+        return all(self.exact(self._space.config(point)) is not None for point in self._space.candidates)
+
+    def _identity(self, config: Systems) -> str:
+        """Return a fingerprint that is equal for configurations that train alike on this machine."""
+        return cfg.fingerprint(cfg.effective(config, self._device))
+
+    @functools.cached_property
+    def _identities(self) -> set[str] | None:
+        """Return the `_identity` of all points of a small space of choices; None for any other space."""
+        dimensions, identities = self._space.dimensions, set()
+        if spaces.size(self._space) > LISTED or any(dimension.choices is None for dimension in dimensions):
+            return None
+        for point in combinations(dimensions):
+            with contextlib.suppress(ConfigError):  # knobs that contradict each other
+                identities.add(self._identity(self._space.config(point)))
+        return identities
