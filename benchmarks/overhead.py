@@ -23,11 +23,10 @@ from typing import Any
 from tunediff import search_space
 from tunediff.core import environment, text
 from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, resources, searcher, sessions, trial
-from tunediff.tuning.messages import Plan
+from tunediff.tuning import experiment, resources, searcher, sessions, trial, tuner
+from tunediff.tuning.trial_spec import TrialSpec
 
 CONTENT = {
     "workload": "digits",
@@ -45,34 +44,30 @@ class Trivial(trial.Driver):
     """A trial without slot and workers: one point, whose value the knobs decide, and the end."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._points = trivial(new_config, self._plan)
+        self._points = trivial(new_config[trial.SPEC])
         return True
 
 
-def trivial(params: dict[str, Any], plan: Plan) -> Iterator[dict[str, float]]:
-    """What `tunediff.tuning.trial.points` does, but for the training."""
+def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
+    """What `tunediff.tuning.trial.run_trial_on_slot` does, but for the training."""
     import math
     import os
 
     from tunediff.core import trial_record as record
     from tunediff.tuning import trial
-    from tunediff.tuning.messages import drawn
 
-    name, value = params["trial"], 1.0 + abs(math.log10(params["optimizer.lr"]) + 3) + params["model.dropout"]
-    values = drawn(params)
-    config, seconds = plan.configuration(values), plan.budget.per_trial_s
-    journal = Journal(plan.experiment / "trials" / name)
-    journal.start(config, values, seconds, int(name[1:]))
+    value = 1.0 + abs(math.log10(spec.drawn["optimizer.lr"]) + 3) + spec.drawn["model.dropout"]
+    config, seconds, journal = spec.config, spec.budget.seconds or 60.0, spec.begin()
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
     for index in range(1, config.evaluation.points + 1):
         fraction = index / config.evaluation.points
-        found = {plan.metric: value * (2 - fraction), "label": "made up"}
+        found = {spec.metric: value * (2 - fraction), "label": "made up"}
         point = Point(
             index, seconds * fraction, samples=1000 * index, steps=index, fraction=fraction, samples_per_s=1000.0,
             loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, found=found,
         )  # fmt: skip
         journal.point(point)
-        yield trial.reported(point, plan)
+        yield trial.reported(point, spec)
     journal.end(record.End("ok", seconds={"train": 0.0}))
 
 
@@ -92,7 +87,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         return found
 
     searcher.Searcher.suggest = timed  # type: ignore[method-assign]
-    trial.Driver = Trivial  # type: ignore[misc]
+    tuner.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
     wanted = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
     with tempfile.TemporaryDirectory() as storage:

@@ -31,14 +31,13 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core import environment
 from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import log_exceptions
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
-from tunediff.tuning.messages import drawn
+from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Share
+from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.searcher import Searcher
 
 CONTENT = {
@@ -70,9 +69,12 @@ class Simulation:
             write_known(folder, self.space, number)
         storage = optuna.storages.InMemoryStorage() if known else None
         nodes = tuple(Machine(64, DEVICES, f"node{number}", f"{number}") for number in range(-(-slots // DEVICES)))
-        pool = Pool(Share(nodes, (1,), gpu=True, whole=False))
-        self.searcher = self.timed("start", lambda: Searcher(self.space, folder, pool, storage=storage))
+        pool = Pool(ResourcePartition(nodes, (1,), gpu=True, whole=False))
+        self.searcher = self.timed("start", self._searcher, folder, pool, storage)
         self.console = Console(folder, self.space, quiet=False)
+
+    def _searcher(self, folder: Path, pool: Pool, storage: optuna.storages.BaseStorage | None) -> Searcher:
+        return Searcher(OptunaProposer(self.space, folder, storage=storage), pool)
 
     def timed(self, part: str, do: Callable[..., Any], *args: Any) -> Any:
         """What `do` returns; its CPU seconds count as those of `part`."""
@@ -116,8 +118,7 @@ class Simulation:
 
     def _write(self, params: dict[str, Any]) -> Point:
         """What worker and driver write to a journal."""
-        values, journal = drawn(params), Journal(self.folder / "trials" / params["trial"])
-        journal.start(self.space.config(values), values, 60.0, int(params["trial"][1:]))
+        journal = params["spec"].begin()
         journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
         value = objective(params)
         point = Point(

@@ -21,7 +21,6 @@ from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api import compare_setup
 from tunediff.core import text
-from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.report import pair_plan
 from tunediff.report import pairs as report
@@ -306,7 +305,7 @@ class Slot:
 @pytest.fixture
 def slot(monkeypatch):
     """Runs end at once: A at about 2, B at about 1, or as `ends` says by trial."""
-    from tunediff.tuning import rounds
+    from tunediff.tuning import trial
 
     slot, noise = Slot(), np.random.default_rng(0)
     slot.ends = {}
@@ -317,18 +316,17 @@ def slot(monkeypatch):
         greet(None)
         yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
 
-    def run_trial_on_slot(name, config, drawn, _, plan):
-        journal = Journal(plan.experiment / "trials" / name)
-        journal.start(config, drawn, plan.budget.of(config.devices).seconds, int(name[1:]), plan.budget.unit)
-        value = {"A": 2.0, "B": 1.0}[drawn["side"]] * math.exp(0.05 * noise.normal())
-        journal.point(point(4, plan.budget.per_trial_s, frechet=value, label="FD (classifier)"))
+    def run_trial_on_slot(spec):
+        journal = spec.begin()
+        value = {"A": 2.0, "B": 1.0}[spec.drawn["side"]] * math.exp(0.05 * noise.normal())
+        journal.point(point(4, spec.budget.seconds, frechet=value, label="FD (classifier)"))
         yield {}
-        if (status := slot.ends.get(name, "ok")) is KeyboardInterrupt:
+        if (status := slot.ends.get(spec.name, "ok")) is KeyboardInterrupt:
             raise KeyboardInterrupt
         journal.end(End(status, "" if status == "ok" else "needs 9 GiB"))
 
     monkeypatch.setattr(experiment, "workers", workers)
-    monkeypatch.setattr(rounds.trial, "run_trial_on_slot", run_trial_on_slot)
+    monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
     return slot
 
 

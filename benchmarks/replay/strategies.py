@@ -26,14 +26,13 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, to_params
 from tunediff.tuning.knowledge import penalty
-from tunediff.tuning.messages import drawn
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, ResourcePartition
+from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.sampling import default_sampler
-from tunediff.tuning.searcher import GRACE, Searcher
+from tunediff.tuning.search_study import SearchStudy
+from tunediff.tuning.searcher import GRACE
 
 REDRAWS = 20
-"""Draws of a sampler in a row that may be known before a random new point takes over, as in our `Searcher`."""
+"""Draws of a sampler in a row that may be known before a random new point takes over, as in our `OptunaProposer`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Strategy:
     """Makes Optuna's sampler from a seed."""
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
     ours: bool = True
-    """Whether tunediff's `Searcher` drives it, or Optuna alone."""
+    """Whether tunediff's `OptunaProposer` drives it, or Optuna alone."""
     tells_last: bool = False
     """Ours tells Optuna that a stopped trial is pruned; this one, that its last value is its result, as Ray Tune does.
     A GP knows nothing of pruned trials and would propose them again."""
@@ -159,55 +158,48 @@ class OptunaAlone:
         self._study.tell(self._trial, self._told[curve.fingerprint])
 
 
-class _InMemory(Searcher):
-    """Ours, but that a trial's record is handed over and not read from its journal."""
+class _TellsLast(SearchStudy):
+    """Ours, but that a stopped trial's last value is told as its result."""
 
-    ended: TrialRecord
-    tells_last = False
-
-    def _settled(self, folder: Path) -> TrialRecord | None:
-        return self.ended
-
-    def _tell(self, trial: optuna.trial.Trial, known: TrialRecord) -> None:
-        if self.tells_last and known.status == "pruned":
-            self.study.tell(trial, known.points[-1][self.space.metric])
+    def tell(self, trial: optuna.trial.Trial, trial_record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        if trial_record.status == "pruned":
+            self.optuna.tell(trial, trial_record.points[-1][self.space.metric])
         else:
-            super()._tell(trial, known)
+            super().tell(trial, trial_record, records)
 
 
 class Ours:
-    """tunediff's `Searcher`, asked and told as Ray Tune does."""
+    """tunediff's `OptunaProposer`, asked and told as in a search."""
 
     def __init__(self, table: Table, strategy: Strategy, seed: int) -> None:
         self._table = table
         space = dataclasses.replace(table.space, seed=seed, early_stopping=strategy.stopping.rule)
-        storage = optuna.storages.InMemoryStorage()
-        one = Pool(ResourcePartition((Machine(1, 0),), (1,), gpu=False, whole=True))  # room for one trial at a time
+        storage, sampler = optuna.storages.InMemoryStorage(), strategy.sampler or default_sampler
         # There is no folder: nothing is to be read or written.
-        self._searcher = _InMemory(space, Path(os.devnull), one, sampler=strategy.sampler, storage=storage)
-        self._searcher.tells_last = strategy.tells_last
+        self._proposer = OptunaProposer(space, Path(os.devnull), sampler=sampler, storage=storage)
+        if strategy.tells_last:
+            self._proposer.study = _TellsLast(space, storage, sampler, space.seed)
 
     def propose(self) -> Curve | None:
         """A point that was not proposed before; None: there is no more."""
-        suggestion = self._searcher.suggest("trial")
-        if not isinstance(suggestion, dict):
+        if (spec := self._proposer.ask()) is None:
             return None
-        self._name = suggestion["trial"]
-        return self._table.at(drawn(suggestion))
+        self._spec = spec
+        return self._table.at(spec.drawn)
 
     def report(self, index: int, seconds: float, value: float) -> None:
         """An evaluation of the proposed point."""
-        self._searcher.on_trial_result("trial", {"index": index, "train_s": seconds, "objective": value})
+        self._proposer.report(self._spec, {"index": index, "train_s": seconds, "objective": value})
 
     def end(self, curve: Curve, points: Sequence[tuple[float, float]], status: str) -> None:
         """The proposed point ended."""
         metric = self._table.space.metric
-        self._searcher.ended = TrialRecord(
-            self._name, int(self._name[1:]), curve.config, curve.knobs, curve.fingerprint,
+        ended = TrialRecord(
+            self._spec.name, self._spec.number, curve.config, curve.knobs, curve.fingerprint,
             budget_s=self._table.budget_s, end=End(status), attempts=1,
             points=[Point(i, s, i, i, found={metric: value}) for i, (s, value) in enumerate(points, start=1)],
         )  # fmt: skip
-        self._searcher.on_trial_complete("trial", {})
+        self._proposer.tell(self._spec, ended, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ searches

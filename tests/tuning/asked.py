@@ -3,7 +3,6 @@
 from tests.helpers import point
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import messages
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -32,11 +31,10 @@ BIG = {
 
 def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
-    drawn = messages.drawn(suggestion)
-    config = searcher.space.config(drawn)
-    journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
+    spec = suggestion["spec"]
+    journal = Journal(spec.folder)
     if begin:
-        journal.start(config, drawn, 3.0, int(suggestion["trial"][1:]))
+        spec.begin()
         journal.write("worker", device="cpu", threads=2)
     if status == "ok":
         for index in range(1, 5):
@@ -48,7 +46,7 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
 
 
 def study(searcher):
-    return searcher.study.trials
+    return searcher.proposer.study.optuna.trials
 
 
 def pool(slots=1, sizes=(1,), **how):

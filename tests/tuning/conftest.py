@@ -118,13 +118,15 @@ def all_gone(processes, timeout=30):
 @pytest.fixture
 def make(tmp_path):
     """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""
+    from tunediff.tuning.optuna_proposer import OptunaProposer
     from tunediff.tuning.searcher import Searcher
 
     (tmp_path / "trials").mkdir()
 
     def make(slots=1, spent_s=0.0, device="cpu", **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
-        return Searcher(search_space.parse(content, "x.yaml"), tmp_path, pool(slots), spent_s, device=device)
+        space = search_space.parse(content, "x.yaml")
+        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device), pool(slots))
 
     return make
 

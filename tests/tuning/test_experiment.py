@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import time
+import types
 
 import pytest
 import yaml
@@ -111,7 +112,8 @@ class Trial:
 
     def __init__(self, number, drawn=None):
         self.trial_id = f"tune{number}"
-        self.config = (drawn or {"loader.batch_size": 64 if number else 128}) | {"trial": f"t{number:04d}", "slot": 0}
+        drawn = drawn or {"loader.batch_size": 64 if number else 128}
+        self.config = {"spec": types.SimpleNamespace(name=f"t{number:04d}", drawn=drawn)}
 
 
 def stopped_at(scheduler, curves, first=0, drawn=None):

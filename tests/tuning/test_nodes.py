@@ -15,7 +15,7 @@ from tests.helpers import tiny
 from tunediff import cli, search
 from tunediff import config as cfg
 from tunediff.config import ConfigError
-from tunediff.tuning import cluster, experiment, slot
+from tunediff.tuning import cluster, experiment, slots
 from tunediff.tuning.resources import Machine, Placement, divided
 
 GPU = {
@@ -77,9 +77,9 @@ def test_request_for_nodes_ends_with_the_slots(monkeypatch, tmp_path, error):
     share = divided([head], (1, 2), ["none"], "x.yaml", False, [Machine(16, 4, "group", "group")])
     with (
         contextlib.suppress(KeyboardInterrupt),
-        slot.opened(tmp_path, share, None, cluster.Nodes([head], lambda machines: None)) as slots,
+        slots.opened(tmp_path, share, None, cluster.Nodes([head], lambda machines: None)) as made,
     ):
-        assert slots.pool.take(2) is None
+        assert made.pool.take(2) is None
         if error is not None:
             raise error
     assert asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2, []]

@@ -1,6 +1,6 @@
 """Rounds of configurations without a cluster: who runs when, and when it ends."""
 
-import types
+import functools
 
 import pytest
 
@@ -8,12 +8,11 @@ from tests.helpers import point
 from tests.tuning.asked import pool
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import rounds
+from tunediff.search_space import SearchBudget
+from tunediff.tuning import rounds, trial
 from tunediff.tuning.sessions import StoppedError
-
-PLAN = types.SimpleNamespace(slots="slot-")
+from tunediff.tuning.trial_spec import TrialSpec
 
 
 @pytest.fixture
@@ -23,11 +22,11 @@ def run(tmp_path, monkeypatch):
     def run(rivals=2, most=3, ends=None, over=lambda: False, others=(), loses=()):
         ran, heard = [], []
 
-        def run_trial_on_slot(name, config, values, seat, plan):
-            assert (seat.slot, seat.place.nodes, plan) == (0, ("id0",), PLAN)
-            ran.append((name, config.seed, values["side"]))
-            journal = Journal(tmp_path / "trials" / name)
-            journal.start(config, values, 20.0, int(name[1:]))
+        def run_trial_on_slot(spec):
+            name = spec.name
+            assert (spec.slot, spec.group.place.nodes) == (0, ("id0",))
+            ran.append((name, spec.config.seed, spec.drawn["side"]))
+            journal = spec.begin()
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
                 raise OSError("no space left")
             journal.point(point(1, frechet=2.0))
@@ -37,12 +36,13 @@ def run(tmp_path, monkeypatch):
             else:
                 journal.end(end)
 
-        monkeypatch.setattr(rounds.trial, "run_trial_on_slot", run_trial_on_slot)
+        monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
-        asked = [rounds.Candidate(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
+        candidates = [(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
+        make = functools.partial(TrialSpec.of, tmp_path, budget=SearchBudget(20.0, 9), metric="frechet", mode="min")
         listener = lambda event, name, content: heard.append((event, name, content["seed"] if event != "point" else 0))  # noqa: E731
-        rounds.run(tmp_path, asked, most, PLAN, pool(), [*others, listener], over)
+        rounds.run(tmp_path, rounds.Rounds(candidates, most, make, over), pool(), [*others, listener])
         return ran, heard
 
     return run

@@ -14,9 +14,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import messages
-from tunediff.tuning import searcher as searcher_module
-from tunediff.tuning.messages import drawn
+from tunediff.tuning import messages, sampling
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -58,7 +56,7 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
         searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
         while (suggestion := searcher.suggest(f"tune{len(seen)}")) != "FINISHED":
             end(searcher, suggestion, f"tune{len(seen)}")
-            seen.append(drawn(suggestion))
+            seen.append(suggestion["spec"].drawn)
         assert len(seen) == trials
     assert seen == expected
 
@@ -66,10 +64,10 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
 def test_slots_are_not_given_twice(make):
     searcher = make(slots=2)
     first, second = searcher.suggest("a"), searcher.suggest("b")
-    assert {first["slot"], second["slot"]} == {0, 1}
+    assert {first["spec"].slot, second["spec"].slot} == {0, 1}
     assert searcher.suggest("c") is None
     end(searcher, first, "a")
-    assert searcher.suggest("c")["slot"] == first["slot"]
+    assert searcher.suggest("c")["spec"].slot == first["spec"].slot
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,10 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    checkpoint = searcher.experiment / "trials" / "t0000" / record.CHECKPOINT
+    checkpoint = searcher.proposer.experiment / "trials" / "t0000" / record.CHECKPOINT
     checkpoint.touch()
     searcher.on_trial_complete("a", {})
-    assert record.read_trial(searcher.experiment / "trials" / "t0000").status == "pruned"
+    assert record.read_trial(searcher.proposer.experiment / "trials" / "t0000").status == "pruned"
     assert not checkpoint.exists()
 
 
@@ -102,9 +100,9 @@ def test_oom_by_other_processes_is_no_lesson(make):
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     memory = {"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0}
-    messages.end(searcher.experiment / "trials" / "t0000", End("oom", "why", memory=memory))
+    messages.end(searcher.proposer.experiment / "trials" / "t0000", End("oom", "why", memory=memory))
     searcher.on_trial_complete("a", {})
-    assert record.read_trial(searcher.experiment / "trials" / "t0000").end.memory == memory
+    assert record.read_trial(searcher.proposer.experiment / "trials" / "t0000").end.memory == memory
     assert study(searcher)[0].state.name == "FAIL"
 
 
@@ -124,7 +122,7 @@ def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
 
     second = make()
     again = second.suggest("x")
-    assert (drawn(again), again["trial"]) == (drawn(running), running["trial"])
+    assert (again["spec"].drawn, again["trial"]) == (running["spec"].drawn, running["trial"])
     end(second, again, "x", begin=False)
     assert second.suggest("y")["trial"] == "t0002"
 
@@ -152,8 +150,8 @@ def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
 
 def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypatch):
     """Seeded as at the start, a resumed search would draw its first points again."""
-    seeds, default_sampler = [], searcher_module.default_sampler
-    monkeypatch.setattr(searcher_module, "default_sampler", lambda seed: seeds.append(seed) or default_sampler(seed))
+    seeds, default_sampler = [], sampling.default_sampler
+    monkeypatch.setattr(sampling, "default_sampler", lambda seed: seeds.append(seed) or default_sampler(seed))
     first = make(seed=5)
     for name in ("a", "b"):
         end(first, first.suggest(name), name)
@@ -296,7 +294,7 @@ def run(searcher, statuses="", first=0):
     while (suggestion := searcher.suggest(f"tune{first + len(seen)}")) != "FINISHED":
         status = known[statuses[len(seen)]] if len(seen) < len(statuses) else "ok"
         end(searcher, suggestion, f"tune{first + len(seen)}", status=status, value=5.0 + len(seen))
-        seen.append(drawn(suggestion))
+        seen.append(suggestion["spec"].drawn)
     return seen
 
 
@@ -307,7 +305,7 @@ def test_the_baseline_runs_again_on_another_seed(make):
     assert listed["loader.batch_size"] == 64
     assert len(others) == 4, "the whole space of 6 points besides"
     assert not any("seed" in point for point in [baseline, listed, *others])
-    trials = record.read_trials(searcher.experiment)
+    trials = record.read_trials(searcher.proposer.experiment)
     assert [trial.config["seed"] for trial in trials] == [7, 8, *[7] * 5]
     assert trials[1].drawn == again
     told = [(t.params, t.value) for t in study(searcher)[:2]]
@@ -323,9 +321,9 @@ def test_a_resumed_search_knows_which_run_repeats_the_baseline(make, tmp_path):
     (tmp_path / "study.db").unlink()  # and the study with it
     second = make(noise=2)
     again = second.suggest("x")
-    assert again == running
+    assert (again["trial"], again["spec"].drawn) == (running["trial"], running["spec"].drawn)
     end(second, again, "x", begin=False)
-    assert drawn(made := make(noise=2).suggest("y")) == {"loader.batch_size": 64, "loader.resident": False}
+    assert (made := make(noise=2).suggest("y"))["spec"].drawn == {"loader.batch_size": 64, "loader.resident": False}
     assert made["trial"] == "t0002"
 
 
@@ -353,7 +351,7 @@ def test_a_baseline_that_ran_out_of_memory_is_not_run_again(make):
     """Its place is for others; one that was not finite might be at another seed."""
     searcher = make(noise=2, search={"precision.amp": ["none", "bf16"]}, first=None)
     assert run(searcher, "m") == [{"precision.amp": "none"}, {"precision.amp": "bf16"}]
-    assert [trial.name for trial in record.read_trials(searcher.experiment)] == ["t0000", "t0001"]
+    assert [trial.name for trial in record.read_trials(searcher.proposer.experiment)] == ["t0000", "t0001"]
 
 
 def test_a_baseline_that_was_not_finite_is_tried_on_another_seed(make):
@@ -364,13 +362,14 @@ def test_a_baseline_that_was_not_finite_is_tried_on_another_seed(make):
 def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp_path):
     """Its baseline is: at another budget the best points of the earlier search are tried first, each of them once."""
     from tunediff.tuning import experiment
+    from tunediff.tuning.optuna_proposer import OptunaProposer
     from tunediff.tuning.searcher import Searcher
 
     earlier = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}, "noise": 2}
     earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}
     wanted = search_space.parse(earlier, "x.yaml")
     experiment.create(tmp_path / "earlier", wanted, earlier)
-    searcher = Searcher(wanted, tmp_path / "earlier", pool())
+    searcher = Searcher(OptunaProposer(wanted, tmp_path / "earlier"), pool())
     for value in (3.0, 2.0, 4.0, 5.0):
         end(searcher, searcher.suggest("a"), "a", value=value)
     later = make(
@@ -408,7 +407,7 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     second = searcher.suggest("b")
     end(searcher, second, "b", status="oom")
     assert searcher.suggest("c") == "FINISHED"
-    trials = record.read_trials(searcher.experiment)
+    trials = record.read_trials(searcher.proposer.experiment)
     assert [t.status for t in trials] == ["ok", "oom", "skipped", "skipped"]
     assert trials[3].reason.startswith("not run: 1024 images at once in none precision need at least as much memory")
     assert [t.user_attrs["status"] for t in study(searcher)] == ["ok", "oom", "skipped", "skipped"]
@@ -421,9 +420,9 @@ def test_a_stopped_trial_says_when_and_from_when_on(make):
     searcher = make(early_stopping="asha")
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    Journal(searcher.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
+    Journal(searcher.proposer.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
     searcher.on_trial_complete("a", {})
-    stopped = record.read_trial(searcher.experiment / "trials" / "t0000")
+    stopped = record.read_trial(searcher.proposer.experiment / "trials" / "t0000")
     assert stopped.status == "pruned"
     assert stopped.reason.startswith("stopped by asha after 1.5 s; no trial is stopped before 1.5 s")
 
@@ -437,7 +436,7 @@ def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, 
         raise optuna.exceptions.StorageInternalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(searcher.study, "tell", full)
+        patch.setattr(searcher.proposer.study.optuna, "tell", full)
         end(searcher, suggestion, "a", value=4.5)
         searcher.on_trial_complete("a", {}, error=True)  # Tune tells it again
     assert "disk is full" in str(searcher.broken)
@@ -456,7 +455,7 @@ def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatc
         patch.setattr(environment, "unwritable", lambda folder: "No space left on device")
         searcher.on_trial_complete("a", None, error=True)
     assert "No space left" in str(searcher.broken)
-    assert not record.read_trial(searcher.experiment / "trials" / suggestion["trial"]).finished
+    assert not record.read_trial(searcher.proposer.experiment / "trials" / suggestion["trial"]).finished
     again = make().suggest("b")
     assert {key: again[key] for key in suggestion} == suggestion
 
@@ -466,7 +465,7 @@ def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_re
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    folder = searcher.experiment / "trials" / suggestion["trial"]
+    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
     Journal(folder).write("unwritable", reason="No space left on device")
     searcher.on_trial_complete("a", None, error=True)
     assert "No space left" in str(searcher.broken)
@@ -479,7 +478,7 @@ def test_disk_fault_of_an_earlier_attempt_is_no_reason_to_stop(make):
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    folder = searcher.experiment / "trials" / suggestion["trial"]
+    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
     Journal(folder).write("unwritable", reason="No space left on device")
     Journal(folder).write("worker", device="cpu", threads=2)
     searcher.on_trial_complete("a", None, error=True)
@@ -515,7 +514,7 @@ def test_no_failure_makes_the_next_one_worse(make):
         suggestion = searcher.suggest(name)
         if status == "ok":
             end(searcher, suggestion, None, status=None)
-            journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
+            journal = Journal(searcher.proposer.experiment / "trials" / suggestion["trial"])
             journal.point(point(4, 3.0))  # the evaluation found nothing
             journal.end(End("ok"))
             searcher.on_trial_complete(name, {})
@@ -529,8 +528,8 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
     searcher = make(workload="ranker")
     for name, value in (("a", -5.0), ("b", -2.0)):
         suggestion = searcher.suggest(name)
-        config = searcher.space.config(drawn(suggestion))
-        journal = Journal(searcher.experiment / "trials" / suggestion["trial"])
+        config = searcher.proposer.space.config(suggestion["spec"].drawn)
+        journal = Journal(searcher.proposer.experiment / "trials" / suggestion["trial"])
         journal.start(config, {}, 3.0, int(suggestion["trial"][1:]))
         journal.point(point(1, 3.0, accuracy=value))
         journal.end(End("ok"))
@@ -543,17 +542,17 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
 def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     """Under its name, and although the limit was reached meanwhile; no result is told to Optuna."""
     searcher = make(slots=2, budget={"per_trial": "3s", "trials": 2})
-    searcher._pool._look = lambda: searcher._pool.machines
+    searcher._dispatcher._pool._look = lambda: searcher._dispatcher._pool.machines
     first, second = searcher.suggest("a"), searcher.suggest("b")
-    Journal(searcher.experiment / "trials" / first["trial"]).start(
-        searcher.space.config(drawn(first)), drawn(first), 3.0, 0
+    Journal(searcher.proposer.experiment / "trials" / first["trial"]).start(
+        searcher.proposer.space.config(first["spec"].drawn), first["spec"].drawn, 3.0, 0
     )
-    Journal(searcher.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
+    Journal(searcher.proposer.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
     end(searcher, second, "b")
     assert searcher.suggest("c") is None, "Tune would never ask again"
     searcher.on_trial_complete("a", {})
     again = searcher.suggest("d")
-    assert (again["trial"], drawn(again)) == (first["trial"], drawn(first))
+    assert (again["trial"], again["spec"].drawn) == (first["trial"], first["spec"].drawn)
     end(searcher, again, "d", begin=False)
     assert searcher.suggest("e") == "FINISHED"
     assert [trial.state.name for trial in study(searcher)] == ["COMPLETE", "COMPLETE"]
@@ -562,12 +561,12 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
 def test_a_large_trial_is_not_overtaken_by_small_ones(make, monkeypatch):
     """Four devices: it waits until all are free, and then runs before what was drawn later."""
     searcher = make(grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
-    searcher._pool = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
+    searcher._dispatcher._pool = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
     small = searcher.suggest("a")
     assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
     end(searcher, small, "a")
     large = searcher.suggest("d")
-    assert (large["parallel.workers"], large["trial"], large["place"]["gpu"]) == (4, "t0001", True)
+    assert (large["parallel.workers"], large["trial"], large["spec"].group.place.gpu) == (4, "t0001", True)
     assert searcher.suggest("e") is None
     end(searcher, large, "d")
     assert searcher.suggest("f")["parallel.workers"] == 2

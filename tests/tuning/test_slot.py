@@ -11,22 +11,26 @@ import torch
 from tests.helpers import point, tiny
 from tunediff.core.clock import Budget
 from tunediff.core.trial_record import End
-from tunediff.tuning import slot as slots
-from tunediff.tuning import trial
-from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec
+from tunediff.tuning import slot as slot_module
+from tunediff.tuning import slots, trial
+from tunediff.tuning.messages import Assignment, Lost
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 ONE, GPU = WorkerGroupSpec(1, True), Placement(gpu=True)
 
 
 def job(key="t0000/1", kind=ONE, folder=None, **more):
-    return Job(key.partition("/")[0], key, folder, {}, Budget(1.0), kind, **more)
+    return TrialSpec(
+        name=key.partition("/")[0], folder=folder, drawn={}, pickled=b"", budget=Budget(1.0), deadline_s=60.0,
+        metric="frechet", mode="min", group=kind, attempt=key, **more,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def slot(monkeypatch, tmp_path):
     """A slot whose groups are futures, in `slot.groups`."""
-    monkeypatch.setattr(slots, "POLL_S", 0.05)
+    monkeypatch.setattr(slot_module, "POLL_S", 0.05)
 
     def options(**_):
         return types.SimpleNamespace(remote=start)
@@ -38,11 +42,11 @@ def slot(monkeypatch, tmp_path):
     def cancel(group, force):
         group.set_exception(RuntimeError("cancelled"))
 
-    monkeypatch.setattr(slots.ray, "remote", lambda function: types.SimpleNamespace(options=options))
-    monkeypatch.setattr(slots.ray, "cancel", cancel)
-    monkeypatch.setattr(slots, "beside", dict)
-    monkeypatch.setattr(slots, "own_cluster", dict)
-    made = slots.Slot("slot", str(tmp_path), str(tmp_path))
+    monkeypatch.setattr(slot_module.ray, "remote", lambda function: types.SimpleNamespace(options=options))
+    monkeypatch.setattr(slot_module.ray, "cancel", cancel)
+    monkeypatch.setattr(slot_module, "beside", dict)
+    monkeypatch.setattr(slot_module, "own_cluster", dict)
+    made = slot_module.Slot("slot", str(tmp_path), str(tmp_path))
     made.groups = []
     return made
 

@@ -11,7 +11,7 @@ from tunediff.core.trial_record import End
 
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""
-    folder = searcher.experiment / "trials" / suggestion["trial"]
+    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
     end(searcher, suggestion, None, status=None)
     Journal(folder).point(point(1, 3.0, device_s=3.0, frechet=frechet, peak_memory_mib=memory))
     Journal(folder).end(End("ok"))
@@ -35,7 +35,9 @@ def test_two_objectives_end_with_their_trade_offs(make):
     assert [told[f"t{i:04d}"] for i in range(6)] == [list(pair) for pair in values]
     assert told[failed["trial"]] == [12.0, 1800.0]
 
-    found = analysis.Results(searcher.experiment, searcher.space, record.read_trials(searcher.experiment))
+    found = analysis.Results(
+        searcher.proposer.experiment, searcher.proposer.space, record.read_trials(searcher.proposer.experiment)
+    )
     assert [trial.name for trial in found.pareto] == ["t0003", "t0005", "t0000", "t0004"]
     rows = found.pareto_table()
     assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]
@@ -63,7 +65,7 @@ def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth
     measured(searcher, searcher.suggest("a"), 5.0, 300.0)
     failed = searcher.suggest("b")
     end(searcher, failed, None, status=None)
-    folder = searcher.experiment / "trials" / failed["trial"]
+    folder = searcher.proposer.experiment / "trials" / failed["trial"]
     Journal(folder).point(point(1, 1.0, device_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
     Journal(folder).end(ended)
     searcher.on_trial_complete("b", {})

@@ -1,26 +1,37 @@
 """What a driver makes of what it hears, without a cluster."""
 
+import dataclasses
 import itertools
 import json
 import math
+import pickle
 import shutil
 import types
 
 import pytest
 
 from tests.helpers import point
+from tunediff import config as cfg
 from tunediff import search_space
+from tunediff.config import schema, workload
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.tuning import trial
-from tunediff.tuning.messages import Lost, Plan, WorkerGroupSpec, drawn
+from tunediff.tuning.messages import Lost
+from tunediff.tuning.pool import Allocation
 from tunediff.tuning.resources import Placement
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
-PLACE = {"nodes": [], "cpus": 1.9, "gpu": False, "threads": 2}
-PARAMS = {"trial": "t0003", "slot": 0, "place": PLACE, "loader.batch_size": 64}
+PLACE = Placement(cpus=1.9, threads=2)
+DRAWN = {"loader.batch_size": 64}
+
+
+def spec_of(folder, **changes):
+    space = search_space.parse(CONTENT | changes, "x.yaml")
+    return TrialSpec.of_space(space, folder, "t0003", space.config(DRAWN), DRAWN)
 
 
 class Slot:
@@ -63,10 +74,11 @@ def drive(tmp_path, monkeypatch):
         slot = Slot(*events)
         slot.missing = missing
         monkeypatch.setattr(trial, "get", lambda name: slot)
-        plan = Plan.of(search_space.parse(CONTENT | changes, "x.yaml"), tmp_path, "slot-")
+        place = dataclasses.replace(PLACE, nodes=tuple(nodes))
+        spec = spec_of(tmp_path, **changes).on(Allocation(0, place, "slot-0"))
         return (
             slot,
-            list(trial.points(PARAMS | {"place": PLACE | {"nodes": list(nodes)}}, plan)),
+            list(trial.run_trial_on_slot(spec)),
             record.read_trial(tmp_path / "trials" / "t0003"),
         )
 
@@ -80,14 +92,14 @@ def test_a_trial_that_runs_to_its_end(drive):
     assert slot.went_on == [1, 2]
     assert (known.status, known.number, known.drawn, known.budget_s) == ("ok", 3, {"loader.batch_size": 64}, 9.0)
     (job,) = slot.jobs
-    assert (job.key, job.kind, job.fresh, job.evaluates, job.keeps) == (
+    assert (job.attempt, job.group, job.fresh, job.evaluates, job.keeps) == (
         "t0003/1",
-        WorkerGroupSpec(1, True, Placement.of(PLACE)),
+        WorkerGroupSpec(1, True, PLACE),
         False,
         True,
         True,
     )
-    assert job.config["loader"]["batch_size"] == 64
+    assert job.config.loader.batch_size == 64
     assert job.budget.seconds == 9.0
 
 
@@ -126,7 +138,7 @@ def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
 def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
     slot, _, known = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
     assert (known.status, known.reason, known.attempts) == (status, reason, len(reasons))
-    assert [job.key for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
+    assert [job.attempt for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
 
 
 KILLED = """\tray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.
@@ -203,17 +215,16 @@ def test_a_value_that_is_not_finite_is_the_worst(drive):
 
 
 def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    plan = Plan.of(search_space.parse(CONTENT | {"objective": "samples_per_s"}, "x.yaml"), tmp_path, "slot-")
-    assert trial.reported(point(samples_per_s=math.nan), plan)["objective"] == -math.inf
-    assert trial.reported(point(samples_per_s=7.0), plan)["objective"] == 7.0
+    spec = spec_of(tmp_path, objective="samples_per_s")
+    assert trial.reported(point(samples_per_s=math.nan), spec)["objective"] == -math.inf
+    assert trial.reported(point(samples_per_s=7.0), spec)["objective"] == 7.0
 
 
 def test_what_measures_reaches_every_driver(tmp_path):
-    loaded = search_space.parse(CONTENT | {"fresh": True, "operations": 7}, "x.yaml")
-    plan = Plan.of(loaded, tmp_path, "slot-")
-    assert (loaded.fresh, loaded.operations, plan.fresh, plan.profile_steps) == (True, 7, True, 7)
-    plan = Plan.of(search_space.parse(CONTENT, "x.yaml"), tmp_path, "slot-")
-    assert (plan.fresh, plan.profile_steps) == (False, 0)
+    spec = spec_of(tmp_path, fresh=True, operations=7)
+    assert (spec.fresh, spec.profile_steps) == (True, 7)
+    spec = spec_of(tmp_path)
+    assert (spec.fresh, spec.profile_steps) == (False, 0)
 
 
 def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):
@@ -226,10 +237,6 @@ def test_what_compiles_gets_processes_of_its_own(drive):
     assert slot.jobs[0].fresh
 
 
-def test_the_knobs_of_a_trial_are_all_but_its_name_and_slot():
-    assert drawn(PARAMS) == {"loader.batch_size": 64}
-
-
 def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
     """It has no end, so that it gets another seat; on that it is another job, and goes on."""
     folder = tmp_path / "trials" / "t0003"
@@ -237,9 +244,9 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
     slot, told, known = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
     assert (len(told), known.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
     slot, _, known = drive([None, None], nodes=["alive", "dead"])
-    assert (slot.killed, slot.jobs[0].key, known.status) == (["node dead is gone"], "t0003/1.1", None)
+    assert (slot.killed, slot.jobs[0].attempt, known.status) == (["node dead is gone"], "t0003/1.1", None)
     slot, _, known = drive([End("ok")], nodes=["alive"])
-    assert (slot.jobs[0].key, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
+    assert (slot.jobs[0].attempt, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
 
 
 def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
@@ -272,7 +279,7 @@ def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, 
     slot, _, known = drive([None, None], nodes=["other", "leaving"], missing=3.0)
     assert (slot.killed, known.status) == (["node leaving is draining"], None)
     slot, _, known = drive([None, End("ok")], nodes=["other"])
-    assert (slot.jobs[0].key, known.status, known.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
+    assert (slot.jobs[0].attempt, known.status, known.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
 
 
 def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive, monkeypatch):
@@ -288,7 +295,7 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
     monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
     monkeypatch.setattr(trial.cluster, "lacks", lambda place: f"no room on {place.nodes}")
     waiting = []
-    monkeypatch.setattr(trial.Waiting, "tell", lambda self, s: (waiting.append(s), tell(self, s)), raising=True)
+    monkeypatch.setattr(trial.Waiting, "report", lambda self, s: (waiting.append(s), tell(self, s)), raising=True)
     _, _, known = drive([None, End("ok")], nodes=["b"], missing=61.0)
     assert (known.status, waiting) == ("ok", [61.0])
     folder = tmp_path / "trials" / "t0003"
@@ -313,14 +320,33 @@ def test_workers_that_never_start_on_this_machine_are_no_timeout_of_the_configur
     assert slot.killed == [], "a cluster may bring a node"
 
 
-tell = trial.Waiting.tell
+tell = trial.Waiting.report
 
 
 def test_four_workers_get_a_quarter_of_the_device_seconds(tmp_path):
     """The job, and the journal of what was begun."""
     content = CONTENT | {"budget": {"per_trial": "8s", "trials": 2, "unit": "device", "price_per_device_hour": 3}}
     content |= {"fixed": {"parallel.workers": 4}}
-    plan = Plan.of(search_space.parse(content, "x.yaml"), tmp_path, "slot")
-    config = plan.configuration({"loader.batch_size": 64})
-    job = trial.job_of("t0003", "t0003/1", tmp_path / "t0003", config, Placement(), plan)
-    assert (job.budget.seconds, job.budget.price_per_device_hour, job.kind.size) == (2.0, 3.0, 4)
+    spec = spec_of(tmp_path, **content).on(Allocation(0, Placement()))
+    assert (spec.budget.seconds, spec.budget.price_per_device_hour, spec.group.size) == (2.0, 3.0, 4)
+
+
+def test_specification_reaches_its_worker_without_another_validation(tmp_path, monkeypatch):
+    """It goes through Tune, a driver and a slot, which unpickle it."""
+    spec = spec_of(tmp_path, fixed={"optimizer.lr": 5e-4})
+    validated = []
+    monkeypatch.setattr(schema, "check_rules", lambda *arguments: validated.append(arguments))
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(dataclasses.replace(spec, attempt="t0003/1")))))
+    assert copy == dataclasses.replace(spec, attempt="t0003/1")
+    assert cfg.flat(copy.config) == cfg.flat(spec.config)
+    assert (copy.config.optimizer.lr, copy.config.loader.batch_size, validated) == (5e-4, 64, [])
+
+
+def test_specification_is_passed_on_without_its_workload(tmp_path, monkeypatch):
+    """A slot imports no torch, which a user's file may import."""
+    rebuilt, pickled = [], pickle.dumps(spec_of(tmp_path))
+    monkeypatch.setattr(workload, "from_dict", lambda *arguments: rebuilt.append(arguments))
+    passed_on = pickle.loads(pickle.dumps(pickle.loads(pickled)))
+    assert rebuilt == []
+    assert passed_on.config is None
+    assert len(rebuilt) == 1

@@ -18,12 +18,13 @@ from tunediff.tuning import experiment, resources, warm_start
 @pytest.fixture
 def earlier(tmp_path):
     """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+    from tunediff.tuning.optuna_proposer import OptunaProposer
     from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(wanted, folder, pool())
+    searcher = Searcher(OptunaProposer(wanted, folder), pool())
     for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
         suggestion = searcher.suggest("a")
         end(searcher, suggestion, "a", status=status, value=value)
@@ -101,19 +102,19 @@ def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, mon
         drawn.append(searcher.suggest(name))
         end(searcher, drawn[-1], name)
     assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
-    line = warm_start.describe(searcher.space, "cpu")
+    line = warm_start.describe(searcher.proposer.space, "cpu")
     assert re.fullmatch(rf"warm start: none of the 4 results of earlier is reused \({why}\); its best .+", line)
 
 
 def test_values_measured_on_a_cpu_say_nothing_of_a_gpu(make, earlier):
     searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier), device="cuda")
     assert not any(t.state.is_finished() for t in study(searcher))
-    assert "(trained on a CPU there, a GPU here" in warm_start.describe(searcher.space, "cuda")
+    assert "(trained on a CPU there, a GPU here" in warm_start.describe(searcher.proposer.space, "cuda")
 
 
 def test_a_start_says_how_much_is_believed(make, earlier):
     """Or why nothing is."""
-    same = make(**EARLIER, warm_start=str(earlier)).space
+    same = make(**EARLIER, warm_start=str(earlier)).proposer.space
     assert warm_start.describe(same, "cpu") == "warm start: 4 of 4 results of earlier are reused"
     content = {key: value for key, value in (FILE | EARLIER).items() if key != "budget"}
     other = search_space.parse(
@@ -145,12 +146,13 @@ def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
 
 def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     """What needs at least as much memory as a trial of the earlier search that ran out is not run."""
+    from tunediff.tuning.optuna_proposer import OptunaProposer
     from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(wanted, folder, pool())
+    searcher = Searcher(OptunaProposer(wanted, folder), pool())
     for status in ("ok", "oom"):
         end(searcher, searcher.suggest("a"), "a", status=status)
     changes = {**BIG, "first": None, "warm_start": str(folder), "budget": {"per_trial": "3s", "trials": 50}}

@@ -32,8 +32,9 @@ from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.training import run_trial, state, weights
 from tunediff.tuning import group, process_settings, worker
-from tunediff.tuning.messages import Assignment, Job, Lost, WorkerGroupSpec
+from tunediff.tuning.messages import Assignment, Lost
 from tunediff.tuning.resources import Placement
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
@@ -64,15 +65,10 @@ class Slot:
 def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
     Journal(folder).start(config, {}, 1.0)
-    job = Job(
-        folder.name,
-        "a",
-        folder,
-        cfg.to_dict(config),
-        Budget(samples=samples),
-        WorkerGroupSpec(1, True),
-        evaluates=False,
-    )
+    job = TrialSpec(
+        name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), budget=Budget(samples=samples),
+        deadline_s=60.0, metric="frechet", mode="min", evaluates=False, group=WorkerGroupSpec(1, True), attempt="a",
+    )  # fmt: skip
     return dataclasses.replace(job, **changes)
 
 
@@ -103,12 +99,11 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
 
 
 def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
-    config = cfg.from_dict(job.config, "job")
-    Journal(tmp_path).start(config, {}, None)
+    Journal(tmp_path).start(job.config, {}, None)
     worker.work(job, "s1", Slot(tmp_path), alone())
     with safe_open(tmp_path / weights.NAME, "pt") as file:
         about = file.metadata()
-    assert json.loads(about["config"]) == cfg.flat(config)
+    assert json.loads(about["config"]) == cfg.flat(job.config)
     assert json.loads(about["result"]) == record.read_trial(tmp_path).points[-1].flat
 
 
@@ -177,7 +172,7 @@ def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
 def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
     config = cfg.override(CONFIG, {"evaluation.images": 16, "evaluation.steps": 2, "evaluation.validation_images": 0})
     final = {"evaluation.images": 32, "evaluation.steps": 3}
-    wanted = dataclasses.replace(job, config=cfg.to_dict(config), evaluates=True, final=final)
+    wanted = dataclasses.replace(job, pickled=pickle.dumps(config), evaluates=True, final=final)
     worker.work(wanted, "s1", Slot(tmp_path), alone())
     assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "final", "end"]
     last = record.read_trial(tmp_path).points[-1]
@@ -223,7 +218,7 @@ def test_a_trial_on_a_draining_node_leaves_with_a_checkpoint_and_goes_on(tmp_pat
         return "go"
 
     slot.decision = types.SimpleNamespace(remote=decision)
-    at = lambda node: dataclasses.replace(job, kind=WorkerGroupSpec(1, True, Placement([node])))  # noqa: E731
+    at = lambda node: dataclasses.replace(job, group=WorkerGroupSpec(1, True, Placement([node])))  # noqa: E731
     worker.work(at("n1"), "s1", slot, alone())
     assert slot.last == Lost("node n1 is draining")
     known, saved = record.read_trial(tmp_path), state.load(tmp_path)
@@ -303,7 +298,7 @@ def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, mo
 
 def test_a_process_is_as_it_was_after_a_trial(tmp_path, job):
     config = cfg.override(CONFIG, {"precision.matmul": "medium", "seed": 3})
-    worker.work(dataclasses.replace(job, config=cfg.to_dict(config)), "s1", Slot(tmp_path), alone())
+    worker.work(dataclasses.replace(job, pickled=pickle.dumps(config)), "s1", Slot(tmp_path), alone())
     drawn = torch.rand(3).tolist(), numpy.random.rand(), random.random()
     assert torch.get_float32_matmul_precision() == "highest"
     torch.manual_seed(0)
@@ -378,7 +373,7 @@ def test_what_a_file_sets_when_it_is_imported_stays(tmp_path, job, monkeypatch):
         (tmp_path / f"{name}.py").write_text(f"{text}{more}")
     config = cfg.baseline(str(tmp_path / "plain_one.py"))
     one = job_of(tmp_path / "t0000", config, samples=32)
-    one = dataclasses.replace(one, config={**one.config, "workload": str(tmp_path / "plain_two.py")})
+    one = dataclasses.replace(one, pickled=one.pickled.replace(b"plain_one.py", b"plain_two.py"))
     assert not worker.work(one, "s1", Slot(one.folder), alone())
     assert (record.read_trial(one.folder).status, os.environ["SET_BY_A_FILE"]) == ("ok", "1")
 

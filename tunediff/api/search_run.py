@@ -29,7 +29,7 @@ from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.lock import alone
 
 if TYPE_CHECKING:
-    from tunediff.tuning.slot import Slots
+    from tunediff.tuning.slots import Slots
 
 NO_TIME = "no further confirming runs: another round would not end within --total"
 Display = Callable[..., Console]

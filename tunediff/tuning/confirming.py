@@ -21,7 +21,7 @@ from tunediff.tuning import experiment, sessions
 from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
-    from tunediff.tuning.slot import Slots
+    from tunediff.tuning.slots import Slots
 
 
 def prepare(results: Results) -> tuple[Path, SearchSpace] | None:

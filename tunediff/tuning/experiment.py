@@ -42,7 +42,7 @@ from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
-    from tunediff.tuning.slot import Slots
+    from tunediff.tuning.slots import Slots
 
 
 def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
@@ -206,7 +206,7 @@ def workers(
     """
     here = share(resources.local()) if address is None else None
     with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
-        from tunediff.tuning import slot  # imports Ray, which takes seconds
+        from tunediff.tuning import slots  # imports Ray, which takes seconds
 
         log_exceptions("the start", greet, context)
         with contextlib.ExitStack() as stack:
@@ -216,7 +216,7 @@ def workers(
 
                 stack.enter_context(there.head_watched(functools.partial(_headless, folder, str(address))))
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
-            yield stack.enter_context(slot.opened(folder, partition, warm, nodes))
+            yield stack.enter_context(slots.opened(folder, partition, warm, nodes))
 
 
 def _headless(folder: Path, address: str) -> None:

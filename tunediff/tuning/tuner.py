@@ -23,7 +23,8 @@ from tunediff.tuning import sessions
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.searcher import GRACE, Searcher
-from tunediff.tuning.slot import Slots, beside
+from tunediff.tuning.slot import beside
+from tunediff.tuning.slots import Slots
 from tunediff.tuning.stopping import BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC, Driver
 

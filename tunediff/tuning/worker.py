@@ -37,7 +37,7 @@ from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
-from tunediff.training.run_trial import run_trial
+from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import Outcome, run
 from tunediff.tuning import cluster, messages, process_settings
 from tunediff.tuning.messages import Lost, get
@@ -135,7 +135,6 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
     # ---- train
     settings: dict[str, Any] = {}
-    changed: list[str] = []
     draining: list[str] = []
 
     def train() -> Outcome:
@@ -151,30 +150,32 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
     try:
         # The slot's or the cluster's fault says nothing about this trial.
-        not_of_trial = (SlotLostError, RayError)
-        result = run_trial(train, world, job.folder, not_of_trial)
-
-        # ---- end the trial, unless it goes on elsewhere or its failure says nothing about it
-        if result.error is not None:
-            if result.end is not None:
-                _write_traceback(result.error, job.folder, world.rank)
-                _end(job, serial, slot, result.end)
-            raise result.error
-        assert result.end is not None
-        if world.main and draining and result.end.status == "pruned":
-            # Its checkpoint is written, and its driver continues it on other nodes.
-            ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
-        elif world.main:
-            _end(job, serial, slot, result.end)
+        result = run_trial(train, world, job.folder, (SlotLostError, RayError))
+        _conclude(result, job, serial, slot, world, draining)
     finally:
         changed = process_settings.restore(settings)
         _reset(world.device)
-
-    # ---- does the next trial need other processes?
     if changed:
         message = f"train(trial) has changed the process: {', '.join(changed)}"
         print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
     return world.any(bool(changed))
+
+
+def _conclude(
+    result: TrialResult, job: TrialSpec, serial: str, slot: Any, world: World, draining: Sequence[str]
+) -> None:
+    """End the trial, unless it goes on elsewhere or its failure says nothing about it; raise what broke it."""
+    if result.error is not None:
+        if result.end is not None:
+            _write_traceback(result.error, job.folder, world.rank)
+            _end(job, serial, slot, result.end)
+        raise result.error
+    assert result.end is not None
+    if world.main and draining and result.end.status == "pruned":
+        # Its checkpoint is written, and its driver continues it on other nodes.
+        ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
+    elif world.main:
+        _end(job, serial, slot, result.end)
 
 
 def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
@@ -204,21 +205,16 @@ def _reset(device: torch.device) -> None:
 
 
 def _train(
-    job: TrialSpec,
-    serial: str,
-    slot: Any,
-    world: World,
-    on_part: Callable[[str], object],
+    job: TrialSpec, serial: str, slot: Any, world: World, on_part: Callable[[str], object],
     stop_requests: Sequence[object],
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Train, and run the job's final evaluation and its profile.
 
     `on_part` is called with the name of each part of the time that begins; a non-empty list `stop_requests` stops the
     training with a checkpoint.
     """
     # ---- record who trains, on what
-    config = job.config
-    clock = Clock(job.budget, world.synchronize, told=on_part)
+    config, clock = job.config, Clock(job.budget, world.synchronize, told=on_part)
     observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
@@ -234,22 +230,23 @@ def _train(
         outcome = run(Engine(config, job.budget, world, observer, folder=folder, evaluates=job.evaluates, clock=clock))
     if world.main and outcome.unread:
         Journal(job.folder).write("unread", knobs=outcome.unread)
-    if not outcome.finished:
-        return outcome
+    return _after_training(job, outcome, clock, world) if outcome.finished else outcome
 
-    # ---- keep the weights, judge them once more, and profile a few steps
+
+def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World) -> Outcome:
+    """Keep the weights, judge them once more, and profile a few steps, as the job asks for."""
     if world.main and job.keeps:
-        about = weights.about(config, job.folder, outcome.steps)
+        about = weights.about(job.config, job.folder, outcome.steps)
         weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
     if job.final:
         with clock.part("evaluation"):
-            evaluate_finally(config, job.final, outcome, world, job.folder)
+            evaluate_finally(job.config, job.final, outcome, world, job.folder)
         outcome = dataclasses.replace(outcome, seconds=dict(clock.seconds))
     if job.profile_steps:
         from tunediff.tuning import operations
 
         memory.reset(world.device)
-        operations.write(config, world, job.folder, job.profile_steps)
+        operations.write(job.config, world, job.folder, job.profile_steps)
     return outcome
 
 
