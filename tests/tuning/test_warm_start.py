@@ -130,7 +130,7 @@ def test_a_start_says_how_much_is_believed(make, earlier):
 
 
 def test_dry_run_says_how_much_a_warm_start_reuses(make, earlier, tmp_path):
-    planned = plan.values(make(**EARLIER, warm_start=str(earlier)).space, tmp_path, {})
+    planned = plan.values(make(**EARLIER, warm_start=str(earlier)).proposer.space, tmp_path, {})
     assert "warm start: 4 of 4 results of earlier are reused" in plan.lines(planned)
 
 
