@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,29 @@ def _timed_in_no_time(monkeypatch):
 
     measure_here(monkeypatch)
     monkeypatch.setattr(hardware, *measured_once())
+
+
+@pytest.fixture(autouse=True)
+def _outputs_fit_their_schemas(monkeypatch):
+    """Whatever a command prints as JSON, in any test, is validated against the schemas that are shipped."""
+    from tests import json_schemas
+    from tunediff import cli, event_lines
+
+    versioned, line = cli.versioned, event_lines.EventLines.line
+
+    def checked(values):
+        output = versioned(values)
+        json_schemas.validate_any(output)
+        return output
+
+    def checked_line(self, *words, **fields):
+        text = line(self, *words, **fields)
+        if self.as_json:
+            json_schemas.validate(json.loads(text), "progress-output")
+        return text
+
+    monkeypatch.setattr(cli, "versioned", checked)
+    monkeypatch.setattr(event_lines.EventLines, "line", checked_line)
 
 
 TRAINING = {

@@ -15,7 +15,7 @@ import pytest
 
 from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
-from tests.json_keys import check_types
+from tests.json_schemas import validate
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
@@ -403,7 +403,7 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(one_second, capsys):
     out, error = capsys.readouterr()
     plan = json.loads(out)
     assert error == ""
-    check_types(plan, "compare --dry-run")
+    validate(plan, "compare-dry-run-output")
     assert (plan["pairs_at_least"], plan["pairs_at_most"], plan["runs_at_most"]) == (3, 12, 24)
     assert plan["training_s_at_most"] == 480
     assert plan["evaluation_s_at_most"] == 24 * points
@@ -431,7 +431,7 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     assert f"\n{warning}\n" in capsys.readouterr().out
     assert compare.main([*words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    check_types(plan, "compare --dry-run")
+    validate(plan, "compare-dry-run-output")
     assert {key: plan[key] for key in load} == load
     report = {"warnings": [], "unread": [], "evaluation_s": 0.5, "step_s": 0.1, **load}
     monkeypatch.setattr(check, "before_search", lambda *_: report)
@@ -448,7 +448,7 @@ def test_compare_dry_run_of_a_file_says_that_evaluation_is_not_known(capsys):
     Path("mine.py").write_text(PLAIN)
     assert compare.main(["mine.py", "lr=0.1", "--budget", "1s", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    check_types(plan, "compare --dry-run")
+    validate(plan, "compare-dry-run-output")
     assert (plan["evaluation_s"], plan["evaluation_is_known"]) == (None, False)
     assert compare.main(["mine.py", "lr=0.1", "--budget", "1s", "--dry-run"]) == 0
     assert "of training, evaluation is not known\n" in capsys.readouterr().out

@@ -2,10 +2,12 @@
 
 import json
 
+import jsonschema
 import pytest
 
 from tunediff import config as cfg
 from tunediff import knobs
+from tunediff.__main__ import COMMANDS
 
 
 def listed(capsys, *words):
@@ -68,6 +70,21 @@ def test_text_names_bounds_defaults_and_the_member_that_a_knob_belongs_to(capsys
 def test_an_unknown_prefix_is_refused_with_what_is_near(capsys):
     assert knobs.main(["optmizer"]) == 2
     assert "PREFIX: 'optmizer' is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(knobs.OUTPUTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_output_has_a_schema_that_is_printed_by_its_name(capsys, path):
+    assert knobs.main(["--schema", path.stem]) == 0
+    content = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(content)
+    assert content["title"].startswith("tunediff ")
+
+
+def test_every_command_with_json_has_a_schema():
+    printing = {*COMMANDS, "search-dry-run", "compare-dry-run"}
+    assert {f"{name}-output" for name in printing} | {"progress-output"} == {
+        path.stem for path in knobs.OUTPUTS.glob("*.json")
+    }
 
 
 @pytest.mark.parametrize("kind", ["search", "configuration"])

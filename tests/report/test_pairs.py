@@ -12,7 +12,7 @@ import scipy.stats
 
 from tests import searches
 from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
-from tests.json_keys import check_types
+from tests.json_schemas import validate
 from tests.report.pages import Elements, rows, words
 from tunediff import compare
 from tunediff.analysis import pairs
@@ -139,13 +139,13 @@ def test_differences_of_an_accuracy_are_in_its_units(capsys):
 def test_compare_json_has_the_documented_keys_and_types_for_every_outcome(capsys, name):
     values, options, *_ = CASES[name]
     made(values, **options)
-    check_types(json.loads(told(capsys, "--json")[1]), "compare")
+    validate(json.loads(told(capsys, "--json")[1]), "compare-output")
 
 
 def test_compare_json_of_a_failure_has_all_keys(capsys):
     made({"A": [2.0], "B": [1.0]}, statuses={("B", 1): "oom"})
     block = json.loads(told(capsys, "--json")[1])
-    check_types(block, "compare")
+    validate(block, "compare-output")
     assert (block["verdict"], block["b_value"], block["b_values"], block["resolution"]) == ("failed", None, [], None)
 
 

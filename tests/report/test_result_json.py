@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_keys import check_types
+from tests.json_schemas import validate
 from tests.report.test_evidence import GRID, curve, searched, told
 from tests.searches import FILE, make, night, noisy, write
 from tunediff import analysis, cli, search
@@ -43,7 +43,7 @@ OUTCOMES = {
 @pytest.mark.parametrize("build", OUTCOMES.values(), ids=OUTCOMES)
 def test_search_json_has_the_documented_keys_and_types_for_every_outcome(tmp_path, capsys, build):
     _, block = told(build(tmp_path / "night"), capsys)
-    check_types(block, "search")
+    validate(block, "search-output")
     assert block["schema"] == cli.SCHEMA
     assert (block["metric"], block["objective"], block["direction"]) == ("FD (classifier)", "frechet", "min")
     assert all(isinstance(value, float) for value in (block["best_value"], block["baseline_value"]))
@@ -79,7 +79,7 @@ def test_search_json_without_a_result(tmp_path, capsys):
     write(tmp_path / "night", wanted, 0, curve=(), status="oom", reason="needs 9 GiB")
     assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == cli.NO_SUCCESS
     block = json.loads(capsys.readouterr().out)
-    check_types(block, "search")
+    validate(block, "search-output")
     assert (block["best_trial"], block["best_value"], block["statuses"]["oom"]) == (None, None, 1)
 
 
@@ -95,5 +95,8 @@ def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path, capsys):
 
 
 def test_json_has_no_nan(capsys):
-    cli.print_json({"a": float("nan"), "rows": [{"b": float("inf")}], "path": Path("x")})
-    assert json.loads(capsys.readouterr().out) == {"schema": cli.SCHEMA, "a": None, "rows": [{"b": None}], "path": "x"}
+    metrics = {"a": {"name": "a", "value": float("nan")}, "b": {"name": "b", "value": float("inf")}}
+    cli.print_json({"model": "m", "weights": Path("x"), "json": "y", "metrics": metrics})
+    output = json.loads(capsys.readouterr().out)
+    assert output["metrics"] == {name: {"name": name, "value": None} for name in "ab"}
+    assert (output["schema"], output["weights"]) == (cli.SCHEMA, "x")

@@ -43,7 +43,7 @@ def numbers(profile: Profile) -> str:
     for entry in advice:
         if entry["tried"] is None:
             del entry["tried"]
-    content = {"schema": cli.SCHEMA, **profile, "memory": memory, "advice": advice}
+    content = cli.versioned({**profile, "memory": memory, "advice": advice})
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 

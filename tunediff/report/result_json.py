@@ -1,4 +1,4 @@
-"""Build the results of commands for `--json`: typed values under fixed keys, as docs/json.md lists them.
+"""Build the results of commands for `--json`: typed values under fixed keys (`tunediff/schemas`).
 
 Every key is always present; a value that does not apply or is unknown is null, or an empty list. Names of metrics,
 configurations and trials are values, never parts of a key.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -13,6 +14,31 @@ from tunediff.search_space.sections import COSTS, Budget, Confirm, File
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Json = dict[str, Any]
+HELP = {
+    "workload": "what is trained: cifar10, digits, images, …_classifier, mine.py; or base:",
+    "base": "a configuration file from which the baseline is taken, such as best.yaml",
+    "objective": "the metric that decides; with a second one, such as device_s, trade-offs; samples_per_s: throughput",
+    "budget": "training seconds of a trial, number of trials, limits of the search",
+    "seeds": "runs of every point, on as many seeds",
+    "noise": "runs of the baseline in a search: what they differ by is the noise of one run",
+    "fixed": "knobs with the same value in every trial",
+    "baseline": "values of searched knobs in the baseline, which is trial 0",
+    "search": "knobs that Optuna draws, each from a list of values or a range",
+    "grid": "knobs of which every combination is run",
+    "trials": "the points to run, each an object of the knobs that differ from the baseline",
+    "first": "points of a search that are run first",
+    "ladder": "named changes: run one on top of the other, and each alone",
+    "study": "columns and axes of the table and the figure at the end",
+    "confirm": "how the best configurations run again on new seeds",
+    "early_stopping": "the rule that stops trials early, from half of their budget on",
+    "seed": "of the search's random numbers; that of a training is the knob seed",
+    "fresh": "start new worker processes for every trial",
+    "alone": "run one trial at a time",
+    "operations": "steps that are profiled after each training",
+    "warm_start": "an earlier search whose trials this one begins with",
+    "final": "knobs of evaluation. for one more evaluation of every finished trial",
+}
+"""What the keys of a search file are for."""
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
 
 
@@ -33,36 +59,54 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
 
     Knobs may be nested by section or dotted, as the reader of search files takes them.
     """
-    values, drawn, points = (_nested(schema.knobs, form) for form in (_value, _searched, _several))
+    forms = {"value": _value, "searched": _searched}
+    definitions = {f"{form}.{name}": of(knob) for form, of in forms.items() for name, knob in schema.knobs.items()}
+    definitions |= {form: _nested(schema.knobs, form) for form in forms}
+    values, searched = {"$ref": "#/$defs/value"}, {"$ref": "#/$defs/searched"}
+    points = {"type": "array", "items": values}
     content = _section(File)
-    content["properties"] |= {
+    properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
         "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},
         "budget": _section(Budget), "confirm": _section(Confirm), "study": {"type": "object"},
-        "fixed": values, "baseline": values, "final": values, "search": drawn, "grid": points,
-        "trials": {"type": "array", "items": values}, "first": {"type": "array", "items": values},
-        "ladder": {"type": "object", "additionalProperties": values},
+        "fixed": values, "baseline": values, "final": values, "search": searched, "grid": searched,
+        "trials": points, "first": points, "ladder": {"type": "object", "additionalProperties": values},
     }  # fmt: skip
-    return {**content, "$schema": DRAFT, "title": f"tunediff search file: {schema.title}"}
+    properties = {name: {**of, "description": HELP[name]} for name, of in properties.items()}
+    title = f"tunediff search file: {schema.title}"
+    return {**content, "$schema": DRAFT, "title": title, "properties": properties, "$defs": definitions}
 
 
 def configuration(schema: Schema) -> Json:
     """Return the schema of configuration files of one workload, such as an exported best.yaml."""
-    content = _nested(schema.knobs, _value)
+    content = _nested(schema.knobs, "value")
     content["properties"]["workload"] = {"type": "string"}
-    return {"$schema": DRAFT, "title": f"tunediff configuration: {schema.title}", **content}
+    definitions = {f"value.{name}": _value(knob) for name, knob in schema.knobs.items()}
+    return {"$schema": DRAFT, "title": f"tunediff configuration: {schema.title}", **content, "$defs": definitions}
 
 
-def _nested(knobs: Mapping[str, Knob], form: Callable[[Knob], Json]) -> Json:
-    """Return an object with every knob, dotted and inside its section, each in the given form."""
-    properties: Json = {name: form(knob) for name, knob in knobs.items()}
-    for name, knob in knobs.items():
+def to_text(schema: Json) -> str:
+    """Return a schema as JSON, one line for each key, property and definition."""
+    lines = []
+    for key, value in schema.items():
+        content = json.dumps(value, ensure_ascii=False)
+        if key in ("properties", "$defs"):
+            inside = (f"    {json.dumps(name)}: {json.dumps(of, ensure_ascii=False)}" for name, of in value.items())
+            content = "{\n" + ",\n".join(inside) + "\n  }"
+        lines.append(f"  {json.dumps(key)}: {content}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _nested(names: Iterable[str], form: str) -> Json:
+    """Return an object with every knob, dotted and inside its section, defined as `FORM.NAME`."""
+    properties: Json = {name: {"$ref": f"#/$defs/{form}.{name}"} for name in names}
+    for name in names:
         *sections, leaf = name.split(".")
         inside = properties
         for section in sections:
             empty: Json = {"type": "object", "properties": {}, "additionalProperties": False}
             inside = inside.setdefault(section, empty)["properties"]
-        inside[leaf] = form(knob)
+        inside[leaf] = {"$ref": f"#/$defs/{form}.{name}"}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -81,17 +125,16 @@ def _value(knob: Knob) -> Json:
 
 
 def _searched(knob: Knob) -> Json:
-    """Return the schema of where a knob is searched: a list of values, a range, or a choice under a condition."""
-    number: Json = {"type": "integer" if knob.kind == "int" else "number"}
-    spec: Json = {
-        "choice": {"type": "array", "items": _value(knob)}, "low": number, "high": number,
-        "step": {"type": "number", "exclusiveMinimum": 0}, "log": {"type": "boolean"}, "when": {"type": "object"},
-    }  # fmt: skip
-    range_or_choice = {"type": "object", "properties": spec, "additionalProperties": False}
-    return {"description": knob.description, "anyOf": [{"type": "array", "items": _value(knob)}, range_or_choice]}
-
-
-def _several(knob: Knob) -> Json:
-    """Return the schema of a knob's values in a grid; some take the word `all`."""
-    values = {"type": "array", "items": _value(knob)}
-    return {"description": knob.description, "anyOf": [values, {"const": "all"}, {"type": "object"}]}
+    """Return the schema of where a knob is searched: a list of values, a choice under a condition, or a range."""
+    values: Json = {"type": "array", "items": {"$ref": f"#/$defs/value.{knob.name}"}}
+    spec: Json = {"choice": values, "when": {"type": "object"}}
+    if knob.kind in ("int", "float"):
+        number: Json = {"type": "integer" if knob.kind == "int" else "number"}
+        spec |= {"low": number, "high": number, "step": {"type": "number", "exclusiveMinimum": 0}}
+        spec |= {"log": {"type": "boolean"}}
+    forms: list[Json] = [values, {"type": "object", "properties": spec, "additionalProperties": False}]
+    if knob.space is not None:  # `lr:` alone is searched where the knob's declaration says
+        forms.append({"type": "null"})
+    if knob.name in ("parallel.workers", "parallel.strategy"):
+        forms.append({"const": "all"})
+    return {"description": knob.description, "anyOf": forms}
