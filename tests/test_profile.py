@@ -49,7 +49,7 @@ def quick(monkeypatch):
     made = {
         "samples_per_s": 100.0, "samples_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
             (*PHASES, "other"), 0.02
-        ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_sample": 1e6,
+        ), "compile_s": 0.0, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0, "first_step_s": 0.2, "flops_per_sample": 1e6,
         "peak_flops_per_s": 1e9, "peak_share": 0.1, "steps": 3, "batch_size": 16,
     }  # fmt: skip
     traced = {
@@ -160,7 +160,7 @@ def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
 
     def attempt(bench, config, change, steps):
         tried.append(change)
-        return {"gain": 1.25, "within_noise": False}
+        return {"gain": 1.25, "within_noise": False, "samples_per_s": 125.0, "peak_memory_mib": 100.0}
 
     monkeypatch.setattr(Bench, "attempt", attempt)
     assert profile.main(["--config", "digits", "--no-sweep", "--try", "optimizer.implementation=foreach"]) == 0

@@ -67,7 +67,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             print(f"error: {of_system(error)}", file=sys.stderr)
             return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
         except KeyboardInterrupt as error:
-            print(f"\n{error or 'interrupted'}", file=sys.stderr)
+            print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
             exec("")  # forgets that it came inside exec, as dataclasses use it: Python would die of it at its very end
             return INTERRUPTED
         finally:
