@@ -170,7 +170,7 @@ def configuration(name: str) -> cfg.Systems:
 def measured(name: str, seconds: float) -> Run:
     """Train for so many seconds, and return what was measured."""
     steps, budget, config = Steps(), Budget(seconds), configuration(name)
-    clock = Clock(budget, told=steps.part)
+    clock = Clock(budget, on_part=steps.part)
     engine = Engine(config, budget, alone("cpu"), steps, evaluates=name != "digits", clock=clock)
     points = run(engine).points
     return Run(points, seconds, steps.slowest_s)

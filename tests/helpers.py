@@ -212,7 +212,7 @@ def point(index=1, train_s=1.0, **values):
     fields |= {"loss": 0.5, "peak_memory_mib": 1.0, "peak_host_memory_mib": 1.0}
     fields |= {"index": index, "fraction": index / 4, "train_s": train_s, "samples": 16 * index, "steps": index}
     own = {name: value for name, value in values.items() if name in names}
-    return Point(**fields | own, found={name: value for name, value in values.items() if name not in names})
+    return Point(**fields | own, metrics={name: value for name, value in values.items() if name not in names})
 
 
 def measure_here(monkeypatch, seconds=0.01):

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, refusals, words for numbers."""
+"""Share options, exit codes, refusals and printing between all commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of 
 
 
 def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
-    """A command whose bad input, diverged model or Ctrl-C becomes one clear message and an exit code."""
+    """Turn bad input, a diverged model and Ctrl-C of a command into one clear message and an exit code."""
 
     @functools.wraps(command)
     def run(argv: Sequence[str] | None = None) -> int:
@@ -126,17 +126,17 @@ def _replace_what_cannot_be_written() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line instead of all that there is."""
-        said = re.sub(r"invalid int value: (.*)", r"\1 is not allowed; allowed: a whole number", message)
-        said = re.sub(r"invalid float value: (.*)", r"\1 is not allowed; allowed: a number", said)
-        said = re.sub(r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2", said)
-        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", said):
-            said += f"; a knob is written {knob[1]}={knob[2]}"
-        raise ConfigError(f"command line: {said.removeprefix('argument ')}; all options: {self.prog} --help")
+        """Raise `ConfigError` with one line instead of printing the usage."""
+        refusal = re.sub(r"invalid int value: (.*)", r"\1 is not allowed; allowed: a whole number", message)
+        refusal = re.sub(r"invalid float value: (.*)", r"\1 is not allowed; allowed: a number", refusal)
+        refusal = re.sub(r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2", refusal)
+        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
+            refusal += f"; a knob is written {knob[1]}={knob[2]}"
+        raise ConfigError(f"command line: {refusal.removeprefix('argument ')}; all options: {self.prog} --help")
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """An argument parser that calls the command as the README does, and raises `ConfigError` for what it refuses."""
+    """Return the argument parser of a command; it raises `ConfigError` for what it refuses."""
     return _Parser(
         prog=text.program(module),
         description=description,
@@ -146,19 +146,19 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:
-    """The option --storage."""
+    """Add the option --storage."""
     words = f"folder of {of} (default: %(default)s)"
     parser.add_argument("--storage", type=Path, default=text.STORAGE, help=words)
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
-    """The option --unit, of --budget."""
+    """Add the option --unit, which belongs to --budget."""
     words = "what the budget counts: training seconds (wall, the default), or these times devices (device)"
     parser.add_argument("--unit", choices=("wall", "device"), help=words)
 
 
 def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
-    """The options --json and, of what tells how far it is, --quiet and --progress."""
+    """Add the options --json and, for commands that tell their progress (`quiet`), --quiet and --progress."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else on stdout")
     if quiet:
         parser.add_argument("-q", "--quiet", action="store_true", help="print the result only")
@@ -167,7 +167,7 @@ def add_printing(parser: argparse.ArgumentParser, quiet: bool = True) -> None:
 
 
 def add_machine(parser: argparse.ArgumentParser, of: str) -> None:
-    """The options --address, --cpus and --gpus."""
+    """Add the options --address, --cpus and --gpus."""
     parser.add_argument("--address", help=f"a running Ray cluster (default: one on this machine for this {of})")
     parser.add_argument("--cpus", type=int, help="CPU cores of this machine to use (default: all)")
     parser.add_argument("--gpus", type=int, help="GPUs of this machine to use (default: all)")
@@ -180,7 +180,7 @@ def check_here(config: Systems, evaluates: bool) -> None:
 
 
 def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
-    """Say on stderr which of these values of `precision.amp` the CPU that trains here has no units for."""
+    """Warn on stderr of those values of `precision.amp` that the CPU that trains here only emulates."""
     if address is None and not machine.gpus():
         for name in sorted(machine.emulated().intersection(formats)):
             why = "this CPU has no units for it and will be slower than in float32, without AVX-512 many times"
@@ -196,7 +196,7 @@ class MachineOptions(Protocol):
 
 
 def check_machine(args: MachineOptions) -> None:
-    """Take what `add_machine` asks for. Raises `ConfigError` for what is not there."""
+    """Apply the options of `add_machine`. Raises `ConfigError` for more than there is."""
     args.address = args.address or os.environ.get("RAY_ADDRESS")
     if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
         why = "Ray Client keeps the search away from its cluster's files; run it on a node: ray job submit does"
@@ -221,7 +221,7 @@ def check_machine(args: MachineOptions) -> None:
 
 
 def _speaks_http2(host: str, port: int) -> bool:
-    """Whether a server answers as gRPC does, which a head of Ray speaks: to the preface of HTTP/2 with its settings.
+    """Return whether a server answers as gRPC does, which a head of Ray speaks: HTTP/2 settings after its preface.
 
     Raises OSError where nobody listens.
     """
@@ -238,9 +238,9 @@ def _speaks_http2(host: str, port: int) -> bool:
 
 
 def machine_words(args: MachineOptions) -> list[str]:
-    """The options of `add_machine` that were given, for the command that goes on."""
-    given = [(f"--{name}", getattr(args, name)) for name in ("address", "cpus", "gpus")]
-    return [word for name, value in given if value is not None for word in (name, str(value))]
+    """Return the options of `add_machine` that were given, for the command that goes on."""
+    options = {f"--{name}": getattr(args, name) for name in ("address", "cpus", "gpus")}
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 def command_of(module: str, kind: type[Any], options: Any) -> str:
@@ -277,15 +277,15 @@ def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """Return the same without NaN and infinity, which JSON has no words for: they are null."""
     if isinstance(value, Mapping):
-        return {str(key): finite(one) for key, one in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """What fails inside because of the disk is the fault of an option. Raises `ConfigError`."""
+    """Raise `ConfigError` that names the option for any error of the disk inside."""
     try:
         yield
     except OSError as error:
@@ -295,8 +295,8 @@ def writing(option: str, path: Path) -> Iterator[None]:
 def allow(fits: bool, option: str, value: Any, allowed: str) -> None:
     """Refuse the value of an option unless it fits. Raises `ConfigError`."""
     if not fits:
-        said = repr(str(value) if isinstance(value, Path) else value)
-        raise ConfigError(f"{option}: {text.truncate(said, 60)} is not allowed; allowed: {allowed}")
+        quoted = repr(str(value) if isinstance(value, Path) else value)
+        raise ConfigError(f"{option}: {text.truncate(quoted, 60)} is not allowed; allowed: {allowed}")
 
 
 def check_name(name: str, storage: Path) -> None:

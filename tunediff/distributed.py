@@ -1,4 +1,4 @@
-"""The processes that train one model together: who they are, and all that they say to each other.
+"""Exchange numbers, tensors and objects between the processes that train one model together.
 
 The only file that calls collectives of torch.distributed. All ranks must call each method equally often.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """This process's place among the training processes. Size 1 needs no process group."""
+    """The rank of this process among the training processes. Size 1 needs no process group."""
 
     rank: int
     size: int
@@ -27,18 +27,18 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes files and reports."""
+        """Return whether this process writes files and reports."""
         return self.rank == 0
 
     # ---- numbers
     def agree(self, value: float) -> float:
-        """Rank 0's number on every rank, as float64."""
+        """Return rank 0's number on every rank, as float64."""
         return (
             float(self.first(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
         )
 
     def largest(self, value: float) -> float:
-        """The largest of all ranks' numbers."""
+        """Return the largest of all ranks' numbers."""
         if self.size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -46,36 +46,36 @@ class World:
         return float(tensor)
 
     def any(self, holds: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Return whether it holds on any rank."""
         return self.largest(float(holds)) > 0
 
     def total(self, value: float) -> float:
-        """The sum of all ranks' numbers."""
+        """Return the sum of all ranks' numbers."""
         return float(self.sum(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
 
     # ---- tensors
     def sum(self, tensor: Tensor) -> Tensor:
-        """`tensor` itself, with the sum over all ranks in it."""
+        """Replace `tensor` by the sum over all ranks and return it."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over all ranks; `tensor` is overwritten."""
+        """Return the mean over all ranks; `tensor` is overwritten."""
         return self.sum(tensor) / self.size if self.size > 1 else tensor
 
     def first(self, tensor: Tensor) -> Tensor:
-        """`tensor` itself, with rank 0's numbers in it."""
+        """Replace `tensor` by rank 0's and return it."""
         return self.of(0, tensor)
 
     def of(self, rank: int, tensor: Tensor) -> Tensor:
-        """`tensor` itself, with that rank's numbers in it."""
+        """Replace `tensor` by that rank's and return it."""
         if self.size > 1:
             dist.broadcast(tensor, src=rank)
         return tensor
 
     def stack(self, tensor: Tensor) -> Tensor:
-        """Every rank's tensor, all of one shape, in rank order: [ranks, …] on every rank."""
+        """Return all ranks' tensors, of one shape, in rank order: [ranks, …] on every rank."""
         if self.size == 1:
             return tensor[None]
         every = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -90,20 +90,20 @@ class World:
 
     # ---- small objects
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's object, in rank order, on every rank."""
+        """Return all ranks' objects in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def tell(self, value: Any) -> Any:
-        """Rank 0's object on every rank."""
+        """Return rank 0's object on every rank."""
         if self.size == 1:
             return value
-        found = [value]
-        dist.broadcast_object_list(found, src=0, device=self.device)
-        return found[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -111,13 +111,13 @@ class World:
             dist.barrier()
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was queued."""
+        """Wait until the device has finished all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def alone(device: torch.device | str | None = None) -> World:
-    """One process; without `device`, on the first GPU if there is one."""
+    """Return the world of one process; without `device`, on the first GPU if there is one."""
     if device is None:
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     return World(0, 1, torch.device(device))
@@ -125,7 +125,7 @@ def alone(device: torch.device | str | None = None) -> World:
 
 @contextlib.contextmanager
 def from_environment() -> Iterator[World]:
-    """The world torchrun describes in the environment; one process without it."""
+    """Yield the world that torchrun describes in the environment; without torchrun, that of one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield alone()

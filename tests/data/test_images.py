@@ -278,7 +278,7 @@ def test_of_very_many_files_a_dry_run_looks_at_some(tmp_path: Path) -> None:
 
 def test_reading_files_says_how_far_it_is(tmp_path: Path) -> None:
     heard: list[str] = []
-    with progress.subscribe(lambda work: heard.append(work.said)):
+    with progress.subscribe(lambda work: heard.append(work.message)):
         images.load(data(folder(tmp_path / "set", CLASSES)))
     assert heard[0] == "reading image files: 0 of 6 files"
     assert heard[-1].startswith("reading image files: 6 of 6 files")

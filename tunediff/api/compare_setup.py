@@ -165,7 +165,7 @@ def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(found) != 2:
         given = " ".join(words) or "nothing"
         needed = "needs A and B, or A and knob=value for what B changes"
-        raise ConfigError(f"command line: {given}: {needed}{cfg.apart(words)}")
+        raise ConfigError(f"command line: {given}: {needed}{cfg.missing_equals_hint(words)}")
     return found[0], found[1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tunediff import cli, search_space
-from tunediff.config import ConfigError, Lines, apart
+from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.report import plan
@@ -172,7 +172,9 @@ def _new(options: SearchOptions) -> SearchRequest:
         cli.check_name(options.name, storage)
     files = [word for word in options.words if "=" not in word]
     if len(files) > 1:
-        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{apart(options.words)}")
+        raise ConfigError(
+            f"command line: one search file at most, found {', '.join(files)}{missing_equals_hint(options.words)}"
+        )
     path = search_space.find(files[0] if files else None)
     words = [word for word in options.words if "=" in word]
     content, inferred = _content(path, words, options.address)

@@ -122,7 +122,9 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
         return with_words(workload.baseline(name, where), words)
     if not path.exists():
         hint = nearest(name, workload.baseline_names())
-        raise ConfigError(f"{name}: no such file, and no baseline of that name; {hint}{apart([name, *words])}")
+        raise ConfigError(
+            f"{name}: no such file, and no baseline of that name; {hint}{missing_equals_hint([name, *words])}"
+        )
     return load(path, words)
 
 
@@ -142,7 +144,7 @@ def dump(config: Configuration, comments: list[str] | None = None, folder: Path 
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
-def apart(words: Sequence[str]) -> str:
+def missing_equals_hint(words: Sequence[str]) -> str:
     """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; '' otherwise."""
     for i, word in enumerate(words[:-1]):
         name, value = word.removesuffix("="), "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("=")
@@ -158,7 +160,10 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
-        refuse(not (name and equals), f"command line: {word!r} is not understood; write knob=value{apart(words)}")
+        refuse(
+            not (name and equals),
+            f"command line: {word!r} is not understood; write knob=value{missing_equals_hint(words)}",
+        )
         knob = schema.knob(name, "command line")
         repeated = [other for other in words if other.partition("=")[0] == name]
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")

@@ -76,7 +76,7 @@ class Budget:
 class Clock:
     """Count the seconds that are spent on each part.
 
-    `synchronize` waits for the device; `now` is a monotonic clock in seconds; `told` is called with the
+    `synchronize` waits for the device; `now` is a monotonic clock in seconds; `on_part` is called with the
     name of a part whenever that part begins.
     """
 
@@ -85,9 +85,9 @@ class Clock:
         budget: Budget,
         synchronize: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
-        told: Callable[[str], object] = lambda _: None,
+        on_part: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.budget, self._synchronize, self._now, self._on_part = budget, synchronize, now, told
+        self.budget, self._synchronize, self._now, self._on_part = budget, synchronize, now, on_part
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._running: list[tuple[str, float]] = []  # parts nest: the innermost one counts
 

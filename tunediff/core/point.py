@@ -74,7 +74,7 @@ class Point:
     """Seconds of the mean step by phase; flat name: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the clock so far, by part."""
-    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the workload's evaluation returned or that it noted, by name."""
 
     @functools.cached_property
@@ -83,17 +83,17 @@ class Point:
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
         steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
         values = {name: value for name, value in own.items() if value is not None}
-        return {**values, **steps, "seconds": self.seconds, **self.found}
+        return {**values, **steps, "seconds": self.seconds, **self.metrics}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
         """Return the point of flat values. Raises `TypeError` without index, training seconds, samples or steps."""
-        fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "found"}
+        fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "metrics"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}
         phases = {name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)}
         returned = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
-        return cls(**own, phases_s=phases, found=returned)
+        return cls(**own, phases_s=phases, metrics=returned)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value by its flat name."""
@@ -106,7 +106,7 @@ class Point:
         return name in self.flat
 
 
-_NESTED = ("phases_s", "seconds", "found")
+_NESTED = ("phases_s", "seconds", "metrics")
 _STEP = {
     "data_wait": ("waiting for data", "waiting for its samples"),
     "host_to_device": ("copy to device", "copying its samples to the device and scaling them"),

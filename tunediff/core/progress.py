@@ -68,7 +68,7 @@ class Progress:
         return spent / self.done * (self.total - self.done) if self.done else math.inf
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Return the state as text: `sampling: 512 of 2,048 images, about 40s left`."""
         left = f", about {text.seconds(self.left_s)} left" if self.done else ""
         return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{left}"
@@ -116,7 +116,7 @@ class Lines:
             self._work, self._due = progress, progress.begin + FIRST_S
         if now >= self._due and not progress.over:
             self._due = now + EVERY_S
-            self._write(progress.said)
+            self._write(progress.message)
 
 
 class Bar:
@@ -156,7 +156,7 @@ class ProgressFile:
     def __call__(self, progress: Progress) -> None:
         if (now := time.monotonic()) >= self._due or progress.over:
             self._due = now + FIRST_S
-            self._write("" if progress.over else progress.said)
+            self._write("" if progress.over else progress.message)
 
     def _write(self, work: str) -> None:
         with contextlib.suppress(OSError):  # a full disk is reported elsewhere

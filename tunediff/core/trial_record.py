@@ -103,7 +103,7 @@ class TrialRecord:
     started: float = 0.0
     """Unix time of the first attempt."""
     ended: float = 0.0
-    heard: float = 0.0
+    last_written: float = 0.0
     """Unix time of the last line of the journal."""
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
@@ -217,12 +217,12 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         kind, when = event.pop("event"), event.pop("time")
         # Times and attempts
         if record is not None:
-            record.heard = when
+            record.last_written = when
         if kind == "start":
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
                 own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
-                record = TrialRecord(**own, unit=unit, started=when, heard=when)
+                record = TrialRecord(**own, unit=unit, started=when, last_written=when)
                 # The folder of the search, with its copy of the workload, may have moved
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
@@ -253,7 +253,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         record.points = [points[index] for index in sorted(points)]
         if record.points and record.points[-1].steps == final.pop("steps", None):
             last, values = record.points[-1], {f"final_{key}": value for key, value in final.items()}
-            record.points[-1] = dataclasses.replace(last, found=last.found | values)
+            record.points[-1] = dataclasses.replace(last, metrics=last.metrics | values)
     return record
 
 

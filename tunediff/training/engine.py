@@ -245,7 +245,7 @@ class Engine(Session):
             point, described = self.pending, {}
         if not math.isfinite(point.loss):
             raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
-        point = dataclasses.replace(point, found={**point.found, **described})
+        point = dataclasses.replace(point, metrics={**point.metrics, **described})
         if self.evaluates and self.evaluation is not None:
             with self.clock.part("evaluation"):
                 try:
@@ -255,7 +255,7 @@ class Engine(Session):
             if not self.training:
                 checkpoints.save(self, pending=point)
                 return
-            point = dataclasses.replace(point, found={**point.found, **values})
+            point = dataclasses.replace(point, metrics={**point.metrics, **values})
             memory.restart_peak(self.device)  # what judging needs is not what training needs
         self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
         checkpoints.save(self)

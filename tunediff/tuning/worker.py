@@ -214,7 +214,7 @@ def _train(
     training with a checkpoint.
     """
     # ---- record who trains, on what
-    config, clock = job.config, Clock(job.budget, world.synchronize, told=on_part)
+    config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
     observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"

@@ -160,11 +160,11 @@ def _wall_s(results: Results) -> float:
     try:
         return sessions.spent_s(results.folder)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        last = max((trial.heard for trial in results.trials), default=0.0)
+        last = max((trial.last_written for trial in results.trials), default=0.0)
         periods = journals.sessions(results.folder)
         return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in periods)
 
 
 def latest(context: ReportContext) -> float:
     """Return the Unix time of the last line of any journal; 0 if none has a time."""
-    return max((trial.heard for trial in context.results.trials), default=0.0)
+    return max((trial.last_written for trial in context.results.trials), default=0.0)

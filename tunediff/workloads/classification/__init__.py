@@ -1,1 +1,1 @@
-"""Classification of images: knobs, networks, training, what a classifier is judged by."""
+"""Classification of images."""

@@ -187,7 +187,7 @@ def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
 
 
 def _network(knobs: Knobs) -> UNet:
-    """Its shapes only."""
+    """Return the network without values, for its shapes."""
     import torch
 
     from tunediff.workloads.diffusion.unet import network
@@ -210,7 +210,7 @@ def _unet_values(unet: Path) -> Values:
 
 
 def _unet_folder(folder: Path) -> Path:
-    """Where config.json and weights lie: google/ddpm-cifar10-32 has them at the root."""
+    """Return the folder of config.json and weights: google/ddpm-cifar10-32 has them at the root."""
     names = ("unet/config.json", "config.json")
     return _first(folder, names, f"no U-Net; looked for {' and '.join(names)}").parent
 

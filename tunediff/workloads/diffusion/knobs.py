@@ -68,7 +68,7 @@ class Process:
 
 
 VALIDATION_BINS = 10
-"""Of log-SNR, in each of which every validation image is seen once."""
+"""Bins of log-SNR; every validation image is seen once in each."""
 
 
 SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -104,7 +104,7 @@ class Evaluation(images.Evaluation):
             raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
 
     def passes(self, chain: int) -> int:
-        """Of each image through the network; `chain`: `process.steps`."""
+        """Return the passes of an image through the network; `chain`: `process.steps`."""
         return self.steps if "steps" in SAMPLERS[self.sampler][1] else chain
 
 
@@ -162,7 +162,7 @@ PRESETS: dict[str, Values] = {
 
 
 def evaluation_protocol(config: Any) -> str:
-    """How the Fréchet distance is measured."""
+    """Return how the Fréchet distance is measured, in words."""
     from tunediff.evaluation import weights
 
     protocol, data, network = config.evaluation, config.data, ""

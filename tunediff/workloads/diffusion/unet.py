@@ -24,7 +24,7 @@ def network(knobs: Knobs) -> UNet:
 
 
 class UNet(nn.Module):
-    """Predicts noise, image or v from a noisy image and its timestep.
+    """Predict noise, image or v from a noisy image and its timestep.
 
     `down` and `up` are flat lists in order of execution, so that weights of other implementations of this network map
     one to one: each output of `input` and `down` is a skip connection, and each `Block` of `up` takes the latest one.
@@ -246,7 +246,7 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves the side. Pads right and below only, as TensorFlow's SAME does for stride 2 and so DDPM did."""
+    """Halve the side. Pad right and below only, as TensorFlow's SAME does for stride 2 and so DDPM did."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles the side: nearest neighbour, then a convolution."""
+    """Double the side: nearest neighbour, then a convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
