@@ -19,8 +19,9 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
     """
     # Knobs of the workload; those of a union's member only if the baseline has that member or searches the union
     searched: Lines = {}
+    values = cfg.flat(baseline)
     for knob in baseline.schema.knobs.values():
-        absent = knob.member is not None and knob.member[0] not in searched and not _has(baseline, knob.name)
+        absent = knob.member is not None and knob.member[0] not in searched and knob.name not in values
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
     searched |= getattr(cfg.of(baseline).declared, "SEARCH", {})
@@ -54,15 +55,6 @@ def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu:
     baseline = cfg.override(baseline, fixed, f"{path}: fixed", check=False)
     fixed |= cfg.parse_overrides(words, baseline.schema)
     return {**content, "search": infer_search_space(cfg.override(baseline, fixed, "command line"), cores, gpu, fixed)}
-
-
-def _has(baseline: Any, name: str) -> bool:
-    """Return whether a configuration has a knob, which depends on the members of its unions."""
-    for part in name.split("."):
-        if not hasattr(baseline, part):
-            return False
-        baseline = getattr(baseline, part)
-    return True
 
 
 def _with(value: str, *others: str) -> list[str]:

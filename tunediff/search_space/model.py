@@ -298,27 +298,23 @@ def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
 
 
 def count(dimensions: Sequence[Dimension]) -> float:
-    """Return how many points there are, without making them; infinite with a real-valued range that may apply.
+    """Return how many points there are, without making them; infinite with a real-valued range that may apply."""
 
-    Points are counted in groups, by which conditions of later dimensions they meet: counting needs nothing
-    else of them.
-    """
-    counts: dict[frozenset[Any], float] = {frozenset(): 1}
-    for i, head in enumerate(dimensions):
-        conditions = {condition for later in dimensions[i + 1 :] for condition in later.when}
-        own_conditions = [condition for condition in conditions if condition[0] == head.name]
-        new_counts = collections.defaultdict[frozenset[Any], float](int)
-        for met, points in counts.items():
-            if not met.issuperset(head.when):
-                new_counts[met & conditions] += points
-            elif head.choices is None or not own_conditions:
-                new_counts[met & conditions] += points * head.size
-            else:
-                for choice in head.choices:
-                    newly_met = {condition for condition in own_conditions if choice in condition[1]}
-                    new_counts[met & conditions | newly_met] += points
-        counts = new_counts
-    return sum(counts.values())
+    @functools.cache
+    def points(i: int, met: frozenset[Any]) -> float:
+        """Count the points of dimensions i, i + 1, …, of whose conditions those in `met` hold."""
+        if i == len(dimensions):
+            return 1
+        head, conditions = dimensions[i], {condition for later in dimensions[i + 1 :] for condition in later.when}
+        if not met.issuperset(head.when):
+            return points(i + 1, met & conditions)
+        own = [condition for condition in conditions if condition[0] == head.name]
+        counts: Mapping[frozenset[Any], float] = {frozenset(): head.size}
+        if head.choices is not None and own:  # choices that meet the same conditions count alike
+            counts = collections.Counter(frozenset(c for c in own if choice in c[1]) for choice in head.choices)
+        return sum(times * points(i + 1, met & conditions | new) for new, times in counts.items())
+
+    return points(0, frozenset())
 
 
 def size(space: SearchSpace) -> float:
