@@ -25,7 +25,7 @@ from tunediff.core import environment, text
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, resources, searcher, sessions, trial, tuner
+from tunediff.tuning import experiment, loop, resources, sessions, trial, tuner
 from tunediff.tuning.trial_spec import TrialSpec
 
 CONTENT = {
@@ -77,16 +77,16 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     `keep`: a new folder for the search, which is removed otherwise.
     """
     suggestions: list[float] = []
-    suggest = searcher.Searcher.suggest
+    suggest = loop.Searcher.suggest
 
-    def timed(self: searcher.Searcher, trial_id: str) -> Any:
+    def timed(self: loop.Searcher, trial_id: str) -> Any:
         start = time.perf_counter()
         found = suggest(self, trial_id)
         if isinstance(found, dict):
             suggestions.append(time.perf_counter() - start)
         return found
 
-    searcher.Searcher.suggest = timed  # type: ignore[method-assign]
+    loop.Searcher.suggest = timed  # type: ignore[method-assign]
     tuner.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
     wanted = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")

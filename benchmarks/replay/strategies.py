@@ -29,7 +29,7 @@ from tunediff.tuning.knowledge import penalty
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.search_study import SearchStudy
-from tunediff.tuning.searcher import GRACE
+from tunediff.tuning.stopping import GRACE
 
 REDRAWS = 20
 """Draws of a sampler in a row that may be known before a random new point takes over, as in our `OptunaProposer`."""

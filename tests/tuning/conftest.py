@@ -118,8 +118,8 @@ def all_gone(processes, timeout=30):
 @pytest.fixture
 def make(tmp_path):
     """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""
+    from tunediff.tuning.loop import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     (tmp_path / "trials").mkdir()
 

@@ -18,8 +18,8 @@ from tunediff.tuning import experiment, resources, warm_start
 @pytest.fixture
 def earlier(tmp_path):
     """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+    from tunediff.tuning.loop import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
     wanted = search_space.parse(content, "x.yaml")
@@ -146,8 +146,8 @@ def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
 
 def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     """What needs at least as much memory as a trial of the earlier search that ran out is not run."""
+    from tunediff.tuning.loop import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = search_space.parse(content, "x.yaml")

@@ -20,7 +20,7 @@ from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, warm_start
 from tunediff.tuning.search_study import SearchStudy
-from tunediff.tuning.study_file import open_file
+from tunediff.tuning.study_file import FAULTS, open_file
 from tunediff.tuning.trial_spec import TrialSpec
 from tunediff.tuning.tried import Tried
 
@@ -41,6 +41,8 @@ class OptunaProposer:
     A study that is opened again keeps its queue. Trials that were running are proposed first, under their old name, so
     that they continue from their checkpoint.
     """
+
+    FAULTS = FAULTS
 
     def __init__(
         self, space: SearchSpace, experiment: Path, spent_s: float = 0.0,

@@ -12,10 +12,12 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import SPEC, reported
 
+GRACE = 0.5
+"""Share of its budget that every trial gets before it may be stopped early."""
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
 """Margins behind the best value at a point, as a share of it, within which no trial is stopped while the noise of one
 run is unknown because no configuration has run twice: for objectives compared by ratios, and for all others."""
@@ -139,3 +141,14 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
 
 def _name_of(trial: Any) -> TrialName:
     return TrialName(trial.config[SPEC].name)
+
+
+def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
+    """Return the end of a trial that the scheduler stopped; its reason says how long no trial is stopped."""
+    budget_s = trial_record.budget_s if trial_record is not None else None
+    points = trial_record.points if trial_record is not None else []
+    after = f" after {points[-1].train_s:.1f} s" if points else ""
+    grace_s = GRACE * (budget_s or space.longest_s)
+    why = f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
+    why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
+    return End("pruned", why)

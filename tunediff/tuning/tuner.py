@@ -21,11 +21,11 @@ from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
+from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
-from tunediff.tuning.searcher import GRACE, Searcher
 from tunediff.tuning.slot import beside
 from tunediff.tuning.slots import Slots
-from tunediff.tuning.stopping import BaselineExemptScheduler
+from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC, Driver
 
 
