@@ -1,6 +1,7 @@
 """What judging costs, told before it is done."""
 
 import os
+import subprocess
 import sys
 from unittest import mock
 
@@ -157,8 +158,8 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     def hangs(command, **options):
         return popen([sys.executable, "-c", script, command[4]], **options)
 
-    popen = judging.subprocess.Popen
-    monkeypatch.setattr(judging.subprocess, "Popen", hangs)
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", hangs)
     monkeypatch.setattr(judging, "PROBE_S", 0.2)
     found = judging.before_search(tiny(), evaluates=True, prepare=False)
     assert found == {"data": ["4 images"], "too_long": True}

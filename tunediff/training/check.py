@@ -10,14 +10,12 @@ import contextlib
 import copy
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
@@ -26,7 +24,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
-from tunediff.core import machine
+from tunediff.core import machine, processes
 from tunediff.core.clock import Budget
 from tunediff.distributed import World, from_environment
 from tunediff.training import hardware, memory, rerun, state, weights
@@ -187,51 +185,34 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     title, ranks = cfg.of(config).title, config.parallel.processes
     say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
-        path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
+        path, answer, output = (Path(folder) / name for name in ("config.yaml", "answer.json", "output.txt"))
         path.write_text(cfg.dump(config), encoding="utf-8")
-        report = _wait(_start(path, answer, ranks), answer, title, say)
+        with processes.started(
+            "tunediff.training.check", str(path), str(answer), ranks=ranks, output=output
+        ) as started:
+            _wait(started, answer, title, say)
+            report = cast("Report", processes.read_answer(answer))
+        last = processes.last_line(output) or f"status {started[0].returncode}"
+    if not report:
+        raise ConfigError(f"{title}: its process died: {last}")
     if (error := report.get("error")) is not None:
         raise ConfigError(error)
     return report
 
 
-def _start(path: Path, answer: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tunediff.training.check", str(path), str(answer)]
-    variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    rank_variables = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    if ranks == 1:  # no sign of torchrun, by which a file's own branch for several processes would go
-        variables, rank_variables = {}, [{}]
-    with open(answer.parent / "stderr.txt", "wb") as log:
-        outputs: dict[str, Any] = {"stdout": log, "stderr": log}
-        return [subprocess.Popen(command, env={**os.environ, **variables, **own}, **outputs) for own in rank_variables]
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], answer: Path, title: str, say: Callable[[str], None]) -> Report:
+def _wait(started: list[processes.Process], answer: Path, title: str, say: Callable[[str], None]) -> None:
+    """Wait until the processes have ended or one has answered. Raises `ConfigError` when that takes too long."""
     began, next_message_s = time.monotonic(), 30.0
-    try:
-        while any(process.poll() is None for process in processes):
-            time.sleep(0.1)
-            spent = time.monotonic() - began
-            if answer.exists():
-                break  # a rank that failed leaves the others waiting for it
-            if spent > next_message_s:
-                say(f"still checking {title}: {spent:.0f} s")
-                next_message_s *= 2
-            if spent > LONGEST_S:
-                raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
-                                  "--no-check starts the search all the same")  # fmt: skip
-        report: Report = json.loads(answer.read_text()) if answer.exists() else {}
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if report:
-        return report
-    lines = [line for line in (answer.parent / "stderr.txt").read_text(errors="replace").splitlines() if line.strip()]
-    return {"error": f"{title}: its process died: {lines[-1] if lines else f'status {processes[0].returncode}'}"}
+    # A rank that failed leaves the others waiting for it.
+    while any(process.poll() is None for process in started) and not answer.exists():
+        time.sleep(0.1)
+        spent = time.monotonic() - began
+        if spent > next_message_s:
+            say(f"still checking {title}: {spent:.0f} s")
+            next_message_s *= 2
+        if spent > LONGEST_S:
+            raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
+                              "--no-check starts the search all the same")  # fmt: skip
 
 
 def main(path: Path, answer: Path) -> None:

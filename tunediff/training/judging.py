@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.code import described
 from tunediff.config.systems import Compile, Systems
-from tunediff.core import machine, progress
+from tunediff.core import machine, processes, progress
 from tunediff.core.clock import Budget
 from tunediff.core.files import write_text
 from tunediff.core.trial_record import NotFiniteError
@@ -188,15 +187,9 @@ def before_search(
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
         options = json.dumps({"evaluates": evaluates, "prepare": prepare, "finals": finals or {}})
-        command = [sys.executable, "-m", "tunediff.training.judging", str(path), str(answer), options]
-        # Ctrl-C is for the search alone, which kills this.
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        try:
+        with processes.started("tunediff.training.judging", str(path), str(answer), options) as (process,):
             ended = _wait(process, answer)
-        finally:
-            process.kill()
-            process.wait()
-        answered = json.loads(answer.read_text()) if answer.exists() else {}
+        answered = processes.read_answer(answer)
     if refused := answered.get("refused"):
         raise ConfigError(refused)
     if answered and not ended:
@@ -205,7 +198,7 @@ def before_search(
     return cast("Measured", answered)
 
 
-def _wait(process: subprocess.Popen[bytes], answer: Path) -> bool:
+def _wait(process: processes.Process, answer: Path) -> bool:
     """Wait until the process has ended; False once it has timed evaluations for too long."""
     timing: float | None = None
     while process.poll() is None:
