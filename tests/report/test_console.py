@@ -229,7 +229,7 @@ def test_an_unknown_evaluation_is_null_and_named(tmp_path):
 def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, capsys):
     wanted = searches.make(tmp_path / "night")
     told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56, "data": ["skipped 1 of 65 files: 1 empty: a.png"]})
-    console.Console(tmp_path / "night", wanted, quiet=False, told=told).greet(None)
+    console.Console(tmp_path / "night", wanted, quiet=False, planned=told).greet(None)
     said = capsys.readouterr().out
     for line in (
         "skipped 1 of 65 files: 1 empty: a.png", "training: 2m40s", "evaluation: 12m02s (4 × 23s per trial, as timed on",
@@ -291,7 +291,7 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56})
-    lines = console.Console(folder, wanted, quiet=False, told=told)
+    lines = console.Console(folder, wanted, quiet=False, planned=told)
     searching, again = 8 * (20 + 4 * 22.56 + 2) + 15, 8 * (20 + 4 * 22.56 + 2)
     then = f", then at most {text.seconds(again)} of confirming"
     assert lines._left() == f"about {text.seconds(searching)} left{then}"
@@ -341,7 +341,7 @@ def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
     (folder / "sessions.jsonl").write_text(
         '{"event": "begin", "monotonic_s": 10}\n{"event": "end", "monotonic_s": 280}'
     )
-    lines = console.Console(folder, wanted, quiet=False, told=plan.values(wanted, tmp_path, {}))
+    lines = console.Console(folder, wanted, quiet=False, planned=plan.values(wanted, tmp_path, {}))
     assert lines._left() == "about 30s left"
 
 

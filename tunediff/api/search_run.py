@@ -92,7 +92,7 @@ def _run(
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(sessions.noted(folder, options.command()))
-        shown = session.enter_context(display(folder, space, told=planned))
+        shown = session.enter_context(display(folder, space, planned=planned))
         slots = stack.enter_context(
             experiment.workers(
                 folder, share, options.address, experiment.warm(space), shown.greet, [space.baseline], space.evaluates

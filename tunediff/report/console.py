@@ -41,14 +41,14 @@ class Console:
 
     def __init__(
         self, folder: Path, space: SearchSpace, quiet: bool, started: float | None = None,
-        told: Mapping[str, Any] | None = None, lines: EventLines | None = None,
+        planned: Mapping[str, Any] | None = None, lines: EventLines | None = None,
     ) -> None:  # fmt: skip
         """Read the trials that the folder already has.
 
-        started: monotonic time at which the command began, if it did other work first. told: the plan of the search,
+        started: monotonic time at which the command began, if it did other work first. planned: the plan of the search,
         as `plan.values` returns it; the first estimate of the remaining time. lines: formats and prints events.
         """
-        self.folder, self.space, self.quiet, self.planned = folder, space, quiet, told
+        self.folder, self.space, self.quiet, self.planned = folder, space, quiet, planned
         self._lines = lines or EventLines()
         self.begun, self._spent_s = time.monotonic(), sessions.spent_s(folder)
         self._heartbeat = Heartbeat(folder, self.say, self._called)
@@ -255,12 +255,12 @@ class Table(Console):
 
     def __init__(
         self, folder: Path, space: SearchSpace, quiet: bool = False, started: float | None = None,
-        told: Mapping[str, Any] | None = None, lines: EventLines | None = None,
+        planned: Mapping[str, Any] | None = None, lines: EventLines | None = None,
     ) -> None:  # fmt: skip
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        super().__init__(folder, space, quiet, started, told, lines)
+        super().__init__(folder, space, quiet, started, planned, lines)
         file = sys.stderr if self._lines.on_stderr else sys.stdout
         self._terminal = Terminal(file=file, highlight=False)
         self._draw_throttle = Throttle()
