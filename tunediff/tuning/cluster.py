@@ -44,26 +44,40 @@ def runtime_env() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
-    """Call `lost`, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[None]:
+    """Call `look` again and again, in a thread of its own, until it returns True or the block ends."""
     over = threading.Event()
-    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
 
     def watch() -> None:
-        last_answer = time.monotonic()
-        while not over.wait(every_s):
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), every_s).close()
-                last_answer = time.monotonic()
-            except OSError:
-                if time.monotonic() - last_answer > HEAD_S:
-                    return lost()
+        while not over.wait(every_s) and not look():
+            pass
 
-    threading.Thread(target=watch, daemon=True, name="head watched").start()
+    threading.Thread(target=watch, daemon=True, name=name).start()
     try:
         yield
     finally:
         over.set()
+
+
+@contextlib.contextmanager
+def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
+    """Call `lost`, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    last_answer = time.monotonic()
+
+    def look() -> bool:
+        nonlocal last_answer
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), every_s).close()
+            last_answer = time.monotonic()
+        except OSError:
+            if time.monotonic() - last_answer > HEAD_S:
+                lost()
+                return True
+        return False
+
+    with _watching("head watched", every_s, look):
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------- what there is
@@ -123,19 +137,15 @@ def watched(ids: Sequence[str]) -> Iterator[list[str]]:
     In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info` is a barrier of all
     workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its watcher a process more for each group.
     """
-    draining_nodes, over = list[str](), threading.Event()
+    draining_nodes = list[str]()
 
-    def watch() -> None:
-        while not draining_nodes and not over.wait(NOTICE_S):
-            with contextlib.suppress(Exception):  # a head that does not answer now may do so later
-                draining_nodes.extend(draining(ids))
+    def look() -> bool:
+        with contextlib.suppress(Exception):  # a head that does not answer now may do so later
+            draining_nodes.extend(draining(ids))
+        return bool(draining_nodes)
 
-    if ids:
-        threading.Thread(target=watch, name="draining nodes", daemon=True).start()
-    try:
+    with _watching("draining nodes", NOTICE_S, look) if ids else contextlib.nullcontext():
         yield draining_nodes
-    finally:
-        over.set()
 
 
 def lacks(place: Placement) -> str:

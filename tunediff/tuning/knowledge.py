@@ -18,15 +18,8 @@ _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 _MEMORY_FREE = (
     *("seed", "loader.batch_size", "loader.accumulation", "loader.workers", "loader.prefetch_factor"),
     *("loader.persistent_workers", "loader.pin_memory", "loader.non_blocking", "loader.transfer", "loader.resident"),
-    *(
-        "precision.amp",
-        "precision.matmul",
-        "precision.conv_tf32",
-        "parallel.workers",
-        "parallel.bucket_mib",
-        "parallel.gradients",
-        "evaluation.",
-    ),
+    *("precision.amp", "precision.matmul", "precision.conv_tf32"),
+    *("parallel.workers", "parallel.bucket_mib", "parallel.gradients", "evaluation."),
 )
 """Knobs of every workload that `needs_at_least` compares by itself, or that change no more than a few MiB of device
 memory. A workload names its own; a name that ends in a dot stands for a section."""
