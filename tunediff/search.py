@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import webbrowser
 from collections.abc import Sequence
 
 from tunediff import cli
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.event_lines import EventLines
-from tunediff.report import plan, summary
+from tunediff.report import page, plan, summary
 
 
 @dataclasses.dataclass
@@ -20,6 +21,7 @@ class CommandOptions(SearchOptions):
     json: bool = False
     quiet: bool = False
     progress: str = "text"
+    open: bool = False
 
 
 def arguments(argv: Sequence[str] | None) -> CommandOptions:
@@ -42,6 +44,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
     add("--force", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
+    add("--open", action="store_true", help="open the report in a browser when the search has ended")
     cli.add_printing(parser)
     # knob=value may stand before and after options
     return CommandOptions(**vars(parser.parse_intermixed_args(argv)))
@@ -58,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     search_run.run(request, options, EventLines.of(options))
     evidence = search_run.read(request.folder)
     cli.print_json(summary.as_json(evidence)) if options.json else print("\n".join(summary.lines(evidence)))
+    if options.open and not webbrowser.open((request.folder / page.PAGE).as_uri()):
+        print(f"--open: there is no browser; the report is {request.folder / page.PAGE}", file=sys.stderr)
     return cli.OK if evidence.found.leader is not None else cli.NO_SUCCESS
 
 

@@ -1,4 +1,4 @@
-"""The code of docs/how-to/python.md, with trials and runs that are made up."""
+"""The Python code of the README and of docs/how-to/python.md, with trials and runs that are made up."""
 
 import re
 import sys
@@ -12,16 +12,20 @@ from tests.helpers import measure_here
 from tunediff import analysis
 from tunediff.api import compare_run, search_run
 from tunediff.training import check
+from tunediff.training.weights import save
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "python.md"
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
-def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the code of a page from top to bottom, and returns its variables."""
+
     def run_trials(folder, space, *_):
         for number in range(len(analysis.read(folder).trials), space.budget.trials):
             place = searches.write(folder, space, number, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.0 / (number + 1))))
-            assert place.is_relative_to(tmp_path)
+            network = space.workload.get_hook("network")
+            save(network(space.baseline.knobs).state_dict(), place / "weights.safetensors", {})
 
     def run_pairs(told, *_):
         for side in "AB":
@@ -33,12 +37,25 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.setattr(search_run, "_run", run_trials)
     monkeypatch.setattr(compare_run, "_run", run_pairs)
     monkeypatch.setattr(check, "before_search", lambda *_: {"warnings": [], "unread": []})
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    scope = {"__name__": "__main__", "In": []}
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
-    for number, block in enumerate(blocks):
-        scope["In"].append(block)  # as IPython does
-        exec(compile(block, f"{PAGE}, block {number + 1}", "exec", dont_inherit=True), scope)
+
+    def run(page):
+        scope = {"__name__": "__main__", "In": []}
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S):
+            scope["In"].append(block)  # as IPython does
+            exec(compile(block, f"{page}, block {len(scope['In'])}", "exec", dont_inherit=True), scope)
+        return scope
+
+    return run
+
+
+def test_the_page_runs_from_top_to_bottom(run):
+    scope = run(ROOT / "docs" / "how-to" / "python.md")
     assert scope["comparison"].verdict.verdict == "better"
-    assert "class Knobs" in (tmp_path / "ray_results" / "from a notebook" / "workload" / "notebook.py").read_text()
+    assert "class Knobs" in Path("ray_results/from a notebook/workload/notebook.py").read_text()
     assert scope["training"].value > 0
+
+
+def test_the_readme_runs(run, capsys):
+    assert run(ROOT / "README.md")["search"].best.trial == "t0003"
+    assert "optimizer.lr" in capsys.readouterr().out

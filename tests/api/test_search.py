@@ -143,3 +143,29 @@ def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_p
                               "--budget", "3s"]  # fmt: skip
     assert (one.folder.exists(), one.running) == (False, False)
     assert "starting" in one._repr_html_()
+
+
+def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) > 1)
+    words = ["--resume", "night", "--storage", str(night.folder.parent), "--open"]
+    assert search.main(words) == cli.OK
+    page = night.folder / "report.html"
+    out, err = capsys.readouterr()
+    assert page.is_file()
+    assert f"\nreport: {page}\n" in out
+    assert err.endswith(f"\n--open: there is no browser; the report is {page}\n")
+    assert search.main(words) == cli.OK
+    assert "--open" not in capsys.readouterr().err
+    assert opened == [page.as_uri()] * 2
+
+
+def test_a_report_that_cannot_be_written_does_not_cost_the_result(night, monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(search_run, "_report", broken)
+    assert search.main(["--resume", "night", "--storage", str(night.folder.parent)]) == cli.OK
+    out, err = capsys.readouterr()
+    assert "report: python -m tunediff.report night" in out
+    assert "could not show the report" in err

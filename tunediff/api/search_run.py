@@ -22,7 +22,7 @@ from tunediff.core import text
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.event_lines import EventLines
-from tunediff.report import outputs, verdicts
+from tunediff.report import context, outputs, page, verdicts
 from tunediff.report.console import Console, Table
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -39,8 +39,8 @@ Display = Callable[..., Console]
 def run(request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None) -> None:
     """Make the folder of a new search and run what is not finished, confirming runs included.
 
-    Leaves tables and figures in the folder. Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say
-    how to resume it.
+    Leaves tables, figures and report.html in the folder. Raises `ConfigError`, and `StoppedError` or
+    `KeyboardInterrupt` that say how to resume it.
     """
     begun, aside = time.monotonic(), dataclasses.replace(lines, on_stderr=True)
 
@@ -57,6 +57,11 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     if (confirmed := evidence.told) is not None:
         outputs.write_all(confirmed.compared.found)
         outputs.confirmation(confirmed)
+    log_exceptions("the report", _report, request.folder)
+
+
+def _report(folder: Path) -> None:
+    page.write_all(context.read(folder, folder.name, folder.parent), folder)
 
 
 def read(folder: Path) -> Evidence:

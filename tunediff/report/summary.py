@@ -16,7 +16,7 @@ from tunediff.analysis.statistics import Estimate
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import outputs, result_json, study_table, verdicts, words
+from tunediff.report import outputs, page, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, is_known, plain_table
 from tunediff.tuning import sessions
@@ -129,7 +129,9 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
         block["export"] = text.command("export", folder.name, storage=folder.parent)
-    return block | {"report": text.command("report", folder.name, storage=folder.parent)}
+    written = folder / page.PAGE
+    command = text.command("report", folder.name, storage=folder.parent)
+    return block | {"report": str(written) if written.is_file() else command}
 
 
 def _best(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
