@@ -11,7 +11,7 @@ import yaml
 from tests import searches
 from tests.json_schemas import validate
 from tunediff import search, search_space, train
-from tunediff.config import ConfigError, apart
+from tunediff.config import ConfigError, missing_equals_hint
 from tunediff.core import text
 from tunediff.workloads.diffusion import commands
 
@@ -106,7 +106,7 @@ def test_what_is_typed_wrong(row, capsys):
     ],
 )
 def test_a_knob_and_its_value_stand_together(words, answer):
-    assert apart(words) == (f"; did you mean {answer}?" if answer else "")
+    assert missing_equals_hint(words) == (f"; did you mean {answer}?" if answer else "")
 
 
 def test_sections_may_be_nested():
