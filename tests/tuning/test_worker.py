@@ -30,8 +30,8 @@ from tunediff.core.progress import DOING, Progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.training import run_trial, state, weights
-from tunediff.tuning import group, process_settings, worker
+from tunediff.training import process_settings, run_trial, state, weights
+from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Assignment, Lost
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec

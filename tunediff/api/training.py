@@ -21,7 +21,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.clock import UnitName
 from tunediff.models import Saved
 from tunediff.report.html import el, join, table
-from tunediff.tuning import process_settings
+from tunediff.training import process_settings
 
 
 class Training:

@@ -137,25 +137,12 @@ def cluster(address: str | None) -> Iterator[Any]:
 
     from tunediff.tuning import local_ray
 
-    # ---- options: a local cluster gets our count of cores and GPUs, a remote one our code
-    # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
-    local: dict[str, object] = {}
-    if address is None:  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
-        here = resources.local()
-        local = {"num_cpus": here.cores, "num_gpus": here.gpus}
-        local |= {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
-        local_ray.ensure_token()
-    else:
-        from tunediff.tuning import cluster as there
-
-        local = {"runtime_env": there.runtime_env()}
-
-    # ---- connect
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    options |= _ray_options(address)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quiet: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         try:
-            context = ray.init(address=address or "local", **quiet, **local)
+            context = ray.init(address=address or "local", **options)
         except ConnectionError as error:
             # Ray sends its token to a cluster at an address only in this mode.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
@@ -171,6 +158,21 @@ def cluster(address: str | None) -> Iterator[Any]:
         ray.shutdown()
     if address is None:
         local_ray.remove_session(context)
+
+
+def _ray_options(address: str | None) -> dict[str, Any]:
+    """Return options of `ray.init`: a local cluster gets our count of cores and GPUs, a remote one our code."""
+    if address is not None:
+        from tunediff.tuning import cluster as there
+
+        return {"runtime_env": there.runtime_env()}
+    from tunediff.tuning import local_ray
+
+    local_ray.ensure_token()
+    here = resources.local()  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+    # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
+    dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
+    return {"num_cpus": here.cores, "num_gpus": here.gpus, **dashboard}
 
 
 def _of_cluster(

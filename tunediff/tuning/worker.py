@@ -32,14 +32,14 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
 from tunediff.distributed import World
-from tunediff.training import memory, precision, weights
+from tunediff.training import memory, precision, process_settings, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import Outcome, run
-from tunediff.tuning import cluster, messages, process_settings
+from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Lost, get
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -133,13 +133,10 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
             ray.get(slot.post.remote(serial, trial.end))
         return False
 
-    # ---- train
-    settings: dict[str, Any] = {}
-    draining: list[str] = []
+    settings, draining = dict[str, Any](), list[str]()
 
     def train() -> Outcome:
-        # A file is imported once, for all trials of its workload: what it sets meanwhile stays set for all of them.
-        _ = cfg.of(job.config).code
+        _ = cfg.of(job.config).code  # a file is imported once: what it sets meanwhile stays set for all its trials
         settings.update(process_settings.read())
         nodes = job.group.place.nodes if world.main else ()
         progress = ProgressFile(job.folder if world.main else None)
@@ -243,7 +240,7 @@ def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World
             evaluate_finally(job.config, job.final, outcome, world, job.folder)
         outcome = dataclasses.replace(outcome, seconds=dict(clock.seconds))
     if job.profile_steps:
-        from tunediff.tuning import operations
+        from tunediff.profiling import operations
 
         memory.reset(world.device)
         operations.write(job.config, world, job.folder, job.profile_steps)
