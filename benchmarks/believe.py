@@ -243,7 +243,7 @@ class Trial(TrialRecord):
 
     def reach(self, value: float) -> Trial:
         """Ends with that value."""
-        self.points, self.end = [Point(1, 1.0, 1, 1, found={"frechet": value})], End("ok")
+        self.points, self.end = [Point(1, 1.0, 1, 1, metrics={"frechet": value})], End("ok")
         return self
 
 

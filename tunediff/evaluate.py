@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tunediff.data.images import Images
     from tunediff.distributed import World
     from tunediff.evaluation.features import Extractor
-    from tunediff.evaluation.quality import Value
+    from tunediff.evaluation.quality import Real, Value
 
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
@@ -91,12 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
-    images = args.out if args.out is not None and args.out.suffix != ".json" else None
     if args.out is not None:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
     cli.check_writable("--out", args.out or numbers)
-    command = text.original_command("evaluate", argv)
-    return _evaluate(_Task(model, config, real, kinds, args.seeds, images, numbers, command, args.json))
+    args.command = text.original_command("evaluate", argv)
+    return _evaluate(model, config, real, kinds, numbers, args)
 
 
 def _has_full_protocol(config: Any) -> bool:
@@ -117,7 +116,7 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
     from tunediff.distributed import from_environment
     from tunediff.training.judging import judged
 
-    with from_environment() as world, shown() if world.main else contextlib.nullcontext():
+    with from_environment() as world, shown(world.main):
         config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
         values = judged(config, model.state(), world)
         if world.main:
@@ -128,20 +127,6 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
             typed = {**about, "metrics": metrics, "json": path.absolute()}
             cli.result({**about, **values, "json": path}, as_json, typed)
     return cli.OK
-
-
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    model: Saved
-    config: Any  # the model's own, with the protocol that was asked for
-    real: Data  # the images to compare with
-    kinds: tuple[str, ...]
-    seeds: int
-    images: Path | None
-    """Where those of the first seed go; None: nowhere."""
-    numbers: Path
-    command: str
-    as_json: bool
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -194,96 +179,104 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------- measurement
-def _evaluate(task: _Task) -> int:
+def _evaluate(
+    model: Saved, config: Any, real_data: Data, kinds: tuple[str, ...], numbers: Path, args: argparse.Namespace
+) -> int:
+    """Compare generated images with those of `real_data` and write `numbers`; return the exit code."""
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
-    from tunediff.evaluation.generation import SampleRequest, shares
-    from tunediff.evaluation.quality import Quality, Real
+    from tunediff.evaluation.quality import Real
     from tunediff.training import memory
 
-    config, evaluation, n = task.config, task.config.evaluation, task.config.evaluation.images
-    options = contract.sampler_options(config)
-    steps: int | None = options.describe(config).get("steps")
-    with from_environment() as world, shown() if world.main else contextlib.nullcontext():
+    evaluation = config.evaluation
+    kept = args.out if args.out is not None and args.out.suffix != ".json" else None  # images of the first seed
+    with from_environment() as world, shown(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
-        with open(task.model.weights, "rb") as file:  # now: a training that goes on will replace it
+        with open(model.weights, "rb") as file:  # now: a training that goes on will replace it
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        network = task.model.network(world.device)
-        images = data.load(task.real)
+        network, images = model.network(world.device), data.load(real_data)
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
-        real = Real.of(images, extractor, world.device, evaluation.batch_size, task.kinds)
-
-        # ---- sampling
-        seconds, values = [], []
-        options.announce(network, config, task.seeds * n, world)
-        batches, _ = shares(n, world.size, evaluation.batch_size)
-        unit = "steps" if steps is not None else "batches"
-        with Progress("sampling", task.seeds * batches * (steps or 1), unit) as progress:
-            for seed in range(evaluation.seed, evaluation.seed + task.seeds):
-                quality = Quality(extractor, n, world.device, task.kinds)
-                out = task.images if seed == evaluation.seed else None
-                store = image_files.ImageStore(out, n, world) if out is not None else None
-                request = SampleRequest(n, seed, evaluation.batch_size, world.device, world.rank, world.size)
-                receivers = [quality.update, *([store.add] if store is not None else [])]
-                seconds.append(contract.draw(network, config, request, world, progress, receivers))
-                quality.merge(world)
-                if store is not None:
-                    store.write()
-                if world.main:
-                    values.append(quality.values(real))
+        real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
+        seconds, values = _sample(network, config, real, extractor, kinds, args.seeds, kept, world)
 
         # ---- result
         if world.main:
-            result = _result(task, digest, images, extractor, values, seconds, world)
-            path = _write(result, task.numbers)
-            if task.as_json:
+            result = {
+                "model": model.name, "weights": str(model.weights.absolute()), "weights_sha256": digest,
+                "fingerprint": cfg.fingerprint(model.config),
+                **_protocol(config, real_data, images, extractor, seconds, world),
+                "metrics": {
+                    name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])
+                    for name in values[0]
+                },
+                "kept": None if kept is None else str(kept.absolute()),
+                "command": args.command, "time": time.time(), "environment": environment.describe(),
+            }  # fmt: skip
+            path = _write(result, numbers)
+            if args.json:
                 cli.print_json(result | {"json": str(path.absolute())})
             else:
-                print(_table(result, options))
+                print(_table(result, contract.sampler_options(config)))
                 print("".join(_cautions(result, extractor.dim)), end="")
                 print(f"json: {path}")
     return cli.OK
 
 
+def _sample(
+    network: Any, config: Any, real: Real, extractor: Extractor, kinds: tuple[str, ...], seeds: int,
+    kept: Path | None, world: World,
+) -> tuple[list[float], list[dict[str, Value]]]:  # fmt: skip
+    """Draw images with every seed; return seconds of sampling and, on rank 0, metrics of each.
+
+    `kept`: where the images of the first seed go; None: nowhere.
+    """
+    from tunediff.evaluation.generation import SampleRequest, shares
+    from tunediff.evaluation.quality import Quality
+
+    evaluation, n, options = config.evaluation, config.evaluation.images, contract.sampler_options(config)
+    steps, seconds, values = options.describe(config).get("steps"), [], []
+    options.announce(network, config, seeds * n, world)
+    batches, _ = shares(n, world.size, evaluation.batch_size)
+    unit = "steps" if steps is not None else "batches"
+    with Progress("sampling", seeds * batches * (steps or 1), unit) as progress:
+        for seed in range(evaluation.seed, evaluation.seed + seeds):
+            quality = Quality(extractor, n, world.device, kinds)
+            store = image_files.ImageStore(kept, n, world) if kept and seed == evaluation.seed else None
+            request = SampleRequest(n, seed, evaluation.batch_size, world.device, world.rank, world.size)
+            receivers = [quality.update, *([store.add] if store is not None else [])]
+            seconds.append(contract.draw(network, config, request, world, progress, receivers))
+            quality.merge(world)
+            if store is not None:
+                store.write()
+            if world.main:
+                values.append(quality.values(real))
+    return seconds, values
+
+
 # -------------------------------------------------------------------------------------------------------------- result
-def _result(
-    task: _Task, digest: str, images: Images, extractor: Extractor, values: Sequence[dict[str, Value]],
-    seconds: list[float], world: World,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the metrics and how they were measured, in JSON types."""
+def _protocol(
+    config: Any, real_data: Data, images: Images, extractor: Extractor, seconds: list[float], world: World
+) -> dict[str, Any]:
+    """Return how the metrics were measured, in JSON types; `seconds`: of sampling, with each seed."""
     import torch
 
-    evaluation, cuda = task.config.evaluation, world.device.type == "cuda"
+    evaluation, cuda = config.evaluation, world.device.type == "cuda"
     return {
-        "model": task.model.name,
-        "weights": str(task.model.weights.absolute()),
-        "weights_sha256": digest,
-        "fingerprint": cfg.fingerprint(task.model.config),
         "images": evaluation.images,
-        "sampler": contract.sampler_options(task.config).describe(task.config),
-        "seeds": [evaluation.seed + index for index in range(task.seeds)],
+        "sampler": contract.sampler_options(config).describe(config),
+        "seeds": [evaluation.seed + index for index in range(len(seconds))],
         "sampling_s": sum(seconds),
         "sampling_s_per_seed": seconds,
-        "images_per_s": task.seeds * evaluation.images / sum(seconds),
+        "images_per_s": len(seconds) * evaluation.images / sum(seconds),
         "batch_size": evaluation.batch_size,
         "processes": world.size,
         "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
-        "reference": {
-            "name": images.name, "split": task.real.split, "images": len(images), "digest": images.digest,
-        },
+        "reference": {"name": images.name, "split": real_data.split, "images": len(images), "digest": images.digest},
         "extractor": {"name": extractor.name, "label": extractor.label, "digest": extractor.digest},
-        "metrics": {
-            name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])
-            for name in values[0]
-        },
-        "kept": None if task.images is None else str(task.images.absolute()),
-        "command": task.command,
-        "time": time.time(),
-        "environment": environment.describe(),
-    }  # fmt: skip
+    }
 
 
 def _over_seeds(name: str, values: Sequence[Value]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ batch size and the number of processes: alone, or as `torchrun --nproc-per-node 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
 import sys
@@ -147,7 +146,7 @@ def _draw(
     contract.sampler_options(config).announce(network, config, n, world, device)
     work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
     request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size, columns)
-    with shown() if world.main else contextlib.nullcontext(), work as progress:
+    with shown(world.main), work as progress:
         seconds = contract.draw(network, config, request, world, progress, [store.add])
     return store.gather(), seconds
 

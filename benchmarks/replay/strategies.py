@@ -197,7 +197,7 @@ class Ours:
         ended = TrialRecord(
             self._spec.name, self._spec.number, curve.config, curve.knobs, curve.fingerprint,
             budget_s=self._table.budget_s, end=End(status), attempts=1,
-            points=[Point(i, s, i, i, found={metric: value}) for i, (s, value) in enumerate(points, start=1)],
+            points=[Point(i, s, i, i, metrics={metric: value}) for i, (s, value) in enumerate(points, start=1)],
         )  # fmt: skip
         self._proposer.tell(self._spec, ended, 0.0)
 

@@ -206,14 +206,10 @@ def _check_name(code: Code) -> None:
     """Raise `ConfigError` if the file has the name of an installed module or of one of the standard library."""
     top = code.module.partition(".")[0]
     spec = None if top in sys.stdlib_module_names or top in _names else importlib.util.find_spec(top)
-    installed = spec is not None and any(part in ("site-packages", "dist-packages") for part in _parts(spec.origin))
+    installed = spec is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(spec.origin or "").parts)
     own = installed and spec is not None and Path(spec.origin or "").is_relative_to(code.root)
     shadowed = top in sys.stdlib_module_names or (installed and not own)
     refuse(shadowed, f"{shown(code.file)}: shadows the module {top} that is installed; give the file another name")
-
-
-def _parts(origin: str | None) -> tuple[str, ...]:
-    return Path(origin or "").parts
 
 
 def _name(relative: Path) -> str:

@@ -97,8 +97,11 @@ def subscribe(subscriber: Subscriber) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[None]:
-    """Show progress on stderr: a bar in a terminal, otherwise a line from time to time."""
+def shown(visible: bool = True) -> Iterator[None]:
+    """Show progress on stderr if `visible`: a bar in a terminal, otherwise a line from time to time."""
+    if not visible:
+        yield
+        return
     with subscribe(Bar() if sys.stderr.isatty() else Lines(lambda line: print(line, file=sys.stderr, flush=True))):
         yield
 
