@@ -601,10 +601,85 @@ def test_wiener_learns_from_the_first_images_and_goes_on_from_its_state() -> Non
     assert sampler.probabilities().max() > 0.002
 
 
+def errors_of(sampler: Any, t: Tensor, quotient: float) -> Tensor:
+    """The errors, in units of the prediction, of a network whose ε-error is so many times the filter's."""
+    return quotient * sampler._filter[t] / sampler._to_epsilon[t]
+
+
+def taught(sampler: Any, quotients: list[float], batch: int = 512) -> None:
+    """Let it train on batches at which the network's error is so many times the filter's."""
+    source = generator(11)
+    for quotient in quotients:
+        t, _ = sampler.sample(images(batch), source)
+        learn(sampler, t, errors_of(sampler, t, quotient))
+
+
+def deviation(sampler: TimestepSampler) -> float:
+    """Standard deviation of the log-SNR that is drawn."""
+    p, log_snr = sampler.probabilities(), Diffusion(knobs.Process()).snr_table.log()
+    mean = (p * log_snr).sum()
+    return float((p * (log_snr - mean).square()).sum().sqrt())
+
+
+def falling(by: float, batches: int, batch: int = 512, until: float = 0.5) -> list[float]:
+    """Quotients that end at `until` after a fall of `by` with each doubling of the images."""
+    return [until + by * math.log2(batches / (i + 0.5)) for i in range(batches)]
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v"])
+def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(prediction: Any) -> None:
+    """The error falls by 0.01 per doubling and the lead is one half: it grows by 0.02, half of what is asked."""
+    diffusion = Diffusion(knobs.Process(prediction=prediction))
+    sampler: Any = timesteps.build(methods.Wiener(width=0.5, growth=0.04), diffusion, 1, alone("cpu"))
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    assert deviation(sampler) == pytest.approx(0.5, rel=0.01)
+    taught(sampler, falling(0.01, 400))
+    assert sampler._wanted_times().item() == pytest.approx(2.0, rel=0.03)
+    assert deviation(sampler) == pytest.approx(0.5 * sampler._times.item(), rel=0.02)
+    widest = sampler._times.clone()
+    taught(sampler, [0.5 - 0.001 * i for i in range(100)])
+    assert sampler._wanted_times() < widest
+    assert torch.equal(sampler._times, widest), "it never narrows"
+
+
+@pytest.mark.parametrize(
+    ("growth", "quotients"),
+    [
+        (0.08, falling(0.1, 60)),  # the lead, one half, grows by a fifth
+        (0.0, falling(0.0, 60)),
+        (0.08, falling(0.0, 60, until=0.97)),  # no lead to speak of
+        (0.08, falling(0.0, 60, until=1.5)),  # worse than the filter
+        (0.08, [0.5] * 31),  # too early to say
+        (0.08, [math.nan] * 60),
+    ],
+)
+def test_wiener_stays_narrow(growth: float, quotients: list[float]) -> None:
+    sampler: Any = build(methods.Wiener(growth=growth))
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    before = sampler.probabilities()
+    taught(sampler, quotients)
+    assert torch.equal(sampler.probabilities(), before)
+
+
+def test_wiener_goes_on_exactly_from_a_state_between_two_refreshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+    sampler: Any = build(methods.Wiener())
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    taught(sampler, falling(0.02, 5 * PACE + 3))
+    assert sampler._times > 1
+    state, restored = copy.deepcopy(sampler.state_dict()), build(methods.Wiener())
+    assert state["pending"].shape[1] == 3
+    restored.load_state_dict(state)
+    for each in (sampler, restored):
+        taught(each, [0.4] * PACE)
+    assert torch.equal(sampler.probabilities(), restored.probabilities())
+    assert not torch.equal(sampler._times, state["times"])
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 2, 5), (2, 1, 1), (3, 24, 21)])
-def test_the_cosine_transform_is_that_of_scipy_at_low_frequencies(shape: tuple[int, ...]) -> None:
+def test_the_cosine_transform_is_that_of_scipy(shape: tuple[int, ...]) -> None:
     x = torch.randn(4, *shape, generator=generator(), dtype=torch.float64)
-    expected = torch.from_numpy(dctn(x.numpy(), axes=(1, 2, 3), norm="ortho"))[:, :, :20, :20]
+    expected = torch.from_numpy(dctn(x.numpy(), axes=(1, 2, 3), norm="ortho"))
     torch.testing.assert_close(wiener.cosine_transform(x), expected)
 
 
@@ -622,9 +697,14 @@ def global_batch(i: int) -> tuple[Tensor, Tensor]:
 def of_a_rank(world: World) -> list[Tensor]:
     found, first = [], 6 * world.rank
     rounding = 1 + 1e-13 * world.rank * torch.rand(1000, dtype=torch.float64)  # of another GPU, or in another order
+    wiener.SETTLED = 0
     sampler: Any = build(methods.Wiener(), world=world)
-    sampler._width *= rounding
-    sampler.sample(images(12)[first : first + 6], generator(), 12, first)
+    sampler._cell *= rounding
+    of_this_rank = images(wiener.LEARNED_FROM).tensor_split(2)[world.rank]
+    sampler.sample(of_this_rank, generator(), wiener.LEARNED_FROM, len(of_this_rank) * world.rank)
+    for i in range(2 * PACE):
+        t, losses = global_batch(i)
+        learn(sampler, t[first : first + 6], 0.01 * losses[first : first + 6])
     found.append(sampler.probabilities())
     for member in DISTRIBUTED:
         sampler = build(member, 5, world=world)
@@ -645,9 +725,14 @@ def test_two_processes_learn_what_one_learns_from_the_global_batch(
 ) -> None:
     """Refreshed at the usual pace, and continued from a state in between."""
     monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+    monkeypatch.setattr(wiener, "SETTLED", 0)
     from_images, *others = zip(*ranks(of_a_rank, tmp_path), strict=True)
-    both = build(methods.Wiener())
-    both.sample(images(12), generator())
+    both: Any = build(methods.Wiener())
+    both.sample(images(wiener.LEARNED_FROM), generator())
+    for i in range(2 * PACE):
+        t, losses = global_batch(i)
+        learn(both, t, 0.01 * losses)
+    assert both._times > 1
     for probabilities in from_images:
         assert torch.equal(probabilities, from_images[0])
         torch.testing.assert_close(probabilities, both.probabilities(), rtol=1e-6, atol=0)

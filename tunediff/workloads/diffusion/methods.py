@@ -165,11 +165,15 @@ class BetaPolicy(Mixed):
 @section
 class Wiener(Mixed, Spread):
     """Our own: draws around the noise level at which the images' spectrum leaves noise and image least certain, as the
-    best linear denoiser shows it, learned from the first batches; costs nothing afterwards."""
+    best linear denoiser shows it, and ever wider as the network's lead over that denoiser stops growing: adapts during
+    training at next to no cost."""
 
     name: Literal["wiener"] = "wiener"
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
-    """Standard deviation of the log-SNR that is drawn."""
+    """Standard deviation of the log-SNR that is drawn at first."""
+    growth: Annotated[Float, Ge(0.0), Le(10.0)] = 0.08
+    """The width grows, up to three times, while the lead over the linear denoiser grows by less than this per doubling
+    of the images seen. 0: it stays."""
     stratified: Bool = True
 
 

@@ -18,7 +18,7 @@ REFRESH_EVERY = 8
 """Batches between two refreshes of p(t), which then take a fraction of a percent of the training's time."""
 
 
-class _Adaptive(TableSampler):
+class Adaptive(TableSampler):
     """Collects the arguments of `update` and learns from several batches at once.
 
     A refresh is some thirty operations on small tensors; starting them costs the most, for any number of images. On
@@ -80,7 +80,7 @@ class _Adaptive(TableSampler):
         self._set(self._wanted())
 
 
-class LossSecondMoment(_Adaptive, of=methods.LossSecondMoment):
+class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
     """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
 
     p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
@@ -114,7 +114,7 @@ class LossSecondMoment(_Adaptive, of=methods.LossSecondMoment):
         return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
-class InfoNoise(_Adaptive, of=methods.InfoNoise):
+class InfoNoise(Adaptive, of=methods.InfoNoise):
     """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at log-SNR λ = −2·ln σ
     (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and values as public code quotes them).
 
