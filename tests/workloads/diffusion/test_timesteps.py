@@ -628,12 +628,12 @@ def falling(by: float, batches: int, batch: int = 512, until: float = 0.5) -> li
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(prediction: Any) -> None:
-    """The error falls by 0.01 per doubling and the lead is one half: it grows by 0.02, half of what is asked."""
+    """The error falls by 0.02 per doubling and the lead is one half: it grows by 0.04, half of `GROWTH`."""
     diffusion = Diffusion(knobs.Process(prediction=prediction))
-    sampler: Any = timesteps.build(methods.Wiener(width=0.5, growth=0.04), diffusion, 1, alone("cpu"))
+    sampler: Any = timesteps.build(methods.Wiener(width=0.5), diffusion, 1, alone("cpu"))
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     assert deviation(sampler) == pytest.approx(0.5, rel=0.01)
-    taught(sampler, falling(0.01, 400))
+    taught(sampler, falling(0.02, 400))
     assert sampler._wanted_times().item() == pytest.approx(2.0, rel=0.03)
     assert deviation(sampler) == pytest.approx(0.5 * sampler._times.item(), rel=0.02)
     widest = sampler._times.clone()
@@ -643,18 +643,12 @@ def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(predicti
 
 
 @pytest.mark.parametrize(
-    ("growth", "quotients"),
-    [
-        (0.08, falling(0.1, 60)),  # the lead, one half, grows by a fifth
-        (0.0, falling(0.0, 60)),
-        (0.08, falling(0.0, 60, until=0.97)),  # no lead to speak of
-        (0.08, falling(0.0, 60, until=1.5)),  # worse than the filter
-        (0.08, [0.5] * 31),  # too early to say
-        (0.08, [math.nan] * 60),
-    ],
+    "quotients",
+    [falling(0.1, 60), falling(0.0, 60, until=0.97), falling(0.0, 60, until=1.5), [0.5] * 31, [math.nan] * 60],
+    ids=["the lead grows by a fifth", "hardly a lead", "worse than the filter", "too early", "not finite"],
 )
-def test_wiener_stays_narrow(growth: float, quotients: list[float]) -> None:
-    sampler: Any = build(methods.Wiener(growth=growth))
+def test_wiener_stays_narrow(quotients: list[float]) -> None:
+    sampler: Any = build(methods.Wiener())
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     before = sampler.probabilities()
     taught(sampler, quotients)

@@ -170,10 +170,7 @@ class Wiener(Mixed, Spread):
 
     name: Literal["wiener"] = "wiener"
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
-    """Standard deviation of the log-SNR that is drawn at first."""
-    growth: Annotated[Float, Ge(0.0), Le(10.0)] = 0.08
-    """The width grows, up to three times, while the lead over the linear denoiser grows by less than this per doubling
-    of the images seen. 0: it stays."""
+    """Standard deviation of the log-SNR that is drawn at first; it grows up to three times."""
     stratified: Bool = True
 
 

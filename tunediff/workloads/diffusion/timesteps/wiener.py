@@ -23,6 +23,8 @@ LEVELS = 512
 """Of variance, in its logarithm, at which components are counted."""
 HALF_LIVES = (0.1, 0.3)
 """Of two running means of the error, as shares of the images so far: their difference is its slope."""
+GROWTH = 0.08
+"""Of the network's lead over the filter, per doubling of the images: below, the width grows."""
 WIDEST = 3.0
 """Times `width`."""
 SETTLED = 16384
@@ -44,8 +46,8 @@ class Wiener(Adaptive, of=methods.Wiener):
 
     a hundredth more signal-to-noise takes half a hundredth of the error away. For one variance s it is −log s. The
     basis is the cosine transform (DCT-II) of channels, rows and columns, whose components are all but uncorrelated in
-    natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). For the place nothing is asked of the network:
-    neither its prediction nor the schedule change what is found, and its early errors do not mislead.
+    natural images (Ahmed, Natarajan & Rao 1974, IEEE Trans. Computers C-23). For the place nothing is asked of the
+    network: neither its prediction nor the schedule change what is found, and its early errors do not mislead.
 
     Of larger images only the 20 × 20 coarsest components count: the finer ones are many, and would draw λ* up to where
     texture is decided. The same picture on twice the side has four times the variance in each, so λ* lies log 4 lower:
@@ -53,10 +55,10 @@ class Wiener(Adaptive, of=methods.Wiener):
 
     The width follows the training. Around λ* the network's task is to be better than the linear filter; its lead is
     1 − E[error/error of the filter] under the narrow density, on the batches that are trained anyway. Two running means
-    weighted by (i/n)^γ for image i of n, γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error falls
-    with ln n; so the relative growth of the lead per doubling of n is known. While that is above `growth` the deviation
-    is `width`; under it, it grows in inverse proportion, up to three times, and stays: a falling learning rate makes
-    the lead grow once more.
+    weighted by (i/n)^γ for image i of n, γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error
+    falls with ln n, which tells by what part the lead grows per doubling of n. While that is above 8 % the deviation is
+    `width`; below, it grows in inverse proportion, up to three times, and never shrinks again: a falling learning rate
+    makes the lead grow once more.
     """
 
     KEPT: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
@@ -137,7 +139,7 @@ class Wiener(Adaptive, of=methods.Wiener):
         age_late, age_early = 1 / (self._powers + 1)
         lead = 1 - late
         growth = math.log(2) * (early - late) / (age_early - age_late) / lead
-        times = (self.member.growth / growth.clamp(min=1e-6)).clamp(1.0, WIDEST)
+        times = (GROWTH / growth.clamp(min=1e-6)).clamp(1.0, WIDEST)
         return torch.where(lead > LEAD, times, 1.0)
 
     def _importance(self) -> Tensor:
