@@ -114,6 +114,7 @@ def test_what_is_only_shown_ends_nothing(run):
 
 
 def test_a_run_whose_node_was_lost_runs_again(run, tmp_path, monkeypatch):
-    ran, _ = run(most=1, loses={"t0001"})
+    ran, heard = run(most=1, loses={"t0001"})
+    assert [event for event, name, _ in heard if name == "t0001"] == ["start", "point", "point", "end"]
     assert [name for name, *_ in ran] == ["t0000", "t0001", "t0001"]
     assert [one.status for one in record.read_trials(tmp_path)] == ["ok", "ok"]

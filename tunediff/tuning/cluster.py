@@ -43,6 +43,20 @@ def runtime_env() -> dict[str, Any]:
     }
 
 
+def beside() -> dict[str, str]:
+    """Return Ray's label selector of this node: the one of the search itself, whose end ends everything else."""
+    return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+
+
+def own_cluster() -> dict[str, str]:
+    """Return environment variables by which a process in this cluster finds it.
+
+    Ray Train's cleaner of placement groups reads them, and else a file that another cluster may have left: it must not
+    ask that cluster whether its controller is alive.
+    """
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+
 @contextlib.contextmanager
 def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[None]:
     """Call `look` again and again, in a thread of its own, until it returns True or the block ends."""

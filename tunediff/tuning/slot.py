@@ -25,6 +25,7 @@ import ray
 
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
+from tunediff.tuning.cluster import beside, own_cluster
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import Assignment, Decision, Event, Lost
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
@@ -296,17 +297,3 @@ def _reason(error: Exception) -> str:
     """Return Ray's message, with the class and message of its controller's error, whose class Ray leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
-
-
-def beside() -> dict[str, str]:
-    """Return Ray's label selector of this node: the one of the search itself, whose end ends everything else."""
-    return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-
-
-def own_cluster() -> dict[str, str]:
-    """Return environment variables by which a process in this cluster finds it.
-
-    Ray Train's cleaner of placement groups reads them, and else a file that another cluster may have left: it must not
-    ask that cluster whether its controller is alive.
-    """
-    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}

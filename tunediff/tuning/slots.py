@@ -13,10 +13,11 @@ import ray
 from tunediff.config import Systems
 from tunediff.core.files import plain
 from tunediff.tuning import cluster
+from tunediff.tuning.cluster import beside
 from tunediff.tuning.messages import NAMESPACE
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import ResourcePartition
-from tunediff.tuning.slot import Slot, beside
+from tunediff.tuning.slot import Slot
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
 IDLE_S = 5.0  # workers without a job keep their devices this long where other slots may need them

@@ -20,10 +20,10 @@ from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
+from tunediff.tuning.cluster import beside
 from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
-from tunediff.tuning.slot import beside
 from tunediff.tuning.slots import Slots
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC, Driver
