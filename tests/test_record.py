@@ -118,6 +118,17 @@ def test_a_restart_in_an_older_journal_is_read(tmp_path):
     assert journal.point(point(1, 2.0, error=3.0))
 
 
+def test_a_journal_says_its_format_and_one_of_a_newer_format_is_refused(tmp_path):
+    Journal(tmp_path / "t0000").start(toy(), {}, 20.0)
+    (start,) = trial_record.events(tmp_path / "t0000")
+    assert start["format"] == cfg.FORMAT
+    Journal(tmp_path / "old").write("start", **START)
+    assert read_trial(tmp_path / "old").number == 3, "the first journals had no number"
+    Journal(tmp_path / "new").write("start", **START, format=cfg.FORMAT + 1)
+    with pytest.raises(ConfigError, match="journal.jsonl: format: 2 is not allowed; allowed: 1 to 1; a newer version"):
+        read_trial(tmp_path / "new")
+
+
 def test_a_torn_last_line_loses_only_itself(tmp_path):
     journal = Journal(tmp_path)
     journal.write("start", **START)

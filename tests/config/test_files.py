@@ -34,6 +34,19 @@ def test_dump_and_load_give_the_same(tmp_path):
     assert cfg.fingerprint(again) == cfg.fingerprint(config) != cfg.fingerprint(DEFAULT)
 
 
+def test_files_say_their_format_and_one_of_a_newer_format_is_refused(tmp_path):
+    path, config = tmp_path / "c.yaml", cfg.baseline("digits")
+    path.write_text(cfg.dump(config, ["a comment"]))
+    assert "\ntunediff_format: 1\n" in path.read_text()
+    path.write_text(path.read_text().replace("tunediff_format: 1\n", ""))
+    assert cfg.load(path) == config, "the first files had no number"
+    for value, reason in ((2, "; a newer version of tunediff has written it"), ("one", ""), (True, ""), (0, "")):
+        path.write_text(f"tunediff_format: {value}\nworkload: digits\n")
+        with pytest.raises(ConfigError) as error:
+            cfg.load(path)
+        assert str(error.value) == f"{path}: tunediff_format: {value!r} is not allowed; allowed: 1 to 1{reason}"
+
+
 def test_configurations_travel_to_other_processes():
     config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "info_noise", "timesteps.bins": 7})
     again = pickle.loads(pickle.dumps(config))

@@ -59,6 +59,7 @@ def test_a_kill_while_limits_are_written_leaves_the_old_file_whole(tmp_path, mon
     assert (night / "search.yaml").read_bytes() == before
     experiment.reopen(night, {"trials": 20})
     assert experiment.reopen(night).budget.trials == 20
+    assert (night / "search.yaml").read_text().startswith("tunediff_format: 1\n")
 
 
 def spent(folder, lines, heard=()):

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, pairs
@@ -146,7 +144,7 @@ def create(request: CompareRequest) -> None:
             (new / side).mkdir(parents=True)
             own = cfg.take_along(config, new / side)
             write_text(new / side / "config.yaml", cfg.dump(own, folder=new / side))
-        write_text(new / pairs.FILE, yaml.safe_dump(dict(request.content), sort_keys=False, allow_unicode=True))
+        write_text(new / pairs.FILE, cfg.to_yaml(dict(request.content)))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
 
 

@@ -1,6 +1,18 @@
 """Configurations: every knob of a training, declared once. Use as `from tunediff import config as cfg`."""
 
-from tunediff.config.files import dump, load, missing_equals_hint, named, parse_overrides, read_yaml, with_words
+from tunediff.config.files import (
+    FORMAT,
+    FORMAT_KEY,
+    check_format,
+    dump,
+    load,
+    missing_equals_hint,
+    named,
+    parse_overrides,
+    read_yaml,
+    to_yaml,
+    with_words,
+)
 from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values
 from tunediff.config.schema import (
     Configuration,
@@ -35,9 +47,9 @@ from tunediff.config.workload import (
 )
 
 __all__ = [
-    "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity", "Range", "Schema",
-    "Systems", "Values", "Workload", "baseline", "baseline_names", "differences", "dump", "effective", "find",
-    "fingerprint", "flat", "flatten", "from_dict", "is_users", "load", "missing_equals_hint", "named", "nest",
-    "neutral", "not_effective", "of", "override", "parse_overrides", "read_yaml", "shipped_hooks", "shipped_only",
-    "take_along", "to_dict", "with_absolute_paths", "with_relative_paths", "with_words",
+    "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity",
+    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "check_format",
+    "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "from_dict", "is_users", "load",
+    "missing_equals_hint", "named", "nest", "neutral", "not_effective", "of", "override", "parse_overrides", "read_yaml", "shipped_hooks",
+    "shipped_only", "take_along", "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

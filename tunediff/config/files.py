@@ -16,6 +16,9 @@ from tunediff.config.schema import C, Configuration, Schema, flatten, override, 
 
 MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
 """Limits of a file. More is a mistake, and reporting it would take minutes."""
+FORMAT, FORMAT_KEY = 1, "tunediff_format"
+"""Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML file. It rises when
+an older version would misread a file."""
 TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
@@ -95,7 +98,20 @@ def read_yaml(path: Path) -> Lines:
     refuse(content is None, f"{path}: is empty; it needs `key: value` lines")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
+    check_format(content.pop(FORMAT_KEY, FORMAT), f"{path}: {FORMAT_KEY}")
     return content
+
+
+def check_format(value: Any, where: str) -> None:
+    """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
+    known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= FORMAT
+    newer = "; a newer version of tunediff has written it" if isinstance(value, int) and value > FORMAT else ""
+    refuse(not known, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
+
+
+def to_yaml(content: Lines, flow: bool | None = False) -> str:
+    """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists on one line."""
+    return yaml.safe_dump({FORMAT_KEY: FORMAT, **content}, sort_keys=False, allow_unicode=True, default_flow_style=flow)
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:
@@ -141,7 +157,7 @@ def dump(config: Configuration, comments: list[str] | None = None, folder: Path 
     head, content = "".join(f"# {line}\n" for line in comments or []), to_dict(config)
     if folder is not None and Path(content["workload"]).is_relative_to(folder.absolute()):
         content["workload"] = str(Path(content["workload"]).relative_to(folder.absolute()))
-    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return head + to_yaml(content, flow=None)
 
 
 def missing_equals_hint(words: Sequence[str]) -> str:

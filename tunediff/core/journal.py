@@ -33,8 +33,9 @@ class Journal:
     ) -> None:
         """Write that an attempt begins; `budget_s`: training seconds of this trial."""
         self.write(
-            "start", name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn, budget_s=budget_s,
-            unit=unit, fingerprint=cfg.fingerprint(config), environment=environment.describe(), pid=os.getpid(),
+            "start", format=cfg.FORMAT, name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn,
+            budget_s=budget_s, unit=unit, fingerprint=cfg.fingerprint(config), environment=environment.describe(),
+            pid=os.getpid(),
         )  # fmt: skip
 
     def point(self, point: Point) -> bool:

@@ -219,6 +219,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         if record is not None:
             record.last_written = when
         if kind == "start":
+            cfg.check_format(event.get("format", cfg.FORMAT), f"{folder / JOURNAL}: format")
             if record is None:
                 fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
                 own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from tunediff import config as cfg
 from tunediff.config import Knob, Schema
 from tunediff.search_space.sections import COSTS, Budget, Confirm, File
 
@@ -39,6 +40,7 @@ HELP = {
     "final": "knobs of evaluation. for one more evaluation of every finished trial",
 }
 """What the keys of a search file are for."""
+FORMAT = {cfg.FORMAT_KEY: {"description": "format of the file", "type": "integer", "minimum": 1, "maximum": cfg.FORMAT}}
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
 
 
@@ -72,7 +74,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
         "fixed": values, "baseline": values, "final": values, "search": searched, "grid": searched,
         "trials": points, "first": points, "ladder": {"type": "object", "additionalProperties": values},
     }  # fmt: skip
-    properties = {name: {**of, "description": HELP[name]} for name, of in properties.items()}
+    properties = {name: {**of, "description": HELP[name]} for name, of in properties.items()} | FORMAT
     title = f"tunediff search file: {schema.title}"
     return {**content, "$schema": DRAFT, "title": title, "properties": properties, "$defs": definitions}
 
@@ -80,7 +82,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
 def configuration(schema: Schema) -> Json:
     """Return the schema of configuration files of one workload, such as an exported best.yaml."""
     content = _nested(schema.knobs, "value")
-    content["properties"]["workload"] = {"type": "string"}
+    content["properties"] |= {"workload": {"type": "string"}, **FORMAT}
     definitions = {f"value.{name}": _value(knob) for name, knob in schema.knobs.items()}
     return {"$schema": DRAFT, "title": f"tunediff configuration: {schema.title}", **content, "$defs": definitions}
 

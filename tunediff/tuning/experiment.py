@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff import search_space as spaces
@@ -79,7 +77,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
         baseline = cfg.take_along(space.baseline, new)  # edits of the original do not reach the trials
         write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
-        write_text(new / "search.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        write_text(new / "search.yaml", cfg.to_yaml(settings))
         new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
@@ -108,7 +106,7 @@ def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = T
         content = cfg.read_yaml(folder / "search.yaml")
         content["budget"] |= limits
         try:
-            write_text(folder / "search.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+            write_text(folder / "search.yaml", cfg.to_yaml(content))
         except OSError as error:
             raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space
