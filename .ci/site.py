@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages that are generated from the code, and links between files of the repository.
 
-Pages are read in the repository as well, where links lead to code and kept results. In the site a link to a file that is
-no page becomes its text.
+Pages are read in the repository as well, where links lead to code and kept results. In the site a link to a file that
+is no page becomes its text.
 """
 
 import contextlib

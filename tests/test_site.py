@@ -1,0 +1,72 @@
+"""The documentation: the site builds, its commands exist, its notebook runs."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tunediff.__main__ import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = re.compile(r"^(?:uv run )?(?:python -m tunediff\.|tunediff )([a-z]+)\b(.*?)(?:  +#.*)?$", re.M)
+
+
+def commands():
+    """Commands in blocks of shell, as (page, command, its words)."""
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S):
+            for name, rest in COMMAND.findall(block.replace("\\\n", " ")):
+                yield page.relative_to(ROOT), name, rest
+
+
+def test_options_in_the_documentation_exist(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    helps, found = {}, list(commands())
+    assert len({name for _, name, _ in found}) > 6
+    for page, name, rest in found:
+        assert name in COMMANDS, f"{page}: {name}"
+        if name not in helps:
+            package = importlib.import_module(f"tunediff.{name}")
+            module = importlib.import_module(f"tunediff.{name}.__main__") if hasattr(package, "__path__") else package
+            with pytest.raises(SystemExit):
+                module.main(["--help"])
+            helps[name] = capsys.readouterr().out
+        for option in re.findall(r"(?<!\S)--[a-z-]+", rest):
+            assert re.search(rf"{option}\b", helps[name]), f"{page}: {name} {option}"
+
+
+@pytest.mark.training
+def test_site_builds_without_a_warning(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("mkdocs")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    monkeypatch.setenv("COLUMNS", "110")
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    assert "optimizer.lr" in (tmp_path / "reference" / "knobs-diffusion.html").read_text()
+    assert "confirmed_ratio_low" in (tmp_path / "reference" / "outputs.md").read_text()
+    assert "--dry-run" in (tmp_path / "reference" / "commands.html").read_text()
+    assert "run_search" in (tmp_path / "reference" / "api.html").read_text()
+
+
+def test_llms_txt_has_its_form_and_names_pages_that_exist():
+    lines = (ROOT / "docs" / "llms.txt").read_text().splitlines()
+    assert lines[0] == "# tunediff"
+    assert lines[2].startswith("> tunediff finds the training configuration")
+    links = [re.fullmatch(r"- \[[^\]]+\]\(([^)]+)\)(: .+)?", line)[1] for line in lines if line.startswith("- ")]
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+
+
+@pytest.mark.nightly
+def test_notebook_of_the_documentation_runs(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(ROOT / "docs" / "tutorials" / "search.ipynb", 4)
+    assert all(not cell.get("outputs") for cell in notebook.cells)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=280, resources=resources).execute()
+    assert (tmp_path / "ray_results" / "notebook" / "search.yaml").is_file()
