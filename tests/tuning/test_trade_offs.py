@@ -72,7 +72,7 @@ def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth
     told = study(searcher)[1].values
     assert told[0] == 10.0
     assert told[1] > truth
-    for i in range(18):
+    for i in range(18 if ended.status == "oom" else 5):
         if (suggestion := searcher.suggest(f"x{i}")) == "FINISHED":
             break
         measured(searcher, suggestion, 5.0, 300.0, f"x{i}")
