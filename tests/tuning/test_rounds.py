@@ -78,6 +78,11 @@ def test_a_rival_that_fails_is_out_and_stays_out(run):
     assert run(rivals=3, most=4)[0] == [("t0011", 1003, "C"), ("t0009", 1003, "A")]  # it failed before the kill
 
 
+def test_candidate_that_fails_in_a_later_round_is_out(run):
+    ran, _ = run(rivals=3, most=3, ends={"t0004": End("oom", "too large")})
+    assert [name for name, *_ in ran][3:] == ["t0005", "t0004", "t0003", "t0006", "t0008"]
+
+
 @pytest.mark.parametrize(
     ("rivals", "failing", "names"),
     [

@@ -344,7 +344,9 @@ def test_specification_reaches_its_worker_without_another_validation(tmp_path, m
 
 def test_specification_is_passed_on_without_its_workload(tmp_path, monkeypatch):
     """A slot imports no torch, which a user's file may import."""
-    rebuilt, pickled = [], pickle.dumps(spec_of(tmp_path))
+    spec, rebuilt = spec_of(tmp_path), []
+    assert spec.config.loader.batch_size == 64  # whoever proposes it has looked at it
+    pickled = pickle.dumps(spec)
     monkeypatch.setattr(workload, "from_dict", lambda *arguments: rebuilt.append(arguments))
     passed_on = pickle.loads(pickle.dumps(pickle.loads(pickled)))
     assert rebuilt == []
