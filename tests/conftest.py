@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import base64
 import gc
 import json
 import os
@@ -58,9 +59,34 @@ def _outputs_fit_their_schemas(monkeypatch):
     monkeypatch.setattr(event_lines.EventLines, "line", checked_line)
 
 
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""The smallest picture."""
+
+
+@pytest.fixture
+def rendered():
+    """For tests that look into figures: they are rendered."""
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_not_rendered(request, monkeypatch):
+    """Rendering a report takes seconds, and few tests look into its figures: the others build them only."""
+    if "rendered" in request.fixturenames:
+        return
+
+    def savefig(figure, file, *, format=None, **_):
+        content = b"<svg></svg>" if format == "svg" else PNG
+        file.write(content) if hasattr(file, "write") else Path(file).write_bytes(content)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+
+
 TRAINING = {
-    "doctor", "evaluation", "profiling", "training", "users", "workloads", "test_budget", "test_commands", "test_evaluate",
-    "test_examples", "test_map", "test_peers", "test_profile", "test_sample", "test_starting", "test_tuned",
+    "doctor", "evaluation", "profiling", "training", "users", "workloads", "test_budget", "test_commands", "test_distributed",
+    "test_documentation", "test_evaluate", "test_evaluating", "test_examples", "test_map", "test_peers", "test_profile",
+    "test_sample", "test_starting", "test_tuned", "test_worker",
 }  # fmt: skip
 """Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
 
@@ -75,4 +101,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="run with -m nightly"))
         # Fixtures of a file are made once; what waits for Ray waits beside what computes.
         item.add_marker(pytest.mark.xdist_group("cluster" if item.get_closest_marker("cluster") else str(item.path)))
-    items.sort(key=lambda item: not item.get_closest_marker("cluster"))
+    # Long files first, short ones fill the end. A worker takes its next file two tests early: those are skipped ones.
+    marks = ("cluster", "unit", "nightly")
+    items.sort(key=lambda item: [bool(item.get_closest_marker(mark)) ^ (mark == "cluster") for mark in marks])

@@ -65,7 +65,7 @@ def test_errors_are_compared_level_by_level_and_seed_by_seed():
     assert math.isnan(found[0][2]), "a level without a timestep"
 
 
-def test_what_is_kept_can_be_shown_again(tmp_path):
+def test_what_is_kept_can_be_shown_again(tmp_path, rendered):
     kept = chart.Path("ray_results/reference/map-cpu")
     chart.show([kept / f"{name}.csv" for name in ("digits", "cifar10-16", "cifar10-32")], tmp_path)
     assert (tmp_path / "map.md").read_text() == (kept / "map.md").read_text()

@@ -203,7 +203,7 @@ def test_other_reports():
     assert "\n  ended: images/s have stopped growing\n" in text(empty)
 
 
-def test_files(tmp_path):
+def test_files(tmp_path, rendered):
     written = files.write_all(profile(), tmp_path)
     assert set(written.values()) == set(tmp_path.iterdir())
     for path in written.values():

@@ -1,16 +1,11 @@
 """Shared by the tests of words and pictures."""
 
-import base64
-
 import pytest
 
 from tests import searches
+from tests.conftest import PNG
 from tunediff.report import style
 from tunediff.report.style import Chart
-
-DOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 
 
 @pytest.fixture
@@ -29,7 +24,7 @@ def labels(monkeypatch):
             return None
         for axes in figure.axes:
             found.extend([axes.get_xlabel(), *(text.get_text() for text in axes.texts)])
-        return Chart(b"<svg></svg>", DOT)
+        return Chart(b"<svg></svg>", PNG)
 
     monkeypatch.setattr(style, "draw", draw)
     return found
@@ -40,6 +35,6 @@ def plain(monkeypatch):
     """Figures cost seconds: where only words matter they are a dot."""
 
     def draw(build):
-        return None if build() is None else Chart(b"<svg></svg>", DOT)
+        return None if build() is None else Chart(b"<svg></svg>", PNG)
 
     monkeypatch.setattr(style, "draw", draw)

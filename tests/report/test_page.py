@@ -45,7 +45,7 @@ def test_the_page_says_what_won_by_how_much_and_why(night):
     assert "interrupted · 4 of 8 trials ended" in text
 
 
-def test_the_same_data_lie_beside_it(night):
+def test_the_same_data_lie_beside_it(night, rendered):
     page = written(again(night))
     files = {path.name for path in (night / "report").iterdir()}
     assert files >= {
@@ -78,7 +78,7 @@ def test_headings_begin_with_a_capital_and_the_table_of_trials_has_the_full_widt
     assert "main > #trials { max-width: none; }" in page
 
 
-def test_the_page_loads_nothing_and_runs_one_script(night):
+def test_the_page_loads_nothing_and_runs_one_script(night, rendered):
     page = written(night)
     assert not re.search(r"https?:|//[a-z]", re.sub(r'src="data:[^"]*"', "", page))
     elements = Elements(page).found
@@ -111,7 +111,7 @@ def test_a_report_that_has_less_removes_what_it_had_more(night, plain):
 EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' $\\frac{1$"
 
 
-def test_what_a_file_holds_is_text_and_nothing_else(night):
+def test_what_a_file_holds_is_text_and_nothing_else(night, rendered):
     wanted = journals.read(night)[0].space
     evil = {"drawn": {"loader.batch_size": 64, "optimizer.lr": 1e-3, "precision.amp": "none"}}
     place = write(night, wanted, 3, curve=((20.0, 4000, 0.5),), label=EVIL, config={"weighting.name": EVIL}, **evil)
@@ -320,7 +320,7 @@ def test_the_baseline_may_win(tmp_path, plain):
 
 # --------------------------------------------------------------------------------------------------------- many trials
 @pytest.mark.nightly
-def test_a_thousand_trials(tmp_path):
+def test_a_thousand_trials(tmp_path, rendered):
     folder = tmp_path / "night"
     wanted = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 1000}})
     rng = np.random.default_rng(0)

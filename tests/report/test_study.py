@@ -360,7 +360,7 @@ def drawn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", FIGURES)
 @pytest.mark.parametrize("fate", ["ok", "failed", "running", "nothing"])
-def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, kind, fate):
+def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, rendered, kind, fate):
     ends = {"ok": {}, "failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"samples_per_s": 1.0}
     lines = LINES if kind == "operations" else None

@@ -238,7 +238,7 @@ frame.onload = function () {{
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path):
+def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path, rendered):
     """400 pixels wide, in an iframe; what runs there is our own page without its policy, which forbids to be measured."""
     folder = tmp_path / "a_search_with_quite_a_long_name_that_has_no_space_in_it_and_does_not_end_soon"
     ordinary(folder)
