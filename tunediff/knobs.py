@@ -67,9 +67,9 @@ def schema_of_files(schema: cfg.Schema, kind: str) -> str:
 
 
 def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
-    """Return one record for each knob whose dotted name is `prefix` or begins with it, in JSON types.
+    """Return one record for each knob whose dotted name is `prefix` or lies in that section, in JSON types.
 
-    Raises `ConfigError` where no knob begins with `prefix`.
+    Raises `ConfigError` where there is neither such a knob nor such a section.
 
     Example:
         >>> describe(cfg.baseline("digits"), "optimizer.lr")[0]["default"]
@@ -78,7 +78,7 @@ def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
     schema = baseline.schema
     inside = [knob for knob in knobs_of(schema.type) if f"{knob.name}.".startswith(f"{prefix}." if prefix else "")]
     if not inside:
-        raise ConfigError(f"PREFIX: {prefix!r} is not allowed: no knob begins with it; {nearest(prefix, schema.knobs)}")
+        raise ConfigError(f"PREFIX: {prefix!r} is no knob and no section; {nearest(prefix, schema.knobs)}")
     inside.sort(key=lambda knob: list(schema.knobs).index(knob.name))
     values, idle = cfg.flat(baseline), cfg.not_effective(baseline, "cpu")
     # Members of a union may share a knob: it is listed once for each default that they give it.

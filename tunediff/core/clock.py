@@ -1,4 +1,4 @@
-"""Measure what a training costs in seconds, and decide when its budget is spent.
+"""Measure what a training costs in seconds; `training.pace` decides by it when the budget is spent.
 
 The clock runs in the worker process and is monotonic. It waits for the device at the beginning and the end
 of every part. Seconds of evaluations and of writing checkpoints do not count towards the budget.

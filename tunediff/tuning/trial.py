@@ -33,10 +33,10 @@ from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
-"""Worker groups that a trial may lose: a killed worker is not the configuration's fault, a second one is suspicious."""
+"""Worker groups that a trial gets: the first loss is not the configuration's fault, the second one ends the trial."""
 
 LOSSES = 3
-"""Nodes that a trial may lose without notice: that is not the configuration's fault either, unless it repeats."""
+"""The loss of a node without notice that counts like that of workers: before, it is not the configuration's fault."""
 
 STALLED_S = 900.0
 """Seconds without progress after which a final evaluation no longer postpones the deadline of its trial."""
