@@ -90,7 +90,8 @@ def test_commands_in_the_readme_exist_and_take_their_options(capsys, monkeypatch
     }
     for name in {name for name, _ in commands}:
         monkeypatch.setattr(sys, "argv", [name, "--help"])
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        for module in (name, f"{name}.__main__"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit, match="^0$"):
             runpy.run_module(name, run_name="__main__")
         text = capsys.readouterr().out

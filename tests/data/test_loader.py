@@ -268,7 +268,7 @@ def settled(count: Tensor) -> int:
 def test_loader_process_at_a_closed_gate_begins_no_other_item(source: type) -> None:
     made = source()
     asked = made.asked if isinstance(made, Slow) else made.items.asked
-    order = loader.Order(64, 4, 1, 0, 1, 0)
+    order, others = loader.Order(64, 4, 1, 0, 1, 0), multiprocessing.active_children()
     section = config(loader__workers=1, loader__prefetch_factor=16, loader__batch_size=4).loader
     with loader.build(made, section, order, torch.device("cpu")) as batches:
         batches.fetch()
@@ -283,7 +283,7 @@ def test_loader_process_at_a_closed_gate_begins_no_other_item(source: type) -> N
             batches.fetch()
         assert gate.batches >= max(4, finished)
         gate.close()
-    assert not multiprocessing.active_children(), "a process at a closed gate ends with the loader"
+    assert set(multiprocessing.active_children()) <= set(others), "a process at a closed gate ends with the loader"
 
 
 def test_loader_processes_that_wait_at_the_gate_end_in_order_when_the_loader_is_closed() -> None:

@@ -18,26 +18,31 @@ PARTS = {
     "data_wait": 0.022, "host_to_device": 0.00001, "sampler": 0.001, "forward": 0.025, "backward": 0.045,
     "optimizer": 0.004, "ema": 0.001, "other": 0.00199,
 }  # fmt: skip
+STEP = {
+    "samples_per_s": 1280.0, "samples_per_s_sd": 12.3, "step_s": 0.1, "parts_s": PARTS, "batch_size": 128, "steps": 21,
+    "first_step_s": 2.5, "compile_s": 0.0, "peak_memory_mib": 1200.0, "peak_host_memory_mib": 1200.0, "disturbed": False,
+    "flops_per_sample": 2.5e7, "peak_flops_per_s": 1e11, "peak_share": 0.32,
+}  # fmt: skip
 FOUND = {
-    "name": "small", "command": "python -m tunediff.profile --config small.yaml", "workers": 1, "time": 0.0,
+    "name": "small", "command": "python -m tunediff.profile --config small.yaml", "workers": 1, "time": 0.0, "wall_s": 60.0,
     "unit": "images", "names": {"sampler": "noise and sampler", "ema": "EMA"},
-    "config": cfg.flat(tiny(loader__workers=2)), "environment": environment.describe(),
+    "config": cfg.flat(tiny(loader__workers=2)), "fingerprint": "made up", "environment": environment.describe(),
+    "samples": {"name": "digits", "count": 64, "mib": 0.1}, "format_gains": {},
     "device": {
         "type": "cpu", "name": "EPYC", "threads": 2, "cores": 2, "gpus": 0, "memory_mib": 9000.0,
         "memory_limit_mib": 5000.0,
     },
     "first": {"first_step_s": 2.5, "compile_s": 0.0, "step_s": 0.1},
-    "step": {
-        "samples_per_s": 1280.0, "samples_per_s_sd": 12.3, "step_s": 0.1, "parts_s": PARTS, "batch_size": 128, "steps": 21,
-        "peak_memory_mib": 1200.0, "peak_host_memory_mib": 1200.0, "disturbed": False, "flops_per_sample": 2.5e7, "peak_flops_per_s": 1e11,
-        "peak_share": 0.32,
-    },
+    "step": STEP,
     "loader_alone": {"samples_per_s": 3968.0, "samples": 1000, "seconds": 0.25},
-    "model_alone": {"samples_per_s": 1280.0}, "feed_ratio": 3.1,
+    "model_alone": dict(STEP), "feed_ratio": 3.1,
     "operations": {
         "kind": "operations", "convolution_share": 0.6, "self_s_per_step": 0.09,
         "longest": [
-            {"operation": f"aten::op{i}|x", "calls_per_step": 7.5, "self_s_per_step": 0.05 / 2**i, "share": 0.5 / 2**i}
+            {
+                "operation": f"aten::op{i}|x", "calls_per_step": 7.5, "self_s_per_step": 0.05 / 2**i,
+                "total_s_per_step": 0.05, "share": 0.5 / 2**i,
+            }
             for i in range(10)
         ],
     },

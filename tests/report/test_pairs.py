@@ -204,7 +204,7 @@ def test_the_page(capsys):
     ]  # fmt: skip
 
 
-def test_the_figure_has_plain_numbers(capsys):
+def test_the_figure_has_plain_numbers(capsys, rendered):
     folder = made(BETTER)
     told(capsys)
     image = next(given["src"] for tag, given in Elements((folder / "report.html").read_text()).found if tag == "img")
