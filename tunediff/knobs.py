@@ -78,7 +78,8 @@ def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
     schema = baseline.schema
     inside = [knob for knob in knobs_of(schema.type) if f"{knob.name}.".startswith(f"{prefix}." if prefix else "")]
     if not inside:
-        raise ConfigError(f"PREFIX: {prefix!r} is no knob and no section; {nearest(prefix, schema.knobs)}")
+        what = "neither a knob nor a section"
+        raise ConfigError(f"PREFIX: {prefix!r} is not allowed: {what}; {nearest(prefix, schema.knobs)}")
     inside.sort(key=lambda knob: list(schema.knobs).index(knob.name))
     values, idle = cfg.flat(baseline), cfg.not_effective(baseline, "cpu")
     # Members of a union may share a knob: it is listed once for each default that they give it.
