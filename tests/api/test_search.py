@@ -51,14 +51,20 @@ def test_results_of_a_search_are_tables_figures_and_typed_values(night, tmp_path
     assert night.verdict.best_values == [0.8]
     assert night.verdict.speedup_unknown == night.json()["speedup_unknown"]
     assert isinstance(night.figure(), Figure)
-    with pytest.raises(
-        tunediff.TunediffError, match="figure: 'comparison' is not allowed; allowed: curves; comparison"
-    ):
-        night.figure("comparison")
     assert night.report().read_text().startswith("<!doctype html>")
     assert "bf16" in night._repr_html_()
     exported = night.best.export(tmp_path / "best.yaml")
     assert "amp: bf16" in exported.read_text()
+
+
+def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
+    night.report()
+    names = {path.stem for path in (night.folder / "report").glob("*.png")}
+    assert {"curves", "effects", "trade_offs", "step"} <= names
+    assert all(isinstance(night.figure(name), Figure) for name in names)
+    with pytest.raises(tunediff.TunediffError, match="figure: 'comparison' is not allowed; allowed: ") as error:
+        night.figure("comparison")
+    assert set(str(error.value).rpartition("allowed: ")[2].split(", ")) == names
 
 
 @pytest.mark.parametrize(

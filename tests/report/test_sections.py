@@ -1,6 +1,7 @@
 """What the sections of a report say, and that it is so."""
 
 import dataclasses
+import logging
 import math
 import re
 from unittest import mock
@@ -215,7 +216,7 @@ def test_knobs_with_an_effect_are_drawn_before_the_others(night, labels, tmp_pat
     assert labels.index("precision.amp") < labels.index("loader.batch_size")
 
 
-def test_importance_tells_quality_from_throughput(tmp_path, plain):
+def test_importance_tells_quality_from_throughput(tmp_path, plain, monkeypatch):
     content = FILE | {
         "search": FILE["search"] | {
             "weighting.name": ["constant", "min_snr"],
@@ -230,7 +231,9 @@ def test_importance_tells_quality_from_throughput(tmp_path, plain):
         gamma = point.get("weighting.gamma", 1.0)
         value = math.exp(math.log(point.get("optimizer.lr", 1e-3)) ** 2 / 10 + 0.5 * math.log(gamma))
         write(tmp_path / "night", wanted, number, point, curve=((20.0, 4000, value),), rate=rate)
+    monkeypatch.setattr(log := logging.getLogger("optuna"), "level", logging.DEBUG)
     about = context.read(tmp_path / "night")
+    assert log.level == logging.DEBUG
     assert next(iter(about.quality.shares)) == "optimizer.lr"
     assert about.quality.shares["weighting.gamma"] > 0.02, "judged among the trials that have it"
     assert next(iter(about.throughput.shares)) == "precision.amp"

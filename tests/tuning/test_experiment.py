@@ -1,10 +1,12 @@
 """What a search leaves on disk before its first trial, and when it stops one."""
 
 import json
+import logging
 import os
 import pickle
 import time
 import types
+import warnings
 
 import pytest
 import yaml
@@ -25,6 +27,21 @@ CONTENT = {
 
 def loaded(**more):
     return search_space.parse(CONTENT | more, "x.yaml")
+
+
+def test_a_search_puts_log_levels_and_warnings_back(tmp_path, monkeypatch):
+    levels = []
+
+    def fit():
+        levels.extend(logging.getLogger(name).level for name in ("optuna", "ray.tune"))
+
+    experiment.create(tmp_path / "night", space := loaded(), CONTENT)
+    monkeypatch.setattr(tuner, "_tuner", lambda *_: types.SimpleNamespace(fit=fit))
+    slots = types.SimpleNamespace(device="cpu", pool=None, actors=[])
+    before = [logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)
+    assert tuner.search(tmp_path / "night", space, slots, 0.0, lambda *_: None) is None
+    assert levels == [logging.ERROR] * 2
+    assert ([logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)) == before
 
 
 # ------------------------------------------------------------------------------------------------------------ the folder

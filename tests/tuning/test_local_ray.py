@@ -1,5 +1,6 @@
 """Ray on this machine: its token where the home folder cannot keep one, and what it leaves behind."""
 
+import logging
 import os
 import types
 
@@ -88,6 +89,15 @@ def test_session_folder_stays_after_a_fault_on_a_cluster_or_where_asked_for(sess
     with experiment.cluster(address):
         pass
     assert left(session) == ["discovery.json", "session_1", "session_2", "session_latest"]
+
+
+def test_log_level_of_ray_is_put_back_after_a_search(session, monkeypatch):
+    log = logging.getLogger("ray")
+    monkeypatch.setattr("ray.init", lambda **_: log.setLevel(logging.ERROR) or types.SimpleNamespace())
+    monkeypatch.setattr(log, "level", logging.DEBUG)
+    with experiment.cluster(None):
+        assert log.level == logging.ERROR
+    assert log.level == logging.DEBUG
 
 
 def test_session_link_of_another_search_stays(session):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunediff.analysis import Results, is_number, shown
+from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 
@@ -102,15 +103,14 @@ def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Seque
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     kinds = {d.name: _distribution(d, [drawn[d.name] for drawn, _ in rows]) for d in dimensions}
     words = {name for name, kind in kinds.items() if isinstance(kind, optuna.distributions.CategoricalDistribution)}
-    study = optuna.create_study()
-    for drawn, value in rows:
-        params = {name: shown(drawn[name]) if name in words else drawn[name] for name in kinds}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=value))
-    with warnings.catch_warnings():
+    with errors_only("optuna"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        study = optuna.create_study()
+        for drawn, value in rows:
+            params = {name: shown(drawn[name]) if name in words else drawn[name] for name in kinds}
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=value))
         forest = FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
         shares = get_param_importances(study, evaluator=forest, params=list(kinds), normalize=False)
     return {name: float(shares[name]) for name in names if math.isfinite(shares[name])}

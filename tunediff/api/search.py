@@ -27,7 +27,6 @@ from tunediff.report import context, page, style, summary, verdicts
 from tunediff.report import words as phrases
 from tunediff.report.html import el, join, table
 from tunediff.report.sections import curves
-from tunediff.report.style import Highlights
 from tunediff.tuning.lock import runner
 
 if TYPE_CHECKING:
@@ -157,25 +156,24 @@ class Search:
         return SearchVerdict(**{name: values[name] for name in names}, sentences=sentences)
 
     def figure(self, kind: str = "curves") -> Figure:
-        """Return a figure: `curves` of all trials, or `comparison`, the means of configurations with several seeds.
+        """Return a figure of the report: `curves` of all trials, `importance`, `effects`, `trade_offs`, `step` …
 
-        Raises `TunediffError` where there is nothing to draw.
+        Raises `TunediffError` that lists the figures which the report has, for any other.
         """
-        evidence = self._evidence()
-        compared = evidence.compared
+        about = self._context()
         with style.drawing():
-            if kind == "curves":
-                return curves.of_trials(evidence.found, Highlights.of(evidence))
-            if kind == "comparison" and compared is not None:
-                best = compared.of(evidence.best) if evidence.best is not None else None
-                return curves.of_means(compared, best)
-        why = "allowed: curves" + (", comparison" if compared is not None else "; comparison needs several seeds")
-        raise TunediffError(f"figure: {kind!r} is not allowed; {why}")
+            if kind == "curves":  # also of trials with one evaluation each, which the report leaves out
+                return curves.of_trials(about.results, about.highlights)
+            builders = page.figures(about)
+            if (figure := builders[kind]() if kind in builders else None) is not None:
+                return figure
+            names = dict.fromkeys(["curves", *(name for name, build in builders.items() if build() is not None)])
+        raise TunediffError(f"figure: {kind!r} is not allowed; allowed: {', '.join(names)}")
 
     def report(self) -> Path:
         """Write report.html into the folder of the search and return its path."""
         with called():
-            return page.write_all(context.read(self._begun(), self.name, self.folder.parent), self.folder)["report"]
+            return page.write_all(self._context(), self.folder)["report"]
 
     def _repr_html_(self) -> str:
         """Return a summary for a notebook."""
@@ -256,6 +254,9 @@ class Search:
     def _begun(self) -> Path:
         """Return the folder. Raises `ConfigError` where the search has not begun."""
         return search_space.of_search(self.folder).parent
+
+    def _context(self) -> context.ReportContext:
+        return context.read(self._begun(), self.name, self.folder.parent)
 
     def _evidence(self) -> Evidence:
         return search_run.read(self._begun())

@@ -66,6 +66,24 @@ class Files:
             (self.folder / file).unlink(missing_ok=True)
 
 
+class Figures(Files):
+    """Collect the figures of a report by name, instead of writing anything."""
+
+    def __init__(self) -> None:
+        self.written, self.by_name = [], dict[str, Callable[[], Figure | None]]()
+
+    def csv(self, name: str, frame: pd.DataFrame) -> None:
+        """Do nothing: a table is no figure."""
+
+    def chart(self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object) -> Html | None:
+        """Keep what builds the figure of this name."""
+        self.by_name[name] = build
+        return None
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Do nothing: pictures that a training drew are no figures."""
+
+
 def listed(parts: Sequence[object]) -> Html:
     """Join parts with commas."""
     return join(*(piece for place, part in enumerate(parts) for piece in ((", ", part) if place else (part,))))

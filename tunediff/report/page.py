@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from tunediff.core.environment import hardware
 from tunediff.core.text import pluralize
 from tunediff.report.context import ReportContext, protocol
-from tunediff.report.files import FOLDER, Files, listed, write
+from tunediff.report.files import FOLDER, Figures, Files, listed, write
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.words import duration
@@ -54,6 +56,14 @@ def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
     write(out / PAGE, text.encode("utf-8", "replace"))
     files.tidy()
     return {"report": out / PAGE, "data": out / FOLDER}
+
+
+def figures(context: ReportContext) -> dict[str, Callable[[], Figure | None]]:
+    """Return what builds each figure of the page, by name; it returns None where there is nothing to draw."""
+    collected = Figures()
+    for _, _, build in SECTIONS:
+        build(context, collected)
+    return collected.by_name
 
 
 def _head(context: ReportContext) -> Html:

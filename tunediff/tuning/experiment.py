@@ -137,6 +137,7 @@ def cluster(address: str | None) -> Iterator[Any]:
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     options |= _ray_options(address)
+    level = (log := logging.getLogger("ray")).level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -154,6 +155,7 @@ def cluster(address: str | None) -> Iterator[Any]:
         yield context
     finally:
         ray.shutdown()
+        log.setLevel(level)  # Ray's own is the one of the options
     if address is None:
         local_ray.remove_session(context)
 

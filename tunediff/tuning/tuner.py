@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
 import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.core.environment import DISK_FAULTS, unwritable
+from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
@@ -34,18 +34,17 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
 
     Returns why the folder could not be written any more; None: it could.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="optuna|ray")
-    searcher = Searcher(OptunaProposer(space, folder, before_s, device=slots.device), slots.pool)
-    listeners = (listener, RayDashboardReporter(folder, space, slots.actors).tell, lambda *_: sessions.alive(folder))
-    try:
-        with disk_faults_dropped():
-            _tuner(folder, space, searcher, listeners).fit()
-    except Exception:
-        if (why := unwritable(folder)) is None:
-            raise
-        return why
+    with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="optuna|ray")
+        searcher = Searcher(OptunaProposer(space, folder, before_s, device=slots.device), slots.pool)
+        reporter = RayDashboardReporter(folder, space, slots.actors)
+        try:
+            with disk_faults_dropped():
+                _tuner(folder, space, searcher, (listener, reporter.tell, lambda *_: sessions.alive(folder))).fit()
+        except Exception:
+            if (why := unwritable(folder)) is None:
+                raise
+            return why
     return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
 
 
