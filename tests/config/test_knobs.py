@@ -16,7 +16,7 @@ KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
 model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.checkpoint_levels
 process.schedule process.steps process.prediction process.variance
-timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified
+timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified timesteps.until
 timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
 timesteps.interval timesteps.selected timesteps.scan timesteps.queue timesteps.entropy timesteps.policy_lr
 timesteps.bins timesteps.half_life timesteps.width timesteps.gate timesteps.compensation
@@ -76,7 +76,7 @@ REFUSED = [
     ({"precision.amp": "fp8"}, "precision.amp: 'fp8' is not allowed; allowed: one of none, bf16, fp16"),
     ({"model.multipliers": [1, "a"]}, "model.multipliers: 'a' is not allowed; allowed: a list of whole numbers"),
     ({"timesteps.name": "adaptive"}, "timesteps.name: 'adaptive' is not allowed; allowed: one of uniform, stratified"),
-    ({"timesteps.name": "wienr"}, "info_noise, wiener; did you mean wiener?"),
+    ({"timesteps.name": "wienr"}, "; did you mean wiener?"),
     ({"timesteps.history": 5}, "timesteps.history: belongs to timesteps.name = loss_second_moment"),
     ({"compile.dynamic": True}, "compile.dynamic: True is not allowed: it needs a compile.mode other than none"),
     ({"loader.batch_size": 100, "parallel.workers": 3}, "loader.batch_size: 100 is not allowed: must be a multiple"),

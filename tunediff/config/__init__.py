@@ -17,6 +17,7 @@ from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range,
 from tunediff.config.schema import (
     Configuration,
     Schema,
+    cautions,
     differences,
     effective,
     fingerprint,
@@ -48,8 +49,8 @@ from tunediff.config.workload import (
 
 __all__ = [
     "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity",
-    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "check_format", "differences",
-    "dump", "effective", "find", "fingerprint", "flat", "flatten", "from_dict", "is_users", "load",
+    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "cautions", "check_format",
+    "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "from_dict", "is_users", "load",
     "missing_equals_hint", "named", "nest", "neutral", "not_effective", "of", "override", "parse_overrides",
     "read_yaml", "shipped_hooks", "shipped_only", "take_along", "to_dict", "to_yaml", "with_absolute_paths",
     "with_relative_paths", "with_words",

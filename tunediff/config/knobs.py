@@ -2,8 +2,9 @@
 error messages.
 
 A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each other,
-and a method `not_effective(config, device)`, which yields knobs that have no effect, and why. Alternatives
-that have hyperparameters of their own are unions of dataclasses, distinguished by their field `name`.
+a method `not_effective(config, device)`, which yields knobs that have no effect, and why, and a method
+`caution()`, which says what of it need not hold in longer trainings ("" for nothing). Alternatives that have
+hyperparameters of their own are unions of dataclasses, distinguished by their field `name`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def lines(evidence: Evidence) -> list[str]:
     studied = study_table.table(results) if results.space.study is not None else None
     front = results.pareto_table() if results.space.cost is not None else None
     block = _block(evidence)
-    remarks = [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
+    remarks = [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results), verdicts.caution_words(evidence)]
     output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,25 @@ def test_ranks_that_share_a_batch_draw_what_one_draws(member: Any) -> None:
 
 
 TABLES = [member for member in EVERY if issubclass(timesteps.KINDS[type(member)], TableSampler)]
+
+
+@pytest.mark.parametrize("member", [*TABLES, methods.Speed(dual=True)], ids=lambda member: member.name)
+def test_from_a_fraction_of_the_training_on_draws_are_uniform(member: Any) -> None:
+    sampler = build(replace(member, until=0.25), 40)
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    sampler.advance(0.2)
+    before = sampler.probabilities()
+    for progress in (0.25, 0.3):
+        sampler.advance(progress)
+        learn(sampler, torch.arange(40), torch.rand(40, generator=generator()))
+        assert torch.equal(sampler.probabilities(), torch.full((40,), 1 / 40, dtype=torch.float64))
+    t, factor = draw(sampler, 20_000)
+    assert t.bincount(minlength=40).min() > 400
+    assert torch.equal(factor, torch.ones(20_000))
+    whole = build(member, 40)
+    whole.sample(images(wiener.LEARNED_FROM), generator())
+    whole.advance(1.0)  # by default never
+    assert torch.equal(whole.probabilities(), before)
 
 
 @pytest.mark.parametrize("member", TABLES, ids=lambda member: member.name)

@@ -19,7 +19,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report.context import ReportContext, lead, marked, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table
-from tunediff.report.verdicts import INTERVALS, confirmation_table, noise_words, sentences, unmoved_words
+from tunediff.report.verdicts import INTERVALS, caution_words, confirmation_table, noise_words, sentences, unmoved_words
 from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, with_sd
 
 MOST_NAMES = 8
@@ -46,8 +46,8 @@ def won(context: ReportContext, files: Files) -> Html:
     # Remarks, and the changed knobs.
     if context.confirming:
         parts.append(note(context.confirming))
-    if remark := unmoved_words(context.results):
-        parts.append(el("p", remark))
+    remarks = [unmoved_words(context.results), caution_words(context.evidence)]
+    parts += [el("p", remark) for remark in remarks if remark]
     if context.rival is not None and (changed := without_seed(context.results.changed(winner))):
         parts += [el("h3", f"What {context.leader} changes"), _changed(context, winner, changed)]
     return join(*parts)

@@ -42,6 +42,8 @@ class Spread:
 
     stratified: Bool = False
     """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
+    until: Share = 1.0
+    """Fraction of the training from which on t is uniform: concentrated draws learn faster early and may end worse."""
 
 
 @section
@@ -172,6 +174,10 @@ class Wiener(Mixed, Spread):
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
     """Standard deviation of the log-SNR that is drawn at first; it grows up to three times."""
     stratified: Bool = True
+
+    def caution(self) -> str:
+        """Return what `docs/methods.md` measured ("Longer trainings")."""
+        return "" if self.until < 1 else "The lead of timesteps.name = wiener shrinks in longer trainings."
 
 
 @section

@@ -26,7 +26,6 @@ class Objective:
     def __init__(self, sampler: TimestepSampler, weighting: Weighting, diffusion: Diffusion) -> None:
         self.sampler, self.weighting, self._diffusion = sampler, weighting, diffusion
         self._all = torch.arange(diffusion.steps, device=diffusion.device)
-        self._changes = sampler.adaptive or weighting.learned
         self._follow()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ class Objective:
 
     def refresh(self) -> None:
         """Update the scale, once a step, if sampler or weighting has changed."""
-        if self._changes and (self.weighting.learned or self.sampler.mass() is not self._mass):
+        if self.weighting.learned or self.sampler.mass() is not self._mass:
             self._follow()
 
     def _follow(self) -> None:

@@ -66,6 +66,7 @@ def train(trial: Trial) -> None:
 
         # ---- timesteps and noise, drawn for the images of all workers
         with trial.phase("sampler"):
+            sampler.advance(trial.progress)
             t, factor = sampler.sample(x0, trial.rng, batch=shard.total, first=shard.first)
             noise = trial.randn_like(x0)
             x_t = process.add_noise(x0, noise, t)

@@ -44,6 +44,9 @@ class TimestepSampler:
         """Return p(t) at the start, float64 [T] on any device."""
         return torch.full((self.steps,), 1 / self.steps, dtype=torch.float64)
 
+    def advance(self, progress: float) -> None:
+        """Called before each draw with the fraction of the training that is over, equal on all ranks."""
+
     def sample(
         self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
     ) -> tuple[Tensor, Tensor]:
@@ -95,14 +98,22 @@ class TableSampler(TimestepSampler):
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
+        self._over = False
         self._set(self._p)
 
+    def advance(self, progress: float) -> None:
+        if not self._over and progress >= self.member.until < 1:
+            self._over = True
+            self._set(self._p)
+
     def _set(self, p: Tensor) -> None:
-        """Draw from p float64 [T], of sum 1, from now on.
+        """Draw from p float64 [T], of sum 1, from now on; uniformly once `until` is over.
 
         Its distribution function is counted in units of 2⁻⁵², which float64 holds exactly: a GPU sums floating-point
         numbers in whatever order, and ranks would draw different timesteps.
         """
+        if self._over:
+            p = torch.full_like(p, 1 / self.steps)
         self._p, self._cumulative = p, (p * 2.0**52).round().long().cumsum(0).double()
         table = (self.steps * p).pow(-self.member.importance_correction)
         self._mass = torch.where(p > 0, p * table, 0.0)

@@ -51,7 +51,7 @@ class Speed(TableSampler, of=methods.Speed):
         return torch.where(t < self._mirror, self._mirror - t, t - self._mirror)
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        if not self.member.dual:
+        if self._over or not self.member.dual:
             return super()._draw(batch, generator)
         u = torch.rand(batch - batch // 2, generator=generator, device=self.device, dtype=torch.float64)
         last = self._drawn_cumulative[-1]
