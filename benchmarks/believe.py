@@ -132,20 +132,20 @@ def sources() -> dict[str, Measured | Drawn]:
 
 
 # -------------------------------------------------------------------------------------------------------------- compare
-Told = tuple[NDArray[np.int_], NDArray[np.int_]]
+Decisions = tuple[NDArray[np.int_], NDArray[np.int_]]
 """Of every comparison: 1 better, −1 worse, 0 no significant difference; and the pairs it took."""
 
 
-def looks(gains: Numbers, patient: bool = False) -> Told:
+def looks(gains: Numbers, patient: bool = False) -> Decisions:
     """`tunediff.compare` on log gains of B [comparisons, pairs]; `patient`: does not stop for having no hope."""
     verdicts, pairs = np.zeros(len(gains), int), np.zeros(len(gains), int)
     for row, gain in enumerate(gains):
         values = np.exp(np.stack([np.zeros(len(gain)), -gain]))
         for many in range(1, len(gain) + 1):
-            told = look(values[:, :many], len(gain))
-            if told.over and not (patient and told.state == "hopeless"):
+            test = look(values[:, :many], len(gain))
+            if test.over and not (patient and test.state == "hopeless"):
                 break
-        verdicts[row] = {BETTER: 1, WORSE: -1}.get(told.differences[0].verdict, 0)
+        verdicts[row] = {BETTER: 1, WORSE: -1}.get(test.differences[0].verdict, 0)
         pairs[row] = many
     return verdicts, pairs
 
@@ -159,19 +159,19 @@ def t_statistics(gains: Numbers) -> Numbers:
         return np.asarray(np.clip(np.nan_to_num(means / np.sqrt(squares / (many - 1) / many)), -1e6, 1e6))
 
 
-def until(told: NDArray[np.bool_], gains: Numbers, first: int) -> Told:
-    """A rule that stops where `told` first holds, from pair `first` on, else at the end."""
-    told = told & (np.arange(1, gains.shape[1] + 1) >= first)
-    pairs = np.where(told.any(axis=1), told.argmax(axis=1) + 1, gains.shape[1])
+def until(stops: NDArray[np.bool_], gains: Numbers, first: int) -> Decisions:
+    """A rule that stops where `stops` first holds, from pair `first` on, else at the end."""
+    stops = stops & (np.arange(1, gains.shape[1] + 1) >= first)
+    pairs = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, gains.shape[1])
     ahead = np.sign(np.take_along_axis(gains.cumsum(axis=1), pairs[:, None] - 1, 1)[:, 0]).astype(int)
-    return np.where(told.any(axis=1), ahead, 0), pairs
+    return np.where(stops.any(axis=1), ahead, 0), pairs
 
 
 def p_values(gains: Numbers) -> Numbers:
     """Two-sided, of the paired t-test after every pair; 1 after the first."""
     freedom = np.arange(gains.shape[1])
-    found = 2 * special.stdtr(np.maximum(freedom, 1), -np.abs(t_statistics(gains)))
-    return np.where(freedom > 0, found, 1.0)
+    values = 2 * special.stdtr(np.maximum(freedom, 1), -np.abs(t_statistics(gains)))
+    return np.where(freedom > 0, values, 1.0)
 
 
 def bayes_factors(t: Numbers, pairs: NDArray[np.int_], scale: float = math.sqrt(0.5)) -> Numbers:
@@ -184,28 +184,28 @@ def bayes_factors(t: Numbers, pairs: NDArray[np.int_], scale: float = math.sqrt(
     return np.where(pairs > 1, np.exp(logs).mean(axis=-1), 1.0)
 
 
-def fixed(gains: Numbers, pairs: int) -> Told:
+def fixed(gains: Numbers, pairs: int) -> Decisions:
     """The paired t-test after so many pairs, once."""
     return until(p_values(gains[:, :pairs]) < statistics.LEVEL, gains[:, :pairs], pairs)
 
 
-def naive(gains: Numbers) -> Told:
+def naive(gains: Numbers) -> Decisions:
     """Stops as soon as p is below 5 %."""
     return until(p_values(gains) < statistics.LEVEL, gains, FIRST)
 
 
-def anytime(gains: Numbers) -> Told:
+def anytime(gains: Numbers) -> Decisions:
     """Stops as soon as the Bayes factor is 20: by Ville's inequality false in at most 5 % of comparisons, for ever."""
     pairs = np.broadcast_to(np.arange(1, gains.shape[1] + 1), gains.shape)
     return until(bayes_factors(t_statistics(gains), pairs) >= 1 / statistics.LEVEL, gains, 2)
 
 
-def single(gains: Numbers) -> Told:
+def single(gains: Numbers) -> Decisions:
     """Keeps whichever was better in one run each."""
     return np.sign(gains[:, 0]).astype(int), np.ones(len(gains), int)
 
 
-RULES: dict[str, Callable[[Numbers], Told]] = {
+RULES: dict[str, Callable[[Numbers], Decisions]] = {
     "compare": looks,
     "compare, without giving up": functools.partial(looks, patient=True),
     "anytime-valid": anytime,
@@ -252,14 +252,14 @@ def planned() -> tuple[search_space.SearchSpace, list[Trial]]:
     """A search of sixteen learning rates, and its trials: the baseline on two seeds, then each once."""
     rates = [1e-3 * (place + 1) for place in range(CONFIGURATIONS + 1)]
     content = {"workload": "digits", "budget": {"per_trial": "20s", "trials": 18}, "search": {"optimizer.lr": rates}}
-    wanted = search_space.parse(content, "believe.yaml")
-    baseline = {"optimizer.lr": wanted.baseline.optimizer.lr}
+    space = search_space.parse(content, "believe.yaml")
+    baseline = {"optimizer.lr": space.baseline.optimizer.lr}
     others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][:CONFIGURATIONS]
     trials = []
-    for number, drawn in enumerate([baseline, {**baseline, "seed": wanted.baseline.seed + 1}, *others]):
-        config = cfg.override(wanted.baseline, drawn)
+    for number, drawn in enumerate([baseline, {**baseline, "seed": space.baseline.seed + 1}, *others]):
+        config = cfg.override(space.baseline, drawn)
         trials.append(Trial(f"t{number:04d}", number, cfg.flat(config), drawn, cfg.fingerprint(config)))
-    return wanted, trials
+    return space, trials
 
 
 PLANTED = 2
@@ -268,34 +268,34 @@ PLANTED = 2
 
 def finalists(source: Measured | Drawn, gain: float, of: int, rng: np.random.Generator) -> tuple[Results, list[Trial]]:
     """A search, and its trials that run again."""
-    wanted, trials = planned()
+    space, trials = planned()
     first = source.draw(rng, (1,), 1 + CONFIGURATIONS)[0]
     again = source.draw(rng, (1,), 1)[0]
     off = np.array([first[0], again[0], *first[1:]])
     off[PLANTED] -= gain
     for trial, one in zip(trials, off, strict=True):
         trial.reach(math.exp(SD * one))
-    found = Results(Path("believe"), wanted, list(trials))
-    return found, [trials[trial.number] for trial in noise.candidates(found, of)]
+    results = Results(Path("believe"), space, list(trials))
+    return results, [trials[trial.number] for trial in noise.candidates(results, of)]
 
 
 def confirm(values: Numbers) -> tuple[Look, Numbers]:
     """Rounds of [configurations, MOST] until it is over: the last look, and the rounds that were run."""
     for many in range(1, values.shape[1] + 1):
-        if (told := look(values[:, :many], values.shape[1])).over:
+        if (test := look(values[:, :many], values.shape[1])).over:
             break
-    return told, values[:, :many]
+    return test, values[:, :many]
 
 
-def named(found: Results, ran: Sequence[Trial], told: Look, values: Numbers) -> int | None:
+def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers) -> int | None:
     """The place of the winner among the finalists, as a search names it; None: none is."""
     groups = []
-    for row, (trial, one) in enumerate(zip([None, *ran], [Difference(), *told.differences], strict=True)):
+    for row, (trial, one) in enumerate(zip([None, *again], [Difference(), *test.differences], strict=True)):
         runs = [Trial(f"c{seed}", seed, {}, {}, "").reach(float(value)) for seed, value in enumerate(values[row])]
         changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
         groups.append(Group(dict(changed), dict(changed), [*runs], [*runs], one))
-    compared_ = Comparison(found, found.metric, groups, told.ratios, told.resolution)
-    winner = Confirmation(found, compared_, told).winner
+    compared_ = Comparison(results, results.metric, groups, test.ratios, test.resolution)
+    winner = Confirmation(results, compared_, test).winner
     return None if winner is None else next(place for place, one in enumerate(groups[1:]) if one is winner)
 
 
@@ -311,23 +311,25 @@ def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) 
     rows = []
     for gain in (0.0, 1.0, 2.0):
         for of in (2, 3):
-            tells: dict[str, list[tuple[int | None, int]]] = {"confirm": [], "three seeds, Holm": []}
+            decisions: dict[str, list[tuple[int | None, int]]] = {"confirm": [], "three seeds, Holm": []}
             places = []
             for _ in range(searches):
-                found, ran = finalists(source, gain, of, rng)
-                places.append(next((n for n, trial in enumerate(ran) if gain and trial.number == PLANTED), None))
-                off = source.draw(rng, (MOST,), 1 + len(ran)).T
+                results, again = finalists(source, gain, of, rng)
+                places.append(next((n for n, trial in enumerate(again) if gain and trial.number == PLANTED), None))
+                off = source.draw(rng, (MOST,), 1 + len(again)).T
                 if places[-1] is not None:
                     off[1 + places[-1]] -= gain
                 values = np.exp(SD * off)
-                told, run = confirm(values)
-                tells["confirm"].append((named(found, ran, told, run), run.shape[1]))
-                tells["three seeds, Holm"].append((three_seeds(values), 3))
+                test, run = confirm(values)
+                decisions["confirm"].append((named(results, again, test, run), run.shape[1]))
+                decisions["three seeds, Holm"].append((three_seeds(values), 3))
             among = np.array([place is not None for place in places])
-            for rule, tell in tells.items():
-                right = np.array([place is not None and place == p for p, (place, _) in zip(places, tell, strict=True)])
-                none = np.array([place is None for place, _ in tell])
-                seeds = np.array([many for _, many in tell])
+            for rule, rule_decisions in decisions.items():
+                right = np.array(
+                    [place is not None and place == p for p, (place, _) in zip(places, rule_decisions, strict=True)]
+                )
+                none = np.array([place is None for place, _ in rule_decisions])
+                seeds = np.array([many for _, many in rule_decisions])
                 rows.append(
                     {"part": "search", "gain": gain, "rule": rule, "times": searches, "of": of}
                     | {
@@ -347,13 +349,13 @@ def percent(share: float) -> str:
     return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
-def tables(frame: pd.DataFrame, known: dict[str, Measured | Drawn]) -> list[str]:
+def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> list[str]:
     """What is printed: the three measured sources together, then the drawn ones; the CSV has each alone."""
     lines = []
-    for name, source in known.items():
+    for name, source in noise_sources.items():
         if isinstance(source, Measured):
-            said = ", ".join(f"{folder} {text.number(sd)}" for folder, sd in source.sds.items())
-            lines.append(f"noise {name}: {np.isfinite(source.blocks).sum()} runs; sd of one: {said}; "
+            noise_sds = ", ".join(f"{folder} {text.number(sd)}" for folder, sd in source.sds.items())
+            lines.append(f"noise {name}: {np.isfinite(source.blocks).sum()} runs; sd of one: {noise_sds}; "
                          f"in common on one seed {percent(source.common)} % of the variance")  # fmt: skip
     kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
     for name, part in frame.groupby(kind, sort=False):
@@ -392,8 +394,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     cli.allow(args.comparisons >= 1, "--comparisons", args.comparisons, "a whole number of at least 1")
     cli.allow(args.searches >= 1, "--searches", args.searches, "a whole number of at least 1")
-    rng, known, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
-    for name, source in known.items():
+    rng, noise_sources, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
+    for name, source in noise_sources.items():
         rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
         if name != "confirmed":  # its seeds have three configurations at most
             rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
@@ -403,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
     print(f"seed {args.seed}; numpy {np.__version__}; at most {MOST} rounds")
-    print("\n".join(tables(frame, known)))
+    print("\n".join(tables(frame, noise_sources)))
     return cli.OK
 
 

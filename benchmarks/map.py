@@ -134,10 +134,10 @@ def train(
 def measure(name: str, table: Path, words: Sequence[str], seeds: int) -> None:
     """Train what the table does not hold yet."""
     workload, own, moments = SETS[name]
-    known: set[tuple[str, ...]] = set()
+    written: set[tuple[str, ...]] = set()
     if table.exists():
         with open(table, newline="") as file:
-            known = {tuple(row[:4]) for row in csv.reader(file)}
+            written = {tuple(row[:4]) for row in csv.reader(file)}
     else:
         table.parent.mkdir(parents=True, exist_ok=True)
         table.write_text(",".join(COLUMNS) + "\n")
@@ -166,11 +166,11 @@ def measure(name: str, table: Path, words: Sequence[str], seeds: int) -> None:
                     str(seed),
                     "uniform" if band is None else f"{EDGES[band]:g} … {EDGES[band + 1]:g}",
                 )
-                if key not in known:
+                if key not in written:
                     write(key, train(config, moment // 2, weights, band), True)
             for sampler in SAMPLERS if seed == 0 else ():
                 key = (name, str(moment), str(seed), sampler)
-                if key not in known and sampler != "uniform":
+                if key not in written and sampler != "uniform":
                     drawn = cfg.override(config, {"timesteps.name": sampler})
                     write(key, train(drawn, moment // 8, weights, judged=False), False)
 
@@ -181,10 +181,10 @@ def worth(rows: pd.DataFrame) -> pd.DataFrame:
     share of the draws in proportion to that."""
     scored = rows.dropna(subset="frechet").pivot(index="draws", columns="seed", values="frechet")
     gains = 1 - scored.div(scored.loc["uniform"])
-    found = pd.DataFrame({"gain": gains.mean(axis=1), "low": gains.min(axis=1), "high": gains.max(axis=1)})
-    found = found.loc[[draws for draws in rows["draws"].unique() if "…" in draws]]
-    positive = found["gain"].clip(lower=0)
-    return found.assign(oracle=positive / positive.sum())
+    frame = pd.DataFrame({"gain": gains.mean(axis=1), "low": gains.min(axis=1), "high": gains.max(axis=1)})
+    frame = frame.loc[[draws for draws in rows["draws"].unique() if "…" in draws]]
+    positive = frame["gain"].clip(lower=0)
+    return frame.assign(oracle=positive / positive.sum())
 
 
 def gains_by_level(rows: pd.DataFrame) -> tuple[list[float], list[list[float]]]:
@@ -203,11 +203,11 @@ def gains_by_level(rows: pd.DataFrame) -> tuple[list[float], list[list[float]]]:
 
 def distances(rows: pd.DataFrame, oracle: Sequence[float]) -> dict[str, float]:
     """Share of each sampler's draws that lies in another band, or beyond them all, than the oracle's."""
-    found = {}
+    shares = {}
     for name in SAMPLERS:
         share = [float(part) for part in rows[rows["draws"] == name]["share"].iloc[0].split(";")]
-        found[name] = sum(max(0.0, best - mine) for best, mine in zip(oracle, share, strict=True))
-    return found
+        shares[name] = sum(max(0.0, best - mine) for best, mine in zip(oracle, share, strict=True))
+    return shares
 
 
 def show(tables: Sequence[Path], folder: Path) -> None:
@@ -216,9 +216,9 @@ def show(tables: Sequence[Path], folder: Path) -> None:
     cells = [(name, moment, part) for (name, moment), part in rows.groupby(["set", "moment"], sort=False)]
     bands = [f"{low:g} … {high:g}" for low, high in itertools.pairwise(EDGES)]
     gains = [["log-SNR", *(f"{name}, {moment:,}" for name, moment, _ in cells)]]
-    found = [worth(part) for _, _, part in cells]
-    gains += [[band, *(f"{100 * each.loc[band, 'gain']:+.0f} %" for each in found)] for band in bands]
-    away = [distances(part, list(each["oracle"])) for (_, _, part), each in zip(cells, found, strict=True)]
+    worths = [worth(part) for _, _, part in cells]
+    gains += [[band, *(f"{100 * each.loc[band, 'gain']:+.0f} %" for each in worths)] for band in bands]
+    away = [distances(part, list(each["oracle"])) for (_, _, part), each in zip(cells, worths, strict=True)]
     far = [["sampler", *gains[0][1:]]] + [[f"`{name}`", *(f"{each[name]:.2f}" for each in away)] for name in SAMPLERS]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "map.md", f"{markdown_table(gains)}\n\n{markdown_table(far)}\n")
@@ -226,7 +226,7 @@ def show(tables: Sequence[Path], folder: Path) -> None:
         3, len(cells), figsize=(3.2 * len(cells), 7.5), sharex=True, squeeze=False, layout="constrained"
     )
     left, widths = EDGES[:-1], [high - low for low, high in itertools.pairwise(EDGES)]
-    for (name, moment, part), each, (above, middle, below) in zip(cells, found, axes.T, strict=True):
+    for (name, moment, part), each, (above, middle, below) in zip(cells, worths, axes.T, strict=True):
         errors = abs(each[["low", "high"]].sub(each["gain"], axis=0).T.to_numpy()) * 100
         above.bar(
             left, 100 * each["gain"], widths, align="edge", yerr=errors, color=BASELINE, ecolor=PLAIN, edgecolor="white"

@@ -61,10 +61,10 @@ def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
     for index in range(1, config.evaluation.points + 1):
         fraction = index / config.evaluation.points
-        found = {spec.metric: value * (2 - fraction), "label": "made up"}
+        metrics = {spec.metric: value * (2 - fraction), "label": "made up"}
         point = Point(
             index, seconds * fraction, samples=1000 * index, steps=index, fraction=fraction, samples_per_s=1000.0,
-            loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, found=found,
+            loss=1.0, peak_memory_mib=1.0, peak_host_memory_mib=1.0, metrics=metrics,
         )  # fmt: skip
         journal.point(point)
         yield trial.reported(point, spec)
@@ -81,26 +81,26 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
 
     def timed(self: loop.Searcher, trial_id: str) -> Any:
         start = time.perf_counter()
-        found = suggest(self, trial_id)
-        if isinstance(found, dict):
+        suggestion = suggest(self, trial_id)
+        if isinstance(suggestion, dict):
             suggestions.append(time.perf_counter() - start)
-        return found
+        return suggestion
 
     loop.Searcher.suggest = timed  # type: ignore[method-assign]
     tuner.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
-    wanted = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
+    space = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
     with tempfile.TemporaryDirectory() as storage:
         folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
-        experiment.create(folder, wanted, content)
-        console = Console(folder, wanted, quiet=False)
+        experiment.create(folder, space, content)
+        console = Console(folder, space, quiet=False)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
-            share = functools.partial(resources.share, wanted)
-            warm, quiet = experiment.warm(wanted), lambda _: None
+            share = functools.partial(resources.share, space)
+            warm, quiet = experiment.warm(space), lambda _: None
             workers = experiment.workers(folder, share, None, warm, quiet)
             with experiment.alone(folder), sessions.noted(folder), workers as slots:
-                experiment.search(folder, wanted, slots, console.listen)
+                experiment.search(folder, space, slots, console.listen)
         finally:
             sys.stdout = terminal
         ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)
@@ -129,7 +129,7 @@ def of_search(folder: Path) -> dict[str, Any]:
     starts = sorted(min(e["time"] for e in trial if e["event"] == "worker") for trial in events.values() if trial)
     ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
     gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
-    work = [known.end.seconds for known in record.read_trials(folder) if known.end]
+    work = [trial.end.seconds for trial in record.read_trials(folder) if trial.end]
     training = sum(parts.get("train", 0) + parts.get("data_wait", 0) for parts in work)
     evaluation = sum(parts.get("evaluation", 0) for parts in work)
     return {
@@ -153,16 +153,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="leave the search of trivial trials there")
     parser.add_argument("--of", type=Path, metavar="FOLDER", help="read a search that was run instead")
     parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args()
+    args = parser.parse_args()
     load = os.getloadavg()[0]
-    found = of_search(wanted.of) if wanted.of else of_driver(wanted.trials, wanted.window, wanted.out)
-    if wanted.json:
-        print(json.dumps({**found, "load_before": load, "environment": environment.describe()}, indent=1))
+    figures = of_search(args.of) if args.of else of_driver(args.trials, args.window, args.out)
+    if args.json:
+        print(json.dumps({**figures, "load_before": load, "environment": environment.describe()}, indent=1))
         return 0
-    for key, value in found.items():
+    for key, value in figures.items():
         if key != "windows":
             print(f"{key}: {text.number(value) if isinstance(value, float) else value}")
-    if rows := found.get("windows"):
+    if rows := figures.get("windows"):
         print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
         for row in rows:
             numbers = (row["per_trial_s"], row["suggestion_ms_median"], row["suggestion_ms_max"])

@@ -81,8 +81,8 @@ def sets(images: Images, count: int, draw: int) -> Iterator[tuple[str, float, Te
         for step in steps:
             changed = change(images.pixels[other].float(), step)
             yield change.__name__, step, changed.round().clamp(0, 255).to(torch.uint8)
-    for kept in CLASSES:
-        yield "classes", kept, images.pixels[rest[images.labels[rest] < kept][:count]]
+    for classes in CLASSES:
+        yield "classes", classes, images.pixels[rest[images.labels[rest] < classes][:count]]
 
 
 def main() -> int:
@@ -102,13 +102,13 @@ def main() -> int:
         distances, seconds, passed = dict[tuple[str, float], list[float]](), 0.0, 0
         for draw in range(args.draws):
             for kind, step, pixels in sets(images, args.images, draw):
-                found, started = FeatureStatistics(extractor.dim), time.monotonic()
+                image_statistics, started = FeatureStatistics(extractor.dim), time.monotonic()
                 for part in torch.split(pixels, 250):
-                    found.update(extractor(part))
-                seconds, passed = seconds + time.monotonic() - started, passed + found.count
+                    image_statistics.update(extractor(part))
+                seconds, passed = seconds + time.monotonic() - started, passed + image_statistics.count
                 if (kind, step) == ("real", 0):
-                    real = Reference.of(found, torch.zeros(0, extractor.dim))
-                distances.setdefault((kind, step), []).append(frechet(found, real))
+                    real = Reference.of(image_statistics, torch.zeros(0, extractor.dim))
+                distances.setdefault((kind, step), []).append(frechet(image_statistics, real))
         halves = distances.pop(("real", 1))
         mean = statistics.fmean(halves)
         for kind, steps in itertools.groupby(list(distances)[1:], lambda one: one[0]):

@@ -86,7 +86,7 @@ def main() -> int:
     world = alone()
     watch = Stopwatch(world)
     patch(watch)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    rounds_by_method: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     for _ in range(args.rounds):
         for name, knobs in methods.items():
             config = cfg.override(base, knobs)
@@ -95,16 +95,16 @@ def main() -> int:
             watch.engine = Engine(config, budget, world, Observer(), evaluates=False)
             outcome = run(watch.engine)
             steps, spent = outcome.steps, outcome.seconds["train"] + outcome.seconds["data_wait"]
-            found[name].append((watch.seconds / steps, (spent - watch.seconds) / steps))
+            rounds_by_method[name].append((watch.seconds / steps, (spent - watch.seconds) / steps))
     load = os.getloadavg()[0]
     lines = [f"{'method':20} {'µs/step':>9} {'% of the rest of a step':>25}"]
     table = {}
-    for name, rounds in found.items():
+    for name, rounds in rounds_by_method.items():
         shares = [100 * mine / rest for mine, rest in rounds]
         table[name] = {"us_per_step": 1e6 * statistics.median(mine for mine, _ in rounds), "share_percent": shares}
         spread = f"{min(shares):.2f} … {max(shares):.2f}"
         lines.append(f"{name:20} {table[name]['us_per_step']:9.0f} {statistics.median(shares):10.2f}  ({spread})")
-    rest_ms = 1e3 * statistics.median(rest for rounds in found.values() for _, rest in rounds)
+    rest_ms = 1e3 * statistics.median(rest for rounds in rounds_by_method.values() for _, rest in rounds)
     lines.append(f"the rest of a step: {rest_ms:.2f} ms at batch {base.loader.batch_size}; load average {load:.1f}")
     print("\n".join(lines))
     if args.out is not None:

@@ -2,7 +2,7 @@
 
 Searcher, study, journals and console do what they do in a search, with one made-up point per trial and as many slots as
 asked for, but without Ray: one process, which starts in a second. Prints, by windows of trials, milliseconds of CPU per
-trial of each part, which others on the machine disturb little, and the memory of the process. `--known 3000` begins a
+trial of each part, which others on the machine disturb little, and the memory of the process. `--earlier 3000` begins a
 search that has so many trials already, with its study in memory: to write them one by one takes SQLite an hour.
 `overhead.py` measures the same through Ray Tune, which costs more.
 """
@@ -60,14 +60,14 @@ PARTS = ("suggest", "journal", "result", "complete", "console")
 class Simulation:
     """A search whose trials end at once, in slots that are taken in turn."""
 
-    def __init__(self, folder: Path, trials: int, slots: int, known: int = 0) -> None:
-        content = CONTENT | {"budget": {"per_trial": "60s", "trials": known + trials}}
+    def __init__(self, folder: Path, trials: int, slots: int, earlier: int = 0) -> None:
+        content = CONTENT | {"budget": {"per_trial": "60s", "trials": earlier + trials}}
         self.space = experiment.create(folder, search_space.parse(content, "scaling"), content)
         self.folder, self.trials, self.slots = folder, trials, slots
         self.spent: dict[str, float] = collections.defaultdict(float)
-        for number in range(known):
-            write_known(folder, self.space, number)
-        storage = optuna.storages.InMemoryStorage() if known else None
+        for number in range(earlier):
+            write_earlier(folder, self.space, number)
+        storage = optuna.storages.InMemoryStorage() if earlier else None
         nodes = tuple(Machine(64, DEVICES, f"node{number}", f"{number}") for number in range(-(-slots // DEVICES)))
         pool = Pool(ResourcePartition(nodes, (1,), gpu=True, whole=False))
         self.searcher = self.timed("start", self._searcher, folder, pool, storage)
@@ -123,7 +123,7 @@ class Simulation:
         value = objective(params)
         point = Point(
             1, 60.0, samples=1000, steps=10, fraction=1.0, device_s=60.0, samples_per_s=16.0, loss=1.0,
-            peak_memory_mib=1.0, peak_host_memory_mib=1.0, found={"frechet": value, "label": "made up"},
+            peak_memory_mib=1.0, peak_host_memory_mib=1.0, metrics={"frechet": value, "label": "made up"},
         )  # fmt: skip
         journal.point(point)
         journal.end(record.End("ok", seconds={"train": 60.0}))
@@ -135,15 +135,15 @@ def objective(values: Mapping[str, Any]) -> float:
     return 1.0 + abs(math.log10(values["optimizer.lr"]) + 3) + float(values["model.dropout"])
 
 
-def write_known(folder: Path, wanted: search_space.SearchSpace, number: int) -> None:
+def write_earlier(folder: Path, space: search_space.SearchSpace, number: int) -> None:
     """The journal of a trial that has ended, at once."""
     rng = random.Random(number)
-    drawn = wanted.candidates[0] if number == 0 else {
+    drawn = space.candidates[0] if number == 0 else {
         "loader.batch_size": rng.choice([32, 64, 128, 256]), "optimizer.lr": 10 ** rng.uniform(-4, -2),
         "model.dropout": rng.uniform(0, 0.5), "precision.amp": rng.choice(["none", "bf16"]),
         "ema.max_decay": rng.uniform(0.9, 0.9999),
     }  # fmt: skip
-    config, name = wanted.config(drawn), f"t{number:04d}"
+    config, name = space.config(drawn), f"t{number:04d}"
     begun = {"config": cfg.flat(config), "drawn": drawn, "fingerprint": cfg.fingerprint(config), "budget_s": 60.0}
     point = {
         "index": 1,
@@ -162,18 +162,18 @@ def write_known(folder: Path, wanted: search_space.SearchSpace, number: int) -> 
     (folder / "trials" / name / record.JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def measured(folder: Path, trials: int, slots: int, window: int, known: int = 0) -> list[dict[str, Any]]:
+def measured(folder: Path, trials: int, slots: int, window: int, earlier: int = 0) -> list[dict[str, Any]]:
     """CPU milliseconds per trial of each part, and MiB of the process, by windows of trials."""
     process, rows, before = psutil.Process(), list[dict[str, Any]](), dict[str, float]()
-    simulation = Simulation(folder, trials, slots, known)
+    simulation = Simulation(folder, trials, slots, earlier)
 
     def ended(done: int) -> None:
         if done % window and done != trials:
             return
-        count = done - (rows[-1]["trials"] - known if rows else 0)
+        count = done - (rows[-1]["trials"] - earlier if rows else 0)
         each = {part: 1e3 * (simulation.spent[part] - before.get(part, 0.0)) / count for part in PARTS}
         rows.append(
-            {"trials": known + done, **each, "all": sum(each.values()), "mib": process.memory_info().rss / 2**20}
+            {"trials": earlier + done, **each, "all": sum(each.values()), "mib": process.memory_info().rss / 2**20}
         )
         before.update(simulation.spent)
         print(_line(rows[-1].values()), file=sys.stderr, flush=True)
@@ -190,7 +190,7 @@ def main() -> int:
     """See the module's description."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--known", type=int, default=0, help="trials that have ended before (default: %(default)s)")
+    parser.add_argument("--earlier", type=int, default=0, help="trials that have ended before (default: %(default)s)")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--window", type=int, default=1000, help="trials per row")
     parser.add_argument("--profile", action="store_true", help="also print where the time goes, by function")
@@ -202,7 +202,7 @@ def main() -> int:
         try:
             if args.profile:
                 profile.enable()
-            rows = measured(Path(storage) / "scaling", args.trials, args.slots, args.window, args.known)
+            rows = measured(Path(storage) / "scaling", args.trials, args.slots, args.window, args.earlier)
             profile.disable()
         finally:
             sys.stdout = terminal

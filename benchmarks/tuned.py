@@ -54,74 +54,75 @@ POINTS = 4
 """Evaluations of a run on a new seed, at equal distances; of a trial only the end counts."""
 COLUMNS = ("file", "method", "times", "seed", "values", "images", "frechet")
 """A trial has times 0 and its number in place of a seed."""
-Known = dict[tuple[str, str], list[dict[str, str]]]
+Rows = dict[tuple[str, str], list[dict[str, str]]]
+"""Rows of a table by (method, times)."""
 
 
 def train(
-    wanted: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int
+    space: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int
 ) -> list[tuple[int, float]]:
-    """Images and distance at each point."""
-    config = cfg.override(wanted.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
+    """Train and return (images, distance) at each point."""
+    config = cfg.override(space.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
     outcome = run(Engine(config, Budget(samples=images), alone("cpu"), Observer()))
     return [(point.samples, float(point["frechet"])) for point in outcome.points]
 
 
-def measure(
-    name: str,
-    table: Path,
-    methods: Sequence[str],
-    images: int,
-    trials: int,
-    seeds: int,
-    longer: Sequence[int],
-    words: Sequence[str],
-) -> None:
-    """Run what the table does not hold yet."""
-    known: Known = {}
-    if table.exists():
-        with open(table, newline="") as file:
-            for row in csv.DictReader(file):
-                known.setdefault((row["method"], row["times"]), []).append(row)
-    else:
-        table.parent.mkdir(parents=True, exist_ok=True)
-        table.write_text(",".join(COLUMNS) + "\n")
+class Table:
+    """The CSV file of a measurement; a run that it already has is not repeated."""
 
-    def ran(wanted: SearchSpace, method: str, times: int, seed: int, values: Mapping[str, Any]) -> float:
-        for row in known.get((method, str(times)), []):
+    def __init__(self, path: Path, name: str, images: int) -> None:
+        """Read the file, or begin it. name: the search file. images: of a trial."""
+        self._path, self._name, self._images, self._rows = path, name, images, Rows()
+        if path.exists():
+            with open(path, newline="") as file:
+                for row in csv.DictReader(file):
+                    self._rows.setdefault((row["method"], row["times"]), []).append(row)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(",".join(COLUMNS) + "\n")
+
+    def distance(self, space: SearchSpace, method: str, times: int, seed: int, values: Mapping[str, Any]) -> float:
+        """Return the final distance of a run, which is made and written first if the table lacks it."""
+        for row in self._rows.get((method, str(times)), []):
             if int(row["seed"]) == seed:
                 return float(row["frechet"].split(";")[-1])
         # The trials have the file's own seed; the runs afterwards have others.
-        points = train(
-            wanted,
-            values,
-            images * max(1, times),
-            wanted.baseline.seed + (1000 + seed) * (times > 0),
-            POINTS if times else 1,
-        )
+        run_seed = space.baseline.seed + (1000 + seed) * (times > 0)
+        points = train(space, values, self._images * max(1, times), run_seed, POINTS if times else 1)
         numbers = (";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True))
-        with open(table, "a", newline="") as file:
-            row = [name, method, times, seed, json.dumps(dict(values)), *numbers]
-            csv.writer(file, lineterminator="\n").writerow(row)
+        with open(self._path, "a", newline="") as file:
+            row_values = [self._name, method, times, seed, json.dumps(dict(values)), *numbers]
+            csv.writer(file, lineterminator="\n").writerow(row_values)
         print(method, times, seed, f"{points[-1][1]:.4g}", dict(values), flush=True)
         return points[-1][1]
 
+
+def best_values(space: SearchSpace, method: str, trials: int, table: Table) -> Mapping[str, Any]:
+    """Tune a method by so many trials and return its best values."""
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
+    tuned = tuple(dimension for dimension in space.dimensions if dimension.name not in BATCH)
+    study.enqueue_trial({dimension.name: space.candidates[0][dimension.name] for dimension in tuned})
+    draw, best = Draw(tuned), (math.inf, dict[str, Any]())
+    for number in range(trials):
+        values = draw(trial := study.ask())
+        distance = table.distance(space, method, 0, number, values)
+        study.tell(trial, distance)
+        best = min(best, (distance, values), key=lambda result: result[0])
+    return best[1]
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Run what the table `args.out` does not have yet; `args`: see `main`."""
+    table = Table(args.out, args.measure, args.images)
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
-    for method in methods:
-        own = [*words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
-        wanted = search_space.load(search_space.find(name), own, {"trials": max(2, trials)})
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
-        tuned = tuple(dimension for dimension in wanted.dimensions if dimension.name not in BATCH)
-        study.enqueue_trial({one.name: wanted.candidates[0][one.name] for one in tuned})
-        draw, best = Draw(tuned), (math.inf, {})
-        for number in range(trials):
-            values = draw(asked := study.ask())
-            study.tell(asked, found := ran(wanted, method, 0, number, values))
-            best = min(best, (found, values), key=lambda one: one[0])
-        chosen[method] = wanted, best[1]
-    for times in longer:
-        for seed in range(seeds):
-            for method, (wanted, values) in chosen.items():
-                ran(wanted, method, times, seed, values)
+    for method in args.methods.split(","):
+        words = [*args.words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
+        space = search_space.load(search_space.find(args.measure), words, {"trials": max(2, args.trials)})
+        chosen[method] = space, best_values(space, method, args.trials, table)
+    for times in args.times:
+        for seed in range(args.seeds):
+            for method, (space, values) in chosen.items():
+                table.distance(space, method, times, seed, values)
 
 
 # --------------------------------------------------------------------------------------------------------- what is seen
@@ -154,12 +155,12 @@ def faster(rows: pd.DataFrame, method: str) -> str:
     return f"≥ {low})" if early else f"{low} {math.exp(mean + half):.2f})"
 
 
-def said(told: Difference) -> str:
-    """A ratio with its interval; bold where it is told from the noise."""
-    if told.low is None:
+def ratio(difference: Difference) -> str:
+    """Return a ratio with its interval; bold if it is significant."""
+    if difference.low is None:
         return "–"
-    text = f"{told.estimate:.2f} ({told.low:.2f} … {told.high:.2f})"
-    return f"**{text}**" if told.verdict in (BETTER, WORSE) else text
+    text = f"{difference.estimate:.2f} ({difference.low:.2f} … {difference.high:.2f})"
+    return f"**{text}**" if difference.verdict in (BETTER, WORSE) else text
 
 
 def show(table: Path) -> str:
@@ -177,10 +178,10 @@ def show(table: Path) -> str:
             continue  # the measurement is under way
         names = ["uniform", *(name for name in finals.index if name != "uniform")]
         values = finals.loc[names].to_numpy()
-        told = sequential.look(np.asarray(values, float), values.shape[1]).differences
+        differences = sequential.look(np.asarray(values, float), values.shape[1]).differences
         for place, name in enumerate(names):
             here = finals.loc[name].dropna()
-            ratio = "" if place == 0 else said(told[place - 1])
+            versus = "" if place == 0 else ratio(differences[place - 1])
             chosen = part[part["method"] == name].iloc[0]["values"]
             knobs = ", ".join(
                 f"{knob} {value:.3g}" if isinstance(value, float) else f"{knob} {value}"
@@ -188,7 +189,7 @@ def show(table: Path) -> str:
             )
             spread = f" ± {here.std():.2g}" if len(here) > 1 else ""
             cells.append([
-                f"`{name}`", f"{times}×", f"{here.mean():.3g}{spread} ({len(here)})", ratio,
+                f"`{name}`", f"{times}×", f"{here.mean():.3g}{spread} ({len(here)})", versus,
                 "" if place == 0 else faster(part, name), knobs if times == 1 else "",
             ])  # fmt: skip
     each = int(((rows["times"] == 0) & (rows["method"] == "uniform")).sum())
@@ -211,16 +212,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.csv")
     args = parser.parse_args()
     if args.measure:
-        measure(
-            args.measure,
-            args.out,
-            args.methods.split(","),
-            args.images,
-            args.trials,
-            args.seeds,
-            args.times,
-            args.words,
-        )
+        measure(args)
     else:
         print("\n".join(show(Path(word)) for word in args.words))
     return cli.OK

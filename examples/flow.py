@@ -62,9 +62,9 @@ def train(trial: Trial) -> None:
 
     def judged() -> dict[str, object]:
         mine = noises[trial.world.rank :: trial.world.size]
-        found = judge(heun(averaged.module, noise) for noise in mine)
+        metrics = judge(heun(averaged.module, noise) for noise in mine)
         trial.show("samples", judge.last_images)
-        return dict(found)
+        return dict(metrics)
 
     trial.evaluate_with(judged)
     for pixels in trial.batches(digits.pixels):

@@ -86,32 +86,32 @@ Words = tuple[int, ...]
 @functools.cache
 def functions() -> list[tuple[str, Words, Words]]:
     """(module, first line of a docstring, what follows it), in the order of the files; no line twice."""
-    found: dict[Words, tuple[str, Words, Words]] = {}
+    entries: dict[Words, tuple[str, Words, Words]] = {}
     root = Path(sysconfig.get_path("stdlib"))
     for module in sorted(sys.stdlib_module_names - NOT_EVERYWHERE):
         for file in [*root.glob(f"{module}.py"), *sorted(root.glob(f"{module}/**/*.py"))]:
             for _, first, rest in re.findall(DOCUMENTED, file.read_text("utf-8", "replace"), re.MULTILINE):
                 line, text = words(first)[:24], words(rest.replace(first, ""))[:128]
                 if len(line) >= 3 and len(text) >= 8:
-                    found.setdefault(line, (module, line, text))
-    return list(found.values())
+                    entries.setdefault(line, (module, line, text))
+    return list(entries.values())
 
 
 def words(text: str) -> Words:
     """A number for each word, by its first five letters: `returns_values` is `retur`, `value`."""
-    found = re.findall(r"(?<![a-z])[A-Z]?[a-z]{1,5}", text)
-    return tuple(1 + zlib.crc32(word.lower().encode()) % (WORDS - 1) for word in found)
+    stems = re.findall(r"(?<![a-z])[A-Z]?[a-z]{1,5}", text)
+    return tuple(1 + zlib.crc32(word.lower().encode()) % (WORDS - 1) for word in stems)
 
 
 def pairs(candidates: int, *, held_out: bool = False) -> list[tuple[Words, list[Words]]]:
     """Texts, each with its own line and those of its nearest neighbours, of the same module first."""
     chosen = [one for one in functions() if (zlib.crc32(one[0].encode()) % 4 == 0) == held_out]
-    found = []
+    examples = []
     for index, (module, line, text) in enumerate(chosen):
         around = [(index + step) % len(chosen) for far in range(1, candidates) for step in (far, -far)]
         nearest = sorted((chosen[one] for one in around), key=lambda one: one[0] != module)
-        found.append((text, [line, *(other for _, other, _ in nearest[: candidates - 1])]))
-    return found
+        examples.append((text, [line, *(other for _, other, _ in nearest[: candidates - 1])]))
+    return examples
 
 
 def collate(batch: list[tuple[Words, list[Words]]]) -> tuple[Tensor, Tensor]:

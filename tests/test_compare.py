@@ -86,7 +86,7 @@ def test_what_is_asked(given, a, b):
 
 def test_without_options():
     found = asked("digits", "optimizer.lr=2e-3")
-    assert found.asked == ("digits", "digits optimizer.lr=2e-3")
+    assert found.names == ("digits", "digits optimizer.lr=2e-3")
     assert (found.budget_s, found.most, found.within, found.compile_charged) == (60, 12, None, True)
 
 

@@ -1,5 +1,6 @@
 """Samplers tuned alike and compared by images: what is run, what is not run twice, and what is made of it."""
 
+import argparse
 import math
 
 import pandas as pd
@@ -24,8 +25,11 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
 
     monkeypatch.setattr(tuned, "train", counted)
     table = tmp_path / "t.csv"
-    given = "digits_tune", table, ["uniform", "wiener"], 128, 2, 1, [1, 2], SMALL
-    tuned.measure(*given)
+    args = argparse.Namespace(
+        measure="digits_tune", out=table, methods="uniform,wiener", images=128, trials=2, seeds=1, times=[1, 2],
+        words=SMALL,
+    )  # fmt: skip
+    tuned.measure(args)
     assert [(name, images, seed, points) for name, images, seed, points, _ in ran] == [
         *[("uniform", 128, 0, 1)] * 2, *[("wiener", 128, 0, 1)] * 2,
         *[(name, times * 128, 1000, tuned.POINTS) for times in (1, 2) for name in ("uniform", "wiener")],
@@ -37,7 +41,7 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
         assert ran[place][-1] == ran[2 * (method == "wiener") + best][-1], "the best trial's learning rate"
     table.write_text("\n".join(lines[:-1]) + "\n")
     ran.clear()
-    tuned.measure(*given)
+    tuned.measure(args)
     assert [run[:2] for run in ran] == [("wiener", 256)]
     assert [line.split(",")[:4] for line in table.read_text().splitlines()] == [line.split(",")[:4] for line in lines]
 

@@ -248,12 +248,12 @@ def command_of(module: str, kind: type[Any], options: Any) -> str:
 
     Its field `words` comes first; options that have their default are left out.
     """
-    found = list(options.words)
+    words = list(options.words)
     for field in dataclasses.fields(kind):
         value, name = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
         if field.name != "words" and value != field.default:
-            found += [name] if value is True else [name, str(value)]
-    return shlex.join(["python", "-m", f"tunediff.{module}", *found])
+            words += [name] if value is True else [name, str(value)]
+    return shlex.join(["python", "-m", f"tunediff.{module}", *words])
 
 
 def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | None = None) -> None:

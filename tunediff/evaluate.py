@@ -190,7 +190,7 @@ def _evaluate(
     from tunediff.training import memory
 
     evaluation = config.evaluation
-    kept = args.out if args.out is not None and args.out.suffix != ".json" else None  # images of the first seed
+    image_folder = args.out if args.out is not None and args.out.suffix != ".json" else None  # images of the first seed
     with from_environment() as world, shown(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
@@ -200,7 +200,7 @@ def _evaluate(
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
         real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
-        seconds, values = _sample(network, config, real, extractor, kinds, args.seeds, kept, world)
+        seconds, values = _sample(network, config, real, extractor, kinds, args.seeds, image_folder, world)
 
         # ---- result
         if world.main:
@@ -212,7 +212,7 @@ def _evaluate(
                     name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])
                     for name in values[0]
                 },
-                "kept": None if kept is None else str(kept.absolute()),
+                "kept": None if image_folder is None else str(image_folder.absolute()),
                 "command": args.command, "time": time.time(), "environment": environment.describe(),
             }  # fmt: skip
             path = _write(result, numbers)
@@ -227,11 +227,11 @@ def _evaluate(
 
 def _sample(
     network: Any, config: Any, real: Real, extractor: Extractor, kinds: tuple[str, ...], seeds: int,
-    kept: Path | None, world: World,
+    image_folder: Path | None, world: World,
 ) -> tuple[list[float], list[dict[str, Value]]]:  # fmt: skip
     """Draw images with every seed; return seconds of sampling and, on rank 0, metrics of each.
 
-    `kept`: where the images of the first seed go; None: nowhere.
+    `image_folder`: where the images of the first seed go; None: nowhere.
     """
     from tunediff.evaluation.generation import SampleRequest, shares
     from tunediff.evaluation.quality import Quality
@@ -244,7 +244,7 @@ def _sample(
     with Progress("sampling", seeds * batches * (steps or 1), unit) as progress:
         for seed in range(evaluation.seed, evaluation.seed + seeds):
             quality = Quality(extractor, n, world.device, kinds)
-            store = image_files.ImageStore(kept, n, world) if kept and seed == evaluation.seed else None
+            store = image_files.ImageStore(image_folder, n, world) if image_folder and seed == evaluation.seed else None
             request = SampleRequest(n, seed, evaluation.batch_size, world.device, world.rank, world.size)
             receivers = [quality.update, *([store.add] if store is not None else [])]
             seconds.append(contract.draw(network, config, request, world, progress, receivers))

@@ -106,8 +106,10 @@ def provenance(results: Results, trial: TrialRecord, out: Path) -> list[str]:
         train_time = f"{trial.points[-1][trial.along]:.1f} {results.clock.seconds}"
         lines.append(f"{results.label} {text.number(value)} after {train_time}{of_baseline}")
     facts = evidence.read(results)
-    if facts.told is not None and (facts.is_baseline(trial) or facts.told.of(trial) is facts.told.leader):
-        lines += sentences(facts.told)
+    if facts.confirmation is not None and (
+        facts.is_baseline(trial) or facts.confirmation.of(trial) is facts.confirmation.leader
+    ):
+        lines += sentences(facts.confirmation)
     elif not facts.is_baseline(trial) and not facts.better(trial):
         lines.append(f"speed-up {words.speedup(facts.speedup(trial))}")
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())

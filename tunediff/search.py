@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.print_json(summary.as_json(evidence)) if options.json else print("\n".join(summary.lines(evidence)))
     if options.open and not webbrowser.open((request.folder / page.PAGE).as_uri()):
         print(f"--open: there is no browser; the report is {request.folder / page.PAGE}", file=sys.stderr)
-    return cli.OK if evidence.found.leader is not None else cli.NO_SUCCESS
+    return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS
 
 
 def _print_plan(request: SearchRequest, options: CommandOptions) -> None:

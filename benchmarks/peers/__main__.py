@@ -60,7 +60,7 @@ def run(jobs: list[Job]) -> dict[str, list[dict[str, float]]]:
         processes.append(context.Process(target=contend, args=(job, theirs), daemon=True))
         processes[-1].start()
         theirs.close()
-    found: dict[str, list[dict[str, float]]] = {label: [] for label in pipes}
+    rounds_by_label: dict[str, list[dict[str, float]]] = {label: [] for label in pipes}
     for number in range(jobs[0].rounds + 1):
         order = list(pipes)
         shift = number % max(1, len(order))
@@ -72,14 +72,14 @@ def run(jobs: list[Job]) -> dict[str, list[dict[str, float]]]:
                 answer = {"error": "its process ended without a word"}
             if "error" in answer:
                 print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
-                del pipes[label], found[label]
+                del pipes[label], rounds_by_label[label]
                 continue
             if number > 0:
-                found[label].append(answer)
+                rounds_by_label[label].append(answer)
         print(f"round {number} of {jobs[0].rounds} done", file=sys.stderr, flush=True)
     for process in processes:
         process.join(timeout=30)
-    return found
+    return rounds_by_label
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -87,11 +87,11 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} … {max(values):,.{digits}f})"
 
 
-def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[str], dict[str, Any]]:
+def report(rounds_by_label: dict[str, list[dict[str, float]]], images: int) -> tuple[list[str], dict[str, Any]]:
     """Lines to print, and the same numbers by contender. `images` per round."""
     lines = [f"{'contender':36} {'parameters':>11} {'images/s: median (min … max)':>32} {'peak MiB':>9}"]
     contenders: dict[str, Any] = {}
-    for label, rounds in found.items():
+    for label, rounds in rounds_by_label.items():
         rates = [images / entry["seconds"] for entry in rounds]
         peak, parameters = max(entry["peak_mib"] for entry in rounds), int(rounds[0]["parameters"])
         lines.append(f"{label:36} {parameters:11,} {spread(rates, 1):>32} {peak:9,.0f}")
@@ -100,10 +100,10 @@ def report(found: dict[str, list[dict[str, float]]], images: int) -> tuple[list[
             "peak_mib": peak,
         }  # fmt: skip
     ratios: dict[str, Any] = {}
-    for mine in [label for label in found if label.startswith("ours")]:
+    for mine in [label for label in rounds_by_label if label.startswith("ours")]:
         lines += ["", f"{mine + ' is … times as fast as':36} {'wall clock':>24} {'CPU time':>24}"]
-        for peer in [label for label in found if label != mine]:
-            pairs = list(zip(found[mine], found[peer], strict=True))
+        for peer in [label for label in rounds_by_label if label != mine]:
+            pairs = list(zip(rounds_by_label[mine], rounds_by_label[peer], strict=True))
             wall, cpu = ([theirs[key] / ours[key] for ours, theirs in pairs] for key in ("seconds", "cpu_s"))
             lines.append(f"{peer:36} {spread(wall, 2):>24} {spread(cpu, 2):>24}")
             ratios[f"{mine} / {peer}"] = {"wall": wall, "cpu": cpu}
@@ -154,11 +154,11 @@ def main() -> int:
                 ]
             elif not tuned:
                 print(f"{package} is left out; to install it: uv pip install {package}", file=sys.stderr)
-    found = run(jobs)
-    if not found:
+    rounds_by_label = run(jobs)
+    if not rounds_by_label:
         return cli.FAILED
     load = os.getloadavg()[0]
-    lines, numbers = report(found, args.steps * config.loader.batch_size)
+    lines, numbers = report(rounds_by_label, args.steps * config.loader.batch_size)
     what = f"DDIM sampling, {config.evaluation.steps} steps" if args.sampling else "training step"
     name = torch.cuda.get_device_name() if device.type == "cuda" else environment.describe()["cpu"]
     packages = ("torch", *PACKAGES, "ema-pytorch")

@@ -119,7 +119,7 @@ def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
     parameters = _count(unet.network(config.knobs))
     waited_s = 0.0  # for the turn, since the last point: no CPU time, but part of what `cpu_share` is a share of
 
-    class Told(Observer):
+    class PrintingObserver(Observer):
         def point(self, point: Point) -> bool:
             nonlocal waited_s
             entered = time.perf_counter()
@@ -132,7 +132,7 @@ def our_training(job: Job, config: Systems, world: World, turns: Turns) -> None:
 
     data.load = lambda section: random_images(config)  # this process has no other data
     budget = Budget(samples=(job.rounds + 1) * job.steps * config.loader.batch_size)
-    trial.run(Engine(config, budget, world, Told(), evaluates=False))
+    trial.run(Engine(config, budget, world, PrintingObserver(), evaluates=False))
 
 
 Steps = tuple[Callable[[Tensor], Any], int]
@@ -317,9 +317,9 @@ def _lucidrains_diffusion(config: Systems, world: World, job: Job) -> Any:
 
     model = config.model
     with torch.device("meta"):
-        wanted = _count(unet.network(config.knobs))
+        parameters = _count(unet.network(config.knobs))
         widths = range(8, 2 * model.channels + 1, 4)
-        width = min(widths, key=lambda width: abs(_count(build(width)) - wanted))
+        width = min(widths, key=lambda width: abs(_count(build(width)) - parameters))
     network = build(width)
     if job.channels_last:
         network.to(memory_format=torch.channels_last)

@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     args = arguments(argv)
-    known = STRATEGIES | CANDIDATES
-    names = args.only or list(known if args.candidates else STRATEGIES)
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"--only: {unknown[0]!r} is not allowed; allowed: {', '.join(known)}")
+    strategies = STRATEGIES | CANDIDATES
+    names = args.only or list(strategies if args.candidates else STRATEGIES)
+    if unknown := [name for name in names if name not in strategies]:
+        raise ConfigError(f"--only: {unknown[0]!r} is not allowed; allowed: {', '.join(strategies)}")
     if args.seeds < 2 or args.processes < 1:
         raise ConfigError("--seeds, --processes: allowed: at least 2 seeds and 1 process")
     if missing := [package for package in ("torch", "scipy") if importlib.util.find_spec(package) is None]:

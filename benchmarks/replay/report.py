@@ -47,7 +47,7 @@ def regret(table: Table, runs: Sequence[Run], seconds: float) -> Numbers:
     return np.array([table.regret(min(run.best_after(seconds), table.worst)) for run in runs])
 
 
-def told_regret(table: Table, which: str) -> str:
+def regret_in_words(table: Table, which: str) -> str:
     """What regret is, in words."""
     label = table.space.label
     if table.ratios:
@@ -118,7 +118,7 @@ def markdown(table: Table, rows: Sequence[dict[str, Any]], name: str, seeds: int
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     lines += [
         "",
-        f"Seconds are training seconds. Regret: {told_regret(table, 'finished trial')}; "
+        f"Seconds are training seconds. Regret: {regret_in_words(table, 'finished trial')}; "
         f"medians after {shares} of the table's seconds. Ratio: of the medians; interval by a bootstrap over seeds.",
     ]
     return "\n".join(lines) + "\n"
@@ -155,7 +155,7 @@ def figure(table: Table, runs: Sequence[Run], path: Path) -> None:
     axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g %%"))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("training seconds spent")
-    axes.set_ylabel(f"regret: {told_regret(table, 'so far')}")
+    axes.set_ylabel(f"regret: {regret_in_words(table, 'so far')}")
     axes.set_title(f"{len(table.curves)} recorded points; median and quartiles of the seeds", fontsize=10)
     axes.legend(fontsize=9)
     image.savefig(path, dpi=120)

@@ -120,7 +120,7 @@ class OptunaAlone:
         direction = "minimize" if table.space.mode == "min" else "maximize"
         self._study = optuna.create_study(sampler=strategy.sampler(seed), direction=direction)
         self._draw = Draw(table.space.dimensions)
-        self._told: dict[str, float] = {}
+        self._values: dict[str, float] = {}
         self._results: list[float] = []
 
     def propose(self) -> Curve | None:
@@ -128,7 +128,7 @@ class OptunaAlone:
         for _ in range(REDRAWS):
             if (curve := self._ask()) is not None:
                 return curve
-        left = [curve for curve in self._table.curves if curve.fingerprint not in self._told]
+        left = [curve for curve in self._table.curves if curve.fingerprint not in self._values]
         if not left:
             return None
         self._study.enqueue_trial(to_params(self._random.choice(left).knobs))
@@ -139,8 +139,8 @@ class OptunaAlone:
         curve = self._table.at(self._draw(self._trial))
         if curve is None:
             self._study.tell(self._trial, state=TrialState.FAIL)
-        elif curve.fingerprint in self._told:  # as if it were run again
-            self._study.tell(self._trial, self._told[curve.fingerprint])
+        elif curve.fingerprint in self._values:  # as if it were run again
+            self._study.tell(self._trial, self._values[curve.fingerprint])
         else:
             return curve
         return None
@@ -152,10 +152,10 @@ class OptunaAlone:
         """The proposed point ended."""
         if status in ("ok", "pruned"):
             self._results.append(points[-1][1])
-            self._told[curve.fingerprint] = points[-1][1]
+            self._values[curve.fingerprint] = points[-1][1]
         else:
-            self._told[curve.fingerprint] = penalty(self._results, self._table.space.mode)
-        self._study.tell(self._trial, self._told[curve.fingerprint])
+            self._values[curve.fingerprint] = penalty(self._results, self._table.space.mode)
+        self._study.tell(self._trial, self._values[curve.fingerprint])
 
 
 class _TellsLast(SearchStudy):
@@ -286,11 +286,11 @@ def replay_in_processes(path: Path, names: Sequence[str], seeds: int, processes:
     """The same in several processes; the order of the runs does not depend on how many."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when a process starts: the GP's threads would fight
     parts = [(name, range(first, min(first + 10, seeds))) for name in names for first in range(0, seeds, 10)]
-    found: list[Run] = []
+    runs: list[Run] = []
     with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_in_process, path, [name], part) for name, part in parts]
         for (name, part), future in zip(parts, futures, strict=True):
-            found += future.result()
+            runs += future.result()
             if part.stop == seeds:
                 print(f"{name}: {seeds} seeds", file=sys.stderr, flush=True)
-    return found
+    return runs

@@ -84,8 +84,8 @@ def load(path: Path, out: Path | None = None) -> Table:
         file = (out or path) / TABLE
         space, trials = _recorded(path)
         write(file, path, space.metric, trials)
-        if not (kept := file.with_name(BASELINE)).exists():
-            kept.write_text(cfg.dump(space.baseline), encoding="utf-8")
+        if not (baseline_path := file.with_name(BASELINE)).exists():
+            baseline_path.write_text(cfg.dump(space.baseline), encoding="utf-8")
     if not file.is_file():
         raise ConfigError(f"{path}: no table there; record one with `python -m tunediff.search replay_digits`")
     return _read(file)
@@ -93,20 +93,20 @@ def load(path: Path, out: Path | None = None) -> Table:
 
 def _recorded(folder: Path) -> tuple[SearchSpace, list[TrialRecord]]:
     """A search and its trials, one for each point of its grid. Raises `ConfigError` if some are missing."""
-    wanted = spaces.load(spaces.of_search(folder))
-    if wanted.kind != "grid" or wanted.seeds > 1 or not wanted.evaluates or wanted.early_stopping != "none":
-        needed = f"a grid: of one seed, objective {wanted.workload.objective.name}, nothing stopped"
+    space = spaces.load(spaces.of_search(folder))
+    if space.kind != "grid" or space.seeds > 1 or not space.evaluates or space.early_stopping != "none":
+        needed = f"a grid: of one seed, objective {space.workload.objective.name}, nothing stopped"
         raise ConfigError(f"{folder.name}: no table: it needs {needed}")
-    found = record.read_trials(folder)
-    done = {trial.fingerprint for trial in found if trial.finished}
-    missing = [point for point in wanted.candidates if cfg.fingerprint(wanted.config(point)) not in done]
-    full = len(list(combinations(wanted.dimensions))) - len(wanted.skipped)
-    if missing or len(wanted.candidates) < full:
+    trials = record.read_trials(folder)
+    done = {trial.fingerprint for trial in trials if trial.finished}
+    missing = [point for point in space.candidates if cfg.fingerprint(space.config(point)) not in done]
+    full = len(list(combinations(space.dimensions))) - len(space.skipped)
+    if missing or len(space.candidates) < full:
         raise ConfigError(
-            f"{folder.name}: {full - len(wanted.candidates) + len(missing)} of {full} points are not recorded; "
+            f"{folder.name}: {full - len(space.candidates) + len(missing)} of {full} points are not recorded; "
             f"python -m tunediff.search --resume {folder.name} --trials {full}"
         )
-    return wanted, found
+    return space, trials
 
 
 def measured(metric: str) -> tuple[str, str, str]:
@@ -143,8 +143,8 @@ def _cost_s(folder: Path, trial: TrialRecord) -> float:
 def _read(path: Path) -> Table:
     with open(path, newline="") as file:
         lines = list(csv.DictReader(file))
-    kept = path.with_name(BASELINE)
-    baseline = cfg.load(kept) if kept.is_file() else cfg.baseline("digits")
+    baseline_path = path.with_name(BASELINE)
+    baseline = cfg.load(baseline_path) if baseline_path.is_file() else cfg.baseline("digits")
     columns = measured(cfg.of(baseline).objective.name)
     names = [name for name in (lines[0] if lines else {}) if name not in columns]
     if not names or any(column not in lines[0] for column in columns):
@@ -155,7 +155,9 @@ def _read(path: Path) -> Table:
     for line in lines:
         rows.setdefault(tuple(line[name] or "" for name in names), []).append(line)
     points = [{n: _value(cell) for n, cell in zip(names, cells, strict=True) if cell} for cells in rows]
-    space = _space(points, str(path), {"base": str(kept)} if kept.is_file() else {"workload": "digits"})
+    space = _space(
+        points, str(path), {"base": str(baseline_path)} if baseline_path.is_file() else {"workload": "digits"}
+    )
     curves = [_curve(space, point, lines, str(path)) for point, lines in zip(points, rows.values(), strict=True)]
 
     # Complete: a curve for every point that can be drawn, and evaluations at the same fractions in all of them.

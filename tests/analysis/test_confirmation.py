@@ -128,7 +128,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert sessions.all_spent_s(found.folder) == 160
     assert not confirming.has_time(found, folder, wanted)
     assert not confirming.pending(found.folder, found.space), "nothing is left to be done"
-    assert search_run.read(found.folder).told is None, "without a run there is nothing to be told"
+    assert search_run.read(found.folder).confirmation is None, "without a run there is nothing to be told"
     raised = experiment.reopen(found.folder, {"total": "10m"})
     assert confirming.pending(found.folder, raised)
 
@@ -145,8 +145,8 @@ def test_totals_include_the_confirming_runs(tmp_path):
     found = searched(tmp_path, lambda size, seed: 1.0)
     told = confirmed(found, noise)
     (found.folder / "sessions.jsonl").write_text(SESSION % 150)
-    (told.compared.found.folder / "sessions.jsonl").write_text(SESSION % 400)
-    runs = analysis.read(told.compared.found.folder)
+    (told.compared.results.folder / "sessions.jsonl").write_text(SESSION % 400)
+    runs = analysis.read(told.compared.results.folder)
     block = summary.values(evidence.Evidence(found, told), sessions.all_spent_s(found.folder), [runs])
     assert (len(found.trials), len(runs.trials)) == (5, 12)
     assert (block["wall_s"], block["confirm_wall_s"]) == (550, 400)
@@ -338,7 +338,7 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     write_trials(place, longer, lambda size, seed: {64: 0.8}.get(size, 1.5) * noise(size, seed))
     assert not confirming.pending(found.folder, found.space)
     (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
-    assert compared.found.space.budget.per_trial_s == 60.0
+    assert compared.results.space.budget.per_trial_s == 60.0
     assert [len(group.done) for group in compared.groups] == [3, 3]
     (finalist,) = compared.others
     assert finalist.difference.verdict == statistics.BETTER

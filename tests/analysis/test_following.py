@@ -24,7 +24,7 @@ def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
     with (tmp_path / "night" / "trials" / "t0000" / trial_record.JOURNAL).open("a") as file:
         file.write(json.dumps({"event": "end", "time": 2000.0, "status": "nan"}) + "\n")
     assert [(trial.name, trial.status) for trial in following.read()] == [("t0000", "nan")]
-    assert (following.ended, following.known["t0000"].status) == (2, "nan")
+    assert (following.ended, following.records["t0000"].status) == (2, "nan")
 
 
 def test_what_takes_longer_is_done_again_so_that_it_takes_a_twentieth_of_the_time():

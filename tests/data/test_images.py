@@ -225,9 +225,9 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         assert reasons["labels.csv"] == "not an image file (.csv)"
         assert found.labels is not None
         assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-        assert found.said[1].startswith("skipped 8 of 14 files: 3 hidden file: .DS_Store, __MACOSX/cat/1.png, cat/")
-        assert "; 1 cut short: cat/cut.png" in found.said[1]
-        assert "object at" not in "".join(found.said)
+        assert found.summary[1].startswith("skipped 8 of 14 files: 3 hidden file: .DS_Store, __MACOSX/cat/1.png, cat/")
+        assert "; 1 cut short: cat/cut.png" in found.summary[1]
+        assert "object at" not in "".join(found.summary)
 
 
 def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) ->
         "d.png": sixteen.getvalue(), "e.jpg": turned.getvalue(), "f.png": encoded("P", value=0), "g.png": b"",
     }  # fmt: skip
     asked = data(folder(tmp_path / "set", files))
-    said = images.told(asked)
+    said = images.summarize(asked)
     assert said == [
         f"data: 6 images at 8×8 (images {tmp_path / 'set'})",
         "skipped 1 of 7 files: 1 empty: g.png",
@@ -262,18 +262,18 @@ def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) ->
         "converted: 2 grey to RGB, 1 without their transparency, 1 of 16 bits to 8, 1 of a palette",
     ]
     forget()
-    assert images.told(asked) == said
-    assert images.told(data(str(tmp_path / "set"), channels=1))[-1].startswith("converted: 3 colour to grey, ")
+    assert images.summarize(asked) == said
+    assert images.summarize(data(str(tmp_path / "set"), channels=1))[-1].startswith("converted: 3 colour to grey, ")
 
 
 def test_of_very_many_files_a_dry_run_looks_at_some(tmp_path: Path) -> None:
     asked = data(folder(tmp_path / "set", {f"{i:03}.png": colour(i) for i in range(50)}))
-    assert images.told(asked, most=10)[:2] == [
+    assert images.summarize(asked, most=10)[:2] == [
         "only 10 of 50 files were looked at:", f"data: 10 images at 8×8 (images {tmp_path / 'set'})",
     ]  # fmt: skip
     images.load(asked)
     forget()
-    assert images.told(asked, most=10)[0].startswith("data: 50 images"), "they are decoded already"
+    assert images.summarize(asked, most=10)[0].startswith("data: 50 images"), "they are decoded already"
 
 
 def test_reading_files_says_how_far_it_is(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
 def test_images_below_the_smallest_size_stay_enlarged(tmp_path: Path) -> None:
     """`data.image_size` is at least 4: an image of one pixel is enlarged whatever it is."""
     files = {"a.png": encoded(size=(1, 1)), "b.png": encoded(size=(6, 6)), "c.png": encoded()}
-    said = images.told(data(folder(tmp_path / "set", files)))
+    said = images.summarize(data(folder(tmp_path / "set", files)))
     assert "2 of 3 are smaller than 8 pixels and become blurred; data.image_size=4 enlarges 1 still" in said[-1]
 
 

@@ -55,7 +55,7 @@ WELL = {
     "group": {"right": True, "backend": "gloo", "mean_s": 0.01},
     "compiled": {"right": True, "graphs": 2, "compile_s": 20.0},
     "graphs": {"right": True}, "fp8": {"right": True},
-    "cluster": {"right": True, "start_s": 4.0, "task_s": 5.0, "url": "127.0.0.1:8265", "status": 200, "said": ""},
+    "cluster": {"right": True, "start_s": 4.0, "task_s": 5.0, "url": "127.0.0.1:8265", "status": 200, "message": ""},
 }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ BROKEN = [
     (software.cuda_graphs, patched(machine, "gpus", list), "missing", "no GPU"),
     (software.ray, said("cluster", right=False), "wrong", "other cores or GPUs"),
     (software.ray, raises(RuntimeError("raylet died")), "missing", "raylet died"),
-    (software.dashboard, said("cluster", status=0, said="refused"), "missing", "refused"),
+    (software.dashboard, said("cluster", status=0, message="refused"), "missing", "refused"),
 ]  # fmt: skip
 
 

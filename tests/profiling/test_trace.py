@@ -151,7 +151,7 @@ def test_what_stays_in_memory_is_what_a_training_keeps():
         bench = Bench(config, alone())
         with mock.patch.object(cfg.of(config).code, "train", plain((INPUTS, TARGETS))):
             bench.train(config, 2)
-    assert bench.kept_mib.keys() == {"parameters", "optimizer"}
+    assert bench.state_mib.keys() == {"parameters", "optimizer"}
     assert trace.static_mib(config, bench).keys() == {"parameters", "optimizer", "samples"}
 
 

@@ -171,7 +171,7 @@ def test_speedup_is_a_lower_bound_everywhere_if_the_first_evaluation_reaches_the
         tmp_path / "night", {64: (1.2, 1.1, 1.0, 0.9)}, lambda seed: (1.2 if seed % 3 else 2.15, 1.1, 1.0, 0.9)
     )
     known = evidence.read(early)
-    speedup = known.told.compared.speedup(known.told.leader)
+    speedup = known.confirmation.compared.speedup(known.confirmation.leader)
     assert (speedup.at_least, speedup.high) == (True, None)
     assert 3 < speedup.bound < speedup.mean < 4
     text, block = told(early, capsys)
@@ -228,9 +228,9 @@ def test_a_file_of_ones_own_is_confirmed_as_well(tmp_path, capsys):
             place, again, number, drawn=point, curve=curve(0.5, (0.6 if point["width"] == 4 else 0.7) + number / 1000)
         )
     known = evidence.read(analysis.read(tmp_path / "night"))
-    assert known.told.settled
+    assert known.confirmation.settled
     assert (known.best.name, known.better(found.trials[1])) == ("t0000", False)
-    assert known.told.bias(known.told.leader)[0] == 0.9
+    assert known.confirmation.bias(known.confirmation.leader)[0] == 0.9
     assert exported(found, capsys)[0] == "t0000"
 
 
@@ -241,7 +241,7 @@ def test_an_interval_over_orders_of_magnitude_is_no_result(tmp_path, capsys, pla
         lambda seed: (0.3, 0.29, 0.28, 0.27) if seed % 2 else (30.0, 20.0, 10.0, 1.6),
     )  # fmt: skip
     text, block = told(wide, capsys)
-    values = evidence.read(wide).told.table()
+    values = evidence.read(wide).confirmation.table()
     assert block["speedup"] is None
     assert f"speedup: not determined: {block['speedup_unknown']}\n" in text
     assert values["speedup"].isna().all()
@@ -313,7 +313,7 @@ def test_while_finalists_still_run_the_search_is_what_is_known(tmp_path):
         if int(place.name[1:]) > 3:
             (place / "journal.jsonl").unlink()
     known = evidence.Evidence(some, confirmation.read(some))
-    assert (known.told.settled, known.best.name) == (False, "t0002")
+    assert (known.confirmation.settled, known.best.name) == (False, "t0002")
 
 
 def test_one_pair_of_runs_tells_what_its_noise_allows(night):

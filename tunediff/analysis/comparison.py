@@ -75,7 +75,7 @@ class Group:
 class Comparison:
     """All configurations of a search, the baseline first if it ran at all."""
 
-    found: Results
+    results: Results
     metric: str
     groups: list[Group]
     ratios: bool = True
@@ -99,7 +99,7 @@ class Comparison:
     @property
     def seeds(self) -> int:
         """Return the number of runs that every configuration should have."""
-        return self.found.space.seeds
+        return self.results.space.seeds
 
     @property
     def effect(self) -> str:
@@ -147,7 +147,7 @@ class Comparison:
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
-            for name in self.found.judged:
+            for name in self.results.judged:
                 row |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
             rows.append(row)
         return pd.DataFrame(rows)
@@ -167,12 +167,12 @@ class Comparison:
             return "no run of the baseline ended ok"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        trials = [trial for trial in group.done if self.found.time_to_target_speedup(trial) is not None]
-        ratios = [self.found.time_to_target_speedup(trial) or 1.0 for trial in trials]
+        trials = [trial for trial in group.done if self.results.time_to_target_speedup(trial) is not None]
+        ratios = [self.results.time_to_target_speedup(trial) or 1.0 for trial in trials]
         speedup = estimate(ratios, ratios=True)
         if speedup is None or speedup.low is None or speedup.low <= 1 or is_wide(speedup.low, speedup.high):
             return f"the curves of {len(ratios)} seeds leave it open"
-        at_least = any(map(self.found.at_first, trials))
+        at_least = any(map(self.results.at_first, trials))
         return dataclasses.replace(speedup, at_least=at_least, high=None if at_least else speedup.high)
 
 

@@ -86,7 +86,7 @@ class Confirmation:
     def label(self) -> str:
         """Return the label of the deciding metric."""
         if self.metric == self.search.metric:
-            return self.compared.found.label
+            return self.compared.results.label
         labels = (last(trial, "final_label") for group in self.compared.groups for trial in group.done)
         return str(next(filter(None, labels), f"final {self.search.label}"))
 

@@ -19,7 +19,7 @@ from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
 
-UNTOLD = "no significant difference from the baseline by one run each"
+NOT_SIGNIFICANT = "no significant difference from the baseline by one run each"
 UNKNOWN = "one run each, and their noise is not known"
 NEAR = "within_noise_of_best"
 
@@ -28,8 +28,8 @@ NEAR = "within_noise_of_best"
 class Evidence:
     """A search, with the noise and the tests that its conclusions need."""
 
-    found: Results
-    told: Confirmation | None = None
+    results: Results
+    confirmation: Confirmation | None = None
     """Its confirming runs, if any of them ended."""
 
     judged: Comparison | None = None
@@ -38,13 +38,13 @@ class Evidence:
     @functools.cached_property
     def compared(self) -> Comparison | None:
         """Return the comparison of a search with several seeds; None with one seed."""
-        return self.judged or (compare(self.found) if self.found.space.seeds > 1 else None)
+        return self.judged or (compare(self.results) if self.results.space.seeds > 1 else None)
 
     @functools.cached_property
     def noise(self) -> Noise | None:
         """Return the noise of one run; None: not known, or every configuration has several runs."""
-        confirming = self.told.compared.found if self.told is not None else None
-        return noise.measured(self.found, confirming) if self.compared is None else None
+        confirming = self.confirmation.compared.results if self.confirmation is not None else None
+        return noise.measured(self.results, confirming) if self.compared is None else None
 
     @functools.cached_property
     def best(self) -> TrialRecord | None:
@@ -54,29 +54,29 @@ class Evidence:
         cannot show that; it returns the trial that is ahead, whether it is `better` or not. None: no trial
         has a result.
         """
-        if self.told is not None and self.told.winner is not None:
-            return self.told.trial(self.told.winner) or self.found.leader
+        if self.confirmation is not None and self.confirmation.winner is not None:
+            return self.confirmation.trial(self.confirmation.winner) or self.results.leader
         better = [] if self.compared is None else [g for g in self.compared.others if g.difference.verdict == BETTER]
         if better:
-            return min(better, key=lambda group: self.found.loss(group.difference.estimate or 0.0)).done[0]
-        tested = self.compared is not None or (self.told is not None and self.told.settled)
-        return (self.baseline if tested else None) or self.found.leader
+            return min(better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)).done[0]
+        tested = self.compared is not None or (self.confirmation is not None and self.confirmation.settled)
+        return (self.baseline if tested else None) or self.results.leader
 
     @property
     def winner(self) -> TrialRecord | None:
         """Return the best trial if runs on several seeds show that it is better than the baseline; else None."""
-        several = self.compared is not None or (self.told is not None and self.told.winner is not None)
+        several = self.compared is not None or (self.confirmation is not None and self.confirmation.winner is not None)
         return self.best if several and self.best is not None and self.better(self.best) else None
 
     @property
     def near(self) -> list[TrialRecord]:
         """Return the trials that are behind the best by no more than the noise of one run, the next best first."""
-        return noise.within_best(self.found, self.noise, self.best)
+        return noise.within_best(self.results, self.noise, self.best)
 
     @functools.cached_property
     def baseline(self) -> TrialRecord | None:
         """Return the first run of the baseline with a result."""
-        runs = (trial for trial in self.found.ranked if not without_seed(self.found.changed(trial)))
+        runs = (trial for trial in self.results.ranked if not without_seed(self.results.changed(trial)))
         return min(runs, key=lambda trial: trial.number, default=None)
 
     @functools.cached_property
@@ -89,17 +89,17 @@ class Evidence:
         """Return the values of configurations, by the name of the trial that stands for them in
         `Results.standings`.
         """
-        return {trial.name: value for trial, value in self.found.standings}
+        return {trial.name: value for trial, value in self.results.standings}
 
     def runs(self, trial: TrialRecord | None) -> list[float]:
         """Return the values of all runs of the search that a trial stands for; [] if it stands for none."""
         name = trial.name if trial is not None else None
-        return next((values for first, values in self.found.values_of_runs if first.name == name), [])
+        return next((values for first, values in self.results.values_of_runs if first.name == name), [])
 
     def is_baseline(self, trial: TrialRecord) -> bool:
         """Return whether a trial is a run of the baseline, on any seed."""
         if trial.name not in self._baseline_by_name:  # a thousand configurations take a second
-            self._baseline_by_name[trial.name] = noise.is_baseline(self.found, trial)
+            self._baseline_by_name[trial.name] = noise.is_baseline(self.results, trial)
         return self._baseline_by_name[trial.name]
 
     def better(self, trial: TrialRecord) -> bool | None:
@@ -118,7 +118,7 @@ class Evidence:
 
     def _runs(self, trial: TrialRecord) -> Group | None:
         """Return the runs of a trial's configuration on several seeds; None if they are too few for a test."""
-        confirmed = self.told.of(trial) if self.told is not None else None
+        confirmed = self.confirmation.of(trial) if self.confirmation is not None else None
         group = self.compared.of(trial) if self.compared is not None else confirmed
         return group if group is not None and group.difference.verdict != TOO_FEW else None
 
@@ -132,23 +132,23 @@ class Evidence:
             return ITSELF
         if self.compared is not None:
             return self.compared.speedup(self.compared.of(trial))
-        if self.told is not None and (group := self._runs(trial)) is not None:
-            return self.told.compared.speedup(group)
-        if reason := self.found.no_baseline(trial):
+        if self.confirmation is not None and (group := self._runs(trial)) is not None:
+            return self.confirmation.compared.speedup(group)
+        if reason := self.results.no_baseline(trial):
             return reason
         if not (better := self.better(trial)):
-            return UNTOLD if better is False else UNKNOWN
-        ratio = self.found.time_to_target_speedup(trial)
+            return NOT_SIGNIFICANT if better is False else UNKNOWN
+        ratio = self.results.time_to_target_speedup(trial)
         if ratio is None or ratio <= 1:
             return "its curve is not ahead"
-        return Estimate(ratio, None, None, 1, self.found.at_first(trial))
+        return Estimate(ratio, None, None, 1, self.results.at_first(trial))
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """Return when a trial reaches the final value of the baseline of its seed, by this pair of runs;
         None: not determined.
         """
-        ratio, base = self.found.time_to_target_speedup(trial), self.found.baseline_of(trial)
-        if isinstance(self.speedup(trial), str) or self.found.by_rate or base is None or not ratio or ratio <= 1:
+        ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
+        if isinstance(self.speedup(trial), str) or self.results.by_rate or base is None or not ratio or ratio <= 1:
             return None
         return float(base.points[-1][base.along]) / ratio
 
@@ -158,17 +158,17 @@ class Evidence:
         In a search with one seed also `within_noise_of_best`: True also for the best, empty if the noise
         is not known.
         """
-        frame = self.found.table()
+        frame = self.results.table()
         if frame.empty:
             return frame
-        ended = [self.speedup(trial) if trial.status == "ok" else "" for trial in self.found.trials]
+        ended = [self.speedup(trial) if trial.status == "ok" else "" for trial in self.results.trials]
         place = list(frame.columns).index("versus_baseline") + 1
         for name in ("speedup_at_least", "speedup"):
             frame.insert(place, name, [speedup_values(speedup)[name] for speedup in ended])
         if self.compared is None:
-            ranked = {trial.name for trial in self.found.ranked} if self.noise is not None else set[str]()
+            ranked = {trial.name for trial in self.results.ranked} if self.noise is not None else set[str]()
             near = {trial.name for trial in [*self.near, *filter(None, [self.best])]}
-            marks = [trial.name in near if trial.name in ranked else None for trial in self.found.trials]
+            marks = [trial.name in near if trial.name in ranked else None for trial in self.results.trials]
             frame.insert(place, NEAR, pd.Series(marks, dtype=object))
         return frame
 

@@ -26,32 +26,32 @@ class Following:
     def __init__(self, folder: Path) -> None:
         """`folder`: the folder of the search."""
         self._place, self._running = folder / "trials", set[str]()
-        self.known: dict[str, TrialRecord] = {}
+        self.records: dict[str, TrialRecord] = {}
         """Records by name."""
 
     @property
     def ended(self) -> int:
         """Return how many trials have ended."""
-        return len(self.known) - len(self._running)
+        return len(self.records) - len(self._running)
 
     @property
     def trials(self) -> list[TrialRecord]:
         """Return the trials in the order of their numbers."""
-        return [self.known[name] for name in sorted(self.known, key=trial_record.by_number)]
+        return [self.records[name] for name in sorted(self.records, key=trial_record.by_number)]
 
     def read(self) -> list[TrialRecord]:
         """Read again and return the trials that have ended since the last call."""
         names = os.listdir(self._place) if self._place.is_dir() else []
-        new, ended = (name for name in names if name.startswith("t") and name not in self.known), list[TrialRecord]()
+        new, ended = (name for name in names if name.startswith("t") and name not in self.records), list[TrialRecord]()
         for name in sorted({*new, *self._running}, key=trial_record.by_number):
             if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue
             # Names become paths: a foreign journal must not choose one.
-            self.known[name] = dataclasses.replace(trial, name=name)
+            self.records[name] = dataclasses.replace(trial, name=name)
             self._running.add(name)
             if trial.finished:
                 self._running.remove(name)
-                ended.append(self.known[name])
+                ended.append(self.records[name])
         return ended
 
 

@@ -45,7 +45,7 @@ class Noise:
         """Return the difference that runs of two equal configurations exceed once in ten times: t·√2·sd."""
         return quantile(CONFIDENCE, self.freedom) * math.sqrt(2) * self.sd
 
-    def apart(self, first: float, second: float) -> bool:
+    def differ(self, first: float, second: float) -> bool:
         """Return whether two values differ by more than the noise, in either direction."""
         return not (self.within(first, second) and self.within(second, first))
 

@@ -27,7 +27,7 @@ class Pairs:
     """Two configurations, each run once on every seed; A is the reference, B is compared with it."""
 
     folder: Path
-    asked: tuple[str, str]
+    names: tuple[str, str]
     """A and B as the user named them."""
     configs: tuple[Any, Any]
     budget_s: float

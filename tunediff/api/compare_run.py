@@ -38,7 +38,7 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     begun, new = time.monotonic(), options.resume is None
 
     def say(text: str, event: str = "message", **fields: Any) -> None:
-        if event == "start" and not lines.as_json:  # people read how a run ended; what goes on is told after a while
+        if event == "start" and not lines.as_json:  # people read how a run ended; the heartbeat says what goes on
             return
         with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
             lines.print(lines.line(text, time.monotonic() - begun, "", event, **fields))
@@ -79,27 +79,29 @@ def _create(options: CompareOptions, say: Say, quiet: bool) -> Path:
     return request.folder
 
 
-def _run(told: Pairs, options: CompareOptions, say: Say) -> None:
+def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
     """Run pairs until it is decided."""
-    if told.over:
+    if comparison.over:
         return
-    if warning := experiment.foreign(told.folder):
+    if warning := experiment.foreign(comparison.folder):
         log.warning(warning)
     from tunediff.tuning import rounds  # imports Ray
     from tunediff.tuning.trial_spec import TrialSpec
 
-    folder = told.folder
-    candidates = [(config, {"side": side}) for config, side in zip(told.configs, pairs.SIDES, strict=True)]
-    needs = compare_setup.needs(told.configs)
+    folder = comparison.folder
+    candidates = [(config, {"side": side}) for config, side in zip(comparison.configs, pairs.SIDES, strict=True)]
+    needs = compare_setup.needs(comparison.configs)
 
     def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.ResourcePartition:
-        return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in told.configs])
+        return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in comparison.configs])
 
-    said = [""]
+    last_words = [""]
 
     def tell(now: Pairs) -> None:
-        if now.runs and (words := report.so_far(now)) != said[-1]:  # a resumed one passes over the pairs that it has
-            said.append(words)
+        if (
+            now.runs and (words := report.so_far(now)) != last_words[-1]
+        ):  # a resumed one passes over the pairs that it has
+            last_words.append(words)
             say(words, "pair", **_look_fields(now))
 
     def over() -> bool:
@@ -110,18 +112,21 @@ def _run(told: Pairs, options: CompareOptions, say: Say) -> None:
     def greet(context: Any) -> None:
         if url := getattr(context, "dashboard_url", None):
             say(local_ray.dashboard(url))
-        say(f"at most {told.most} pairs × 2 × {text.seconds(told.budget_s)} {told.clock.what}; results {folder}")
+        budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
+        say(f"at most {comparison.most} pairs × 2 × {budget}; results {folder}")
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(alone(folder))
         stack.enter_context(sessions.noted(folder, options.command()))
-        slots = stack.enter_context(experiment.workers(folder, shared, options.address, None, greet, told.configs))
+        slots = stack.enter_context(
+            experiment.workers(folder, shared, options.address, None, greet, comparison.configs)
+        )
         slots.tell(say)
         make = functools.partial(
-            TrialSpec.of, folder, budget=told.limits, metric=told.metric.name, mode=told.metric.mode
+            TrialSpec.of, folder, budget=comparison.limits, metric=comparison.metric.name, mode=comparison.metric.mode
         )
         listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
-        rounds.run(folder, rounds.Rounds(candidates, told.most, make, over), slots.pool, listeners)
+        rounds.run(folder, rounds.Rounds(candidates, comparison.most, make, over), slots.pool, listeners)
 
 
 def _look_fields(now: Pairs) -> dict[str, Any]:

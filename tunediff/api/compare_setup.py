@@ -63,7 +63,7 @@ class CompareRequest:
     """A new comparison that has been checked."""
 
     folder: Path
-    asked: tuple[list[str], list[str]]
+    side_words: tuple[list[str], list[str]]
     sides: list[Systems]
     """Configurations of A and B."""
     content: Mapping[str, Any]
@@ -97,19 +97,19 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     cli.check_name(name, folder.parent)
     cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or options.force, "--budget", options.budget,
               f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same")  # fmt: skip
-    asked = _sides(options.words)
+    side_words = _sides(options.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
-        sides = [_side(words, Path(elsewhere) / side) for words, side in zip(asked, pairs.SIDES, strict=True)]
+        sides = [_side(words, Path(elsewhere) / side) for words, side in zip(side_words, pairs.SIDES, strict=True)]
         within = _resolution(options.resolution, sides[0])
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
-        _refuse_pointless(asked, sides, most, device)
+        _refuse_pointless(side_words, sides, most, device)
         cli.warn_emulated((config.precision.amp for config in sides), options.address)
         content = {
-            "a": " ".join(asked[0]), "b": " ".join(asked[1]), "budget_s": budget_s, "pairs": most, "within": within,
-            "compile": options.compile or "charged", "unit": options.unit or "wall",
+            "a": " ".join(side_words[0]), "b": " ".join(side_words[1]), "budget_s": budget_s, "pairs": most,
+            "within": within, "compile": options.compile or "charged", "unit": options.unit or "wall",
         }  # fmt: skip
-        yield CompareRequest(folder, asked, sides, content, _check_sides(sides, options, say))
+        yield CompareRequest(folder, side_words, sides, content, _check_sides(sides, options, say))
 
 
 def _check_sides(sides: Sequence[Systems], options: CompareOptions, say: Say) -> dict[str, dict[str, Any]]:
@@ -131,8 +131,8 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
     measured = request.checked.get(cfg.fingerprint(config), {})
     if cfg.of(config).file is None and options.address is None:
         measured = _evaluation(config, options.dry_run, say)
-    asked, content = [" ".join(words) for words in request.asked], request.content
-    return pair_plan.values(asked, request.sides, content["pairs"], content["budget_s"], content["unit"], measured)
+    names, content = [" ".join(words) for words in request.side_words], request.content
+    return pair_plan.values(names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured)
 
 
 def create(request: CompareRequest) -> None:
@@ -150,21 +150,21 @@ def create(request: CompareRequest) -> None:
 
 def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """A and B, each with what goes on top of it. Raises `ConfigError`."""
-    found: list[list[str]] = []
+    sides: list[list[str]] = []
     for word in words:
         if "=" not in word:
-            found.append([word])
-        elif not found:
+            sides.append([word])
+        elif not sides:
             raise ConfigError(f"command line: {word}: on top of what? knob=value stands behind A or B")
         else:
-            found[-1].append(word)
-    if len(found) == 1 and len(found[0]) > 1:
-        found = [[found[0][0]], found[0]]
-    if len(found) != 2:
-        given = " ".join(words) or "nothing"
+            sides[-1].append(word)
+    if len(sides) == 1 and len(sides[0]) > 1:
+        sides = [[sides[0][0]], sides[0]]
+    if len(sides) != 2:
+        message_words = " ".join(words) or "nothing"
         needed = "needs A and B, or A and knob=value for what B changes"
-        raise ConfigError(f"command line: {given}: {needed}{cfg.missing_equals_hint(words)}")
-    return found[0], found[1]
+        raise ConfigError(f"command line: {message_words}: {needed}{cfg.missing_equals_hint(words)}")
+    return sides[0], sides[1]
 
 
 def _side(words: Sequence[str], elsewhere: Path) -> Systems:
@@ -193,8 +193,8 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
         try:
             done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
-            raise ConfigError(f"{file}@{revision}: {said.splitlines()[-1]}") from None
+            message = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+            raise ConfigError(f"{file}@{revision}: {message.splitlines()[-1]}") from None
         return done.stdout
 
     def inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
@@ -213,23 +213,23 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
     return there
 
 
-def _resolution(given: str | None, config: Systems) -> float | None:
+def _resolution(text: str | None, config: Systems) -> float | None:
     """A share of A's value where the metric falls, else in its units, as values are compared. Raises `ConfigError`."""
-    if given is None:
+    if text is None:
         return None
     metric = cfg.of(config).objective
     share = metric.mode == "min"
     allowed = f"a share of A's {metric.name} such as 2%" if share else f"a number above 0, in units of {metric.name}"
     try:
-        value = float(given.removesuffix("%") if share else given) / (100 if share else 1)
+        value = float(text.removesuffix("%") if share else text) / (100 if share else 1)
     except ValueError:
         value = 0.0
-    cli.allow(0 < value < math.inf and given.endswith("%") == share, "--resolution", given, allowed)
+    cli.allow(0 < value < math.inf and text.endswith("%") == share, "--resolution", text, allowed)
     return value
 
 
 def _refuse_pointless(
-    asked: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
+    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
 ) -> None:  # fmt: skip
     """One configuration on the same seeds, runs that would count twice, results that cannot be compared.
 
@@ -238,22 +238,22 @@ def _refuse_pointless(
     one, two = (cfg.of(config).objective for config in sides)
     if one != two:
         raise ConfigError(
-            f"{asked[1][0]}: is judged by {two.name} ({two.mode}), {asked[0][0]} by {one.name} ({one.mode})"
+            f"{side_words[1][0]}: is judged by {two.name} ({two.mode}), {side_words[0][0]} by {one.name} ({one.mode})"
         )
     ours, theirs = map(cfg.flat, sides)
     for knob in sorted(name for name in ours.keys() | theirs.keys() if name.startswith("evaluation.")):
         value, allowed = (values.get(knob) for values in (theirs, ours))
         cli.allow(value == allowed, knob, value, f"{allowed!r}, as A has it: both are judged alike")
-    apart = sides[1].seed - sides[0].seed
+    seed_distance = sides[1].seed - sides[0].seed
     here = [cfg.effective(config, device) if device is not None else config for config in sides]
     alike = [cfg.override(config, {"seed": 0}, check=False) for config in here]
-    if len(set(map(cfg.fingerprint, alike))) == 1 and not apart:
+    if len(set(map(cfg.fingerprint, alike))) == 1 and not seed_distance:
         why = cfg.not_effective(sides[1], device) if device is not None else {}
         changes = cfg.differences(sides[1], sides[0])
         idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
         hint = f"change a knob, or its seed by at least {most} to see the noise"
-        raise ConfigError(f"{' '.join(asked[1])}: is what A is here, on the same seeds{idle}; {hint}")
-    if 0 < abs(apart) < most:
+        raise ConfigError(f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}")
+    if 0 < abs(seed_distance) < most:
         seed, allowed = sides[1].seed - confirmation.SEED_OFFSET, f"A's, or at least {most} away from it"
         raise ConfigError(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds; allowed: {allowed}"
@@ -264,11 +264,11 @@ def _check(config: Systems, say: Say) -> dict[str, Any]:
     """Try a user's workload and return what was measured of it, as `pair_plan.values` takes it."""
     from tunediff.training import check  # imports torch
 
-    found = check.before_search(config, say)
-    for line in [*found["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in found["unread"])]:
+    checked = check.before_search(config, say)
+    for line in [*checked["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in checked["unread"])]:
         say(f"WARNING: {cfg.of(config).title}: {line}")
     keys = ("evaluation_s", "other_load_share", "disturbed")
-    return {key: value for key, value in found.items() if key in keys}
+    return {key: value for key, value in checked.items() if key in keys}
 
 
 def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
     if not isinstance(cells, list):
         file = scope.get("__file__")
         cells = [Path(file).read_text(encoding="utf-8")] if file is not None and Path(file).is_file() else []
-    found: dict[str, _Definition] = {}
+    definitions: dict[str, _Definition] = {}
     for cell in cells:
         try:
             tree = ast.parse(cell)
@@ -151,10 +151,10 @@ def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
         for node in tree.body:
             for name, statement in _bound(node, cell):
                 if statement:
-                    found[name] = _Definition(node, statement)
+                    definitions[name] = _Definition(node, statement)
                 else:
-                    found.pop(name, None)  # a variable now
-    return found
+                    definitions.pop(name, None)  # a variable now
+    return definitions
 
 
 def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
@@ -174,15 +174,15 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
 
 def _globals_of(source: str) -> list[str]:
     """Return the global names that a definition uses, in its own body and in those inside it."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting = [compile(source, "<definition>", "exec", dont_inherit=True)]
     while waiting:
         body = waiting.pop()
         used = [step for step in dis.get_instructions(body) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
         bound = {step.argval for step in dis.get_instructions(body) if step.opname == "STORE_NAME"}
-        found |= {step.argval: None for step in used if step.argval not in bound and not hasattr(builtins, step.argval)}
+        names |= {step.argval: None for step in used if step.argval not in bound and not hasattr(builtins, step.argval)}
         waiting += [constant for constant in body.co_consts if isinstance(constant, types.CodeType)]
-    return sorted(found)
+    return sorted(names)
 
 
 def _classes_of(value: Any) -> list[type] | None:
@@ -200,4 +200,4 @@ def _classes_of(value: Any) -> list[type] | None:
     else:
         return None
     classes = [_classes_of(part) for part in parts]
-    return None if None in classes else [kind for found in classes if found is not None for kind in found]
+    return None if None in classes else [kind for part in classes if part is not None for kind in part]

@@ -133,7 +133,7 @@ class Search:
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial; the same as curves.csv."""
-        return self._evidence().found.curves()
+        return self._evidence().results.curves()
 
     @property
     def best(self) -> BestTrial | None:
@@ -151,7 +151,7 @@ class Search:
     def verdict(self) -> SearchVerdict:
         """Return what the search has shown."""
         evidence, values = self._evidence(), self.json()
-        sentences = verdicts.sentences(evidence.told) if evidence.told is not None else []
+        sentences = verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
         names = [field.name for field in dataclasses.fields(SearchVerdict) if field.name != "sentences"]
         return SearchVerdict(**{name: values[name] for name in names}, sentences=sentences)
 
@@ -180,7 +180,7 @@ class Search:
         if not self.folder.exists():
             return str(el("p", f"{self.name}: starting"))
         evidence = self._evidence()
-        results, best = evidence.found, evidence.best
+        results, best = evidence.results, evidence.best
         ended = sum(trial.finished for trial in results.trials)
         state = "running" if self.running else "stopped" if ended < results.space.budget.trials else "finished"
         head = f"{self.name}: {state}, {ended} of {text.pluralize(results.space.budget.trials, 'trial')} ended"
@@ -189,11 +189,11 @@ class Search:
             if trial is not None and (values := evidence.runs(trial)):
                 mean = text.number(sum(values) / len(values))
                 rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), mean])
-        told = verdicts.sentences(evidence.told) if evidence.told is not None else []
-        if not told and best is not None:
-            told = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]
-        found = table(["", "configuration", results.label], rows, words=2) if rows else None
-        parts = [el("p", el("b", head)), found, *(el("p", line) for line in told)]
+        sentences = verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
+        if not sentences and best is not None:
+            sentences = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]
+        results_table = table(["", "configuration", results.label], rows, words=2) if rows else None
+        parts = [el("p", el("b", head)), results_table, *(el("p", line) for line in sentences)]
         return str(join(*parts))
 
     def __repr__(self) -> str:

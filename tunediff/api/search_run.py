@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NO_TIME = "no further confirming runs: another round would not end within --total"
 Display = Callable[..., Console]
-"""Makes what shows the progress of the runs in a folder: takes folder and space, `told` and `started` of `Console`."""
+"""Makes the console of the runs in a folder; takes folder, space, `planned` and `started` of `Console`."""
 
 
 def run(request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None) -> None:
@@ -53,9 +53,9 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     with resumable("search", request.folder, options), experiment.start_of(request.folder, new):
         _run(request.folder, space, options, display or console(lines), planned)
     evidence = read(request.folder)
-    outputs.write_all(evidence.found)
-    if (confirmed := evidence.told) is not None:
-        outputs.write_all(confirmed.compared.found)
+    outputs.write_all(evidence.results)
+    if (confirmed := evidence.confirmation) is not None:
+        outputs.write_all(confirmed.compared.results)
         outputs.confirmation(confirmed)
     log_exceptions("the report", _report, request.folder)
 

@@ -104,9 +104,9 @@ def read_yaml(path: Path) -> Lines:
 
 def check_format(value: Any, where: str) -> None:
     """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
-    known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= FORMAT
+    allowed = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= FORMAT
     newer = "; a newer version of tunediff has written it" if isinstance(value, int) and value > FORMAT else ""
-    refuse(not known, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
+    refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
 def to_yaml(content: Lines, flow: bool | None = False) -> str:

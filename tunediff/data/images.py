@@ -58,7 +58,7 @@ class Images:
     WARNING."""
 
     @property
-    def said(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return lines about the set: how many images, which files were skipped and why, how others were changed."""
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
@@ -78,16 +78,19 @@ class Images:
         return len(self.pixels)
 
 
-def told(data: Data, most: int | None = None) -> list[str]:
-    """Return what is printed about a set before a search: `Images.said`, of at most `most` files to decode.
+def summarize(data: Data, most: int | None = None) -> list[str]:
+    """Return what is printed about a set before a search: `Images.summary`, of at most `most` files to decode.
 
     Raises `ConfigError` as `load` does.
     """
     source = sources.find(data)
     total = len(source.names) if isinstance(source, sources.Listing) else 0
     if most is None or min(total, data.max_images or total) <= most or _cache(data, source).exists():
-        return load(data).said
-    return [f"only {most:,} of {total:,} files were looked at:", *load(dataclasses.replace(data, max_images=most)).said]
+        return load(data).summary
+    return [
+        f"only {most:,} of {total:,} files were looked at:",
+        *load(dataclasses.replace(data, max_images=most)).summary,
+    ]
 
 
 def in_unit_range(flip: bool) -> Prepare:

@@ -116,7 +116,7 @@ def cluster() -> None:
             status = line.getresponse().status
         except OSError as error:
             message = str(error)
-    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, said=message)
+    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, message=message)
 
 
 PROBES: dict[str, Callable[[], None]] = {one.__name__: one for one in (group, compiled, graphs, fp8, cluster)}

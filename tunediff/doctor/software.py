@@ -179,7 +179,7 @@ def dashboard(site: Site) -> Answer:
     """It answers, if only that a token is asked for; it also gives back what stopped trials held."""
     result = _cluster()
     if not result["status"]:
-        why = result["said"] or "Ray gives it no address"
+        why = result["message"] or "Ray gives it no address"
         return Answer("missing", why, "early stopping may leave places of stopped trials taken: early_stopping: none")
     return Answer(
         "ok", f"http://{result['url']} answers ({result['status']})", "loopback only; a search prints how to see it"

@@ -78,7 +78,7 @@ class Trained:
         return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{own})"
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """Return what it is and how it was trained, in half a sentence."""
         right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
         record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"

@@ -50,7 +50,7 @@ def share(profile: Profile, *parts: str) -> float:
     return sum(profile["step"]["parts_s"].get(part, 0.0) for part in parts) / profile["step"]["step_s"]
 
 
-def _said(profile: Profile, *parts: str) -> str:
+def _share_in_words(profile: Profile, *parts: str) -> str:
     """Return the share of these parts in words: `22 % of the step (7.1 ms)`."""
     taken = share(profile, *parts)
     return f"{percent(taken)} of the step ({milliseconds(taken * profile['step']['step_s'])})"
@@ -70,7 +70,7 @@ def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on batches that come too late."""
     if config.loader.resident or (waited := share(profile, "data_wait")) <= WAIT:
         return
-    reason, device = f"waiting for {profile['unit']} is {_said(profile, 'data_wait')}", profile["device"]
+    reason, device = f"waiting for {profile['unit']} is {_share_in_words(profile, 'data_wait')}", profile["device"]
     if not _cuda(profile) or profile["samples"]["mib"] < 0.1 * device["memory_mib"]:
         size = number(profile["samples"]["mib"])
         yield Advice({"loader.resident": True}, f"{reason}; all {profile['unit']} take {size} MiB", amdahl(waited))
@@ -93,7 +93,7 @@ def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on batches that reach the GPU slowly."""
     if config.loader.resident or not _cuda(profile) or (copied := share(profile, "host_to_device")) <= WAIT:
         return
-    reason = f"bringing {profile['unit']} to the GPU is {_said(profile, 'host_to_device')}"
+    reason = f"bringing {profile['unit']} to the GPU is {_share_in_words(profile, 'host_to_device')}"
     if config.loader.transfer == "float32":
         yield Advice({"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied))
     yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
@@ -126,14 +126,14 @@ def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
     if _cuda(profile) and config.precision.amp == "fp16":
         yield Advice(change, "loss scaling waits at each step for whether the gradients are finite; fused does not")
     elif taken > OPTIMIZER:
-        yield Advice(change, f"the update is {_said(profile, 'optimizer')}", amdahl(taken))
+        yield Advice(change, f"the update is {_share_in_words(profile, 'optimizer')}", amdahl(taken))
 
 
 def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on a timestep sampler that needs passes of its own."""
     interval = _set(config, "timesteps.interval")
     if interval is not None and (taken := share(profile, "sampler")) > SAMPLER:
-        reason = f"the timestep sampler is {_said(profile, 'sampler')}; half as many updates of its policy"
+        reason = f"the timestep sampler is {_share_in_words(profile, 'sampler')}; half as many updates of its policy"
         yield Advice({"timesteps.interval": 2 * interval}, reason, amdahl(taken / 2))
 
 
@@ -142,7 +142,7 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
     computing, gains = share(profile, "forward", "backward"), profile["format_gains"]
     if config.precision.amp != "none" or computing < 0.5:
         return
-    reason = f"forward and backward are {_said(profile, 'forward', 'backward')}, in float32"
+    reason = f"forward and backward are {_share_in_words(profile, 'forward', 'backward')}, in float32"
     products = {"precision.matmul": "high"} | ({} if config.precision.conv_tf32 else {"precision.conv_tf32": True})
     in_tf32 = profile["operations"]["convolution_share"] if config.precision.conv_tf32 else 0.0
     had = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)  # convolutions are as fast as that already

@@ -71,9 +71,9 @@ class Measure(Program):
     def before_prepare(self, session: Session, model: nn.Module) -> None:
         self.model = model
 
-    def kept_mib(self, session: Session) -> dict[str, float]:
+    def state_mib(self, session: Session) -> dict[str, float]:
         """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever else is kept."""
-        others = {name: stateful for name, stateful in session.state.kept.items() if stateful is not self.model}
+        others = {name: stateful for name, stateful in session.state.stateful.items() if stateful is not self.model}
         sizes = {name: _bytes(stateful.state_dict()) for name, stateful in {"parameters": self.model, **others}.items()}
         return {name: size / 2**20 for name, size in sizes.items()}
 
@@ -112,7 +112,7 @@ class Bench:
         count = 0 if look.source is None else loader.length(look.source) or 0
         size = sum(column.nbytes for column in loader.columns(look.source))
         self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
-        self.kept_mib: dict[str, float] = {}
+        self.state_mib: dict[str, float] = {}
         """What the last training kept at its end, by name: it stays from one step to the next."""
 
     @classmethod
@@ -130,7 +130,7 @@ class Bench:
             program = Measure()
             engine = Engine(short, budget, self.world, _Watch(after_step), program, evaluates=False)
             outcome = run(engine)
-            self.kept_mib = program.kept_mib(engine)
+            self.state_mib = program.state_mib(engine)
             return outcome.points
         finally:
             if config.compile.active:

@@ -125,7 +125,7 @@ def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
 # ------------------------------------------------------------------------------------------------------------- memory
 def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
     """Return the MiB that stay from step to step, by what they are, as the last training of the bench had them."""
-    return {**bench.kept_mib, "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0}
+    return {**bench.state_mib, "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0}
 
 
 def timeline(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, confirmation, curve, disturbed, evaluating, failed, last
 from tunediff.analysis.comparison import ITSELF
-from tunediff.analysis.evidence import UNTOLD, Evidence
+from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
 from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
@@ -68,7 +68,7 @@ class Console:
         The results are rebuilt at most as often as `Throttle` allows, because that is slow for thousands of trials.
         """
         ended = self._following.read()
-        if self._results_throttle.due(len(self._following.known)):
+        if self._results_throttle.due(len(self._following.records)):
             with self._results_throttle.timed():
                 self.results = Results(self.folder, self.space, self._following.trials)
                 self.evidence, self._again_s = Evidence(self.results), functools.cache(self._confirming_s)
@@ -126,7 +126,7 @@ class Console:
                 if trial.status == "skipped":  # no event announces skipped trials
                     line = f"{self._called(trial.name)} skipped  {trial.reason}  {self._changed(trial.drawn)}"
                     self.say(line, "end", **self._ended(trial))
-        self._print_event(event, name, self._following.known.get(name), content)
+        self._print_event(event, name, self._following.records.get(name), content)
 
     def _print_event(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
@@ -282,7 +282,7 @@ class Table(Console):
             self.say(f"{self._called(name)} {trial.status}  {trial.remarks}  {self._changed(trial.drawn)}")
 
     def _shown(self) -> RenderableType:
-        if not self._draw_throttle.due(len(self._following.known)):
+        if not self._draw_throttle.due(len(self._following.records)):
             return self._last
         try:
             with self._draw_throttle.timed():
@@ -364,8 +364,8 @@ class Table(Console):
         if isinstance(faster, Estimate):
             least = "at least " if faster.at_least else ""
             words.append(f"{least}{text.number(faster.bound or faster.mean)}× as fast as the baseline")
-        elif faster == UNTOLD:
-            words.append(UNTOLD)
+        elif faster == NOT_SIGNIFICANT:
+            words.append(NOT_SIGNIFICANT)
         elif best is not None and base is not None and base.finished and (none := self.results.no_baseline(best)):
             words.append(f"no speed-up: {none}")
         return " · ".join(filter(None, words))

@@ -80,7 +80,7 @@ class ReportContext:
     @property
     def confirmation(self) -> Confirmation | None:
         """Return the comparison of the confirming runs; None if none of them has ended."""
-        return self.evidence.told
+        return self.evidence.confirmation
 
     @property
     def compared(self) -> Comparison | None:
@@ -214,7 +214,7 @@ def _longer(confirmation: Confirmation | None) -> list[Comparison]:
     if confirmation is None:
         return []
     try:
-        return longer_budgets(confirmation.compared.found, lambda folder: journals.read(folder)[0])
+        return longer_budgets(confirmation.compared.results, lambda folder: journals.read(folder)[0])
     except ConfigError:  # the folder has been removed or changed since
         return []
 

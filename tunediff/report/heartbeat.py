@@ -36,7 +36,7 @@ class Heartbeat:
         self._begun = self._last = time.monotonic()
         self._following = Following(folder)
         self._following.read()
-        self._patience, self._before = SILENCE_S, len(self._following.known)
+        self._patience, self._before = SILENCE_S, len(self._following.records)
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()

@@ -35,7 +35,7 @@ _WHY = {
 def block(pairs: Pairs) -> dict[str, Any]:
     """Return the result as values by name, for printing; `result_json.compare` is the form for `--json`."""
     look, values = pairs.look, pairs.values
-    entries: dict[str, Any] = {"comparison": pairs.folder.name, "a": pairs.asked[0], "b": pairs.asked[1]}
+    entries: dict[str, Any] = {"comparison": pairs.folder.name, "a": pairs.names[0], "b": pairs.names[1]}
     entries["verdict"] = pairs.verdict
     if (run := pairs.failure) is not None:
         entries["failure"] = failure(pairs, run)
@@ -57,7 +57,7 @@ def block(pairs: Pairs) -> dict[str, Any]:
 
 def sentences(pairs: Pairs) -> list[str]:
     """Return the result in sentences: the verdict, then its reason and what the number of pairs can detect."""
-    look, b_name = pairs.look, f"B ({pairs.asked[1]})"
+    look, b_name = pairs.look, f"B ({pairs.names[1]})"
     if (run := pairs.failure) is not None:
         return [failure(pairs, run)]
     if look.resolution is None:
@@ -65,11 +65,11 @@ def sentences(pairs: Pairs) -> list[str]:
     difference = _difference(pairs)
     count = f"{pluralize(look.rounds, 'pair')} of runs"
     if pairs.verdict == "no significant difference":
-        lines = [f"{b_name} shows no significant difference from A ({pairs.asked[0]}) by {count}: {difference}."]
+        lines = [f"{b_name} shows no significant difference from A ({pairs.names[0]}) by {count}: {difference}."]
         why = f"; {_WHY[look.state].format(most=look.most)}" if look.state in _WHY else ""
         lines.append(f"They can detect differences of about {_size(pairs, look.resolution)}{why}.")
     else:
-        better = f"{b_name} is {pairs.verdict} than A ({pairs.asked[0]})"
+        better = f"{b_name} is {pairs.verdict} than A ({pairs.names[0]})"
         lines = [f"{better} by more than the noise of {count}: {difference}."]
     ahead, single = f"B was ahead in {pairs.ahead} of {look.rounds} pairs", ""
     if (least := pairs.one_run_tells) is not None:
@@ -80,7 +80,7 @@ def sentences(pairs: Pairs) -> list[str]:
 def failure(pairs: Pairs, run: TrialRecord) -> str:
     """Return which side failed, and why."""
     side = run.drawn["side"]
-    return f"{side} ({pairs.asked[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
+    return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
 
 
 def so_far(pairs: Pairs) -> str:

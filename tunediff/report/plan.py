@@ -144,8 +144,8 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
     """Return the wall-clock of every part and in total, with warnings and advice to reduce it."""
     output, each_s = [], plan["evaluation_s"]
     # One line per part, with what its seconds consist of.
-    known_s = {part: spent or 0.0 for part, spent in plan["seconds"].items()}
-    for part, spent in known_s.items():
+    parts_s = {part: spent or 0.0 for part, spent in plan["seconds"].items()}
+    for part, spent in parts_s.items():
         words = text.seconds(spent)
         if part == "evaluation" and each_s is None:
             words = f"unknown ({'one takes too long to be timed here' if plan['timing_too_long'] else 'not timed'})"
@@ -161,7 +161,7 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
             if limit is not None and first_s > limit:
                 judged = "" if each_s is not None else " and its evaluation"
                 words += f"; the first trial ends after about {text.seconds(first_s)}{judged} in any case"
-            elif limit is not None and sum(known_s.values()) > 2 * spent:
+            elif limit is not None and sum(parts_s.values()) > 2 * spent:
                 words += f", since no run starts that would not end within {text.seconds(limit)}"
         if spent or part != "confirmation":
             output.append(f"{WORDS.get(part, part)}: {words}")

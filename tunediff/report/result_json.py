@@ -43,7 +43,7 @@ def search(
     block: its costs and files, as `summary.values` returns them. studied: the table of its study. longer: comparisons
     of the finalists with longer budgets.
     """
-    results, best, compared = evidence.found, evidence.best, evidence.compared
+    results, best, compared = evidence.results, evidence.best, evidence.compared
     # Costs, files and remarks come from `block`; everything else follows from the evidence.
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     noise = evidence.noise
@@ -67,7 +67,7 @@ def search(
         "nothing_to_confirm": block.get("nothing_to_confirm"),
         "disturbed_trials": block.get("disturbed_trials", 0),
         "unmoved_trials": block.get("unmoved_trials", 0),
-        **_confirmed(evidence.told),
+        **_confirmed(evidence.confirmation),
         "configurations": _rows(compared),
         "conclusions": verdicts.conclusions(compared) if compared is not None else [],
         "study_rows": records(studied.frame()) if studied is not None else [],
@@ -91,8 +91,8 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
         sides |= {f"{side}_value": mean(numbers), f"{side}_sd": sd(numbers), f"{side}_values": numbers}
     return {
         "comparison": pairs.folder.name,
-        "a": pairs.asked[0],
-        "b": pairs.asked[1],
+        "a": pairs.names[0],
+        "b": pairs.names[1],
         "changed": pairs.changed,
         "verdict": pairs.verdict,
         "failure": failure,
@@ -146,7 +146,7 @@ def _best(evidence: Evidence, best: TrialRecord | None) -> dict[str, Any]:
     ]
     return {
         "best_trial": best.name if best is not None else None,
-        "best_configuration": without_seed(evidence.found.changed(best)) if best is not None else None,
+        "best_configuration": without_seed(evidence.results.changed(best)) if best is not None else None,
         "best_verdict": groups[0].difference.verdict if groups[0] is not None else None,
         "best_value": mean(values[0]),
         "best_values": values[0],
@@ -215,7 +215,7 @@ def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
             **effects(group.difference, compared.ratios),
             **{name: row[name] for name in ("p", "p_holm", "verdict", *SPEEDUP, "samples_per_s", "cost")},
             "other_metrics": {
-                name: {"value": row[f"{name}_mean"], "sd": row[f"{name}_sd"]} for name in compared.found.judged
+                name: {"value": row[f"{name}_mean"], "sd": row[f"{name}_sd"]} for name in compared.results.judged
             },
         }
         for group, row in zip(compared.groups, tables, strict=True)
@@ -238,4 +238,4 @@ def _pareto(results: Results) -> list[dict[str, Any]]:
 
 
 def _longer(compared: Comparison) -> dict[str, Any]:
-    return {"budget_s": compared.found.space.budget.per_trial_s, "rows": _rows(compared)}
+    return {"budget_s": compared.results.space.budget.per_trial_s, "rows": _rows(compared)}

@@ -18,7 +18,7 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.text import number
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.words import is_known, markdown_table, plain_table
+from tunediff.report.words import has_value, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
@@ -168,7 +168,7 @@ class Table:
 
 def shown(study: Study, column: str, value: object) -> str:
     """Return a value as text, in the unit of its column's heading; '' if it is unknown."""
-    if not is_known(value):
+    if not has_value(value):
         return ""
     return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
 

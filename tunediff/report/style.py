@@ -72,7 +72,7 @@ class Highlights:
     @classmethod
     def of(cls, evidence: Evidence) -> Highlights:
         """Return the best trial and the baseline run with the same seed."""
-        results, best = evidence.found, evidence.best
+        results, best = evidence.results, evidence.best
         if best is None:
             return cls(results.baseline, None, "best")
         base = best if evidence.is_baseline(best) else results.baseline_of(best) or results.baseline

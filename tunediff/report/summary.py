@@ -18,22 +18,22 @@ from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, page, result_json, study_table, verdicts, words
 from tunediff.report.result_json import records
-from tunediff.report.words import columns, is_known, plain_table
+from tunediff.report.words import columns, has_value, plain_table
 from tunediff.tuning import sessions
 from tunediff.tuning.study_url import study_url
 
 
 def as_json(evidence: Evidence) -> dict[str, Any]:
     """Return the result of a search as `--json` prints it."""
-    confirmed, space = evidence.told, evidence.found.space
-    longer = longer_budgets(confirmed.compared.found, analysis.read) if confirmed is not None else []
-    studied = study_table.table(evidence.found) if space.study is not None else None
+    confirmed, space = evidence.confirmation, evidence.results.space
+    longer = longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
+    studied = study_table.table(evidence.results) if space.study is not None else None
     return cli.versioned(result_json.search(evidence, _block(evidence), studied, longer))
 
 
 def _block(evidence: Evidence) -> dict[str, Any]:
     """Return the result of a search and of its confirming runs as values by name."""
-    folder, confirmed = evidence.found.folder, evidence.told
+    folder, confirmed = evidence.results.folder, evidence.confirmation
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
     block = values(evidence, sessions.all_spent_s(folder), confirming)
     if confirmed is not None:
@@ -43,7 +43,7 @@ def _block(evidence: Evidence) -> dict[str, Any]:
 
 def lines(evidence: Evidence) -> list[str]:
     """Return the result of a search as lines of text: values first, then tables, each with its conclusions."""
-    results, compared, confirmed = evidence.found, evidence.compared, evidence.told
+    results, compared, confirmed = evidence.results, evidence.compared, evidence.confirmation
     studied = study_table.table(results) if results.space.study is not None else None
     front = results.pareto_table() if results.space.cost is not None else None
     block = _block(evidence)
@@ -53,7 +53,7 @@ def lines(evidence: Evidence) -> list[str]:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
         output += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
-        rows = [[text.number(value) if is_known(value) else "" for value in row] for row in front.to_numpy().tolist()]
+        rows = [[text.number(value) if has_value(value) else "" for value in row] for row in front.to_numpy().tolist()]
         pareto = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
         output.append(f"\nPareto front, from the best value to the lowest cost:\n{pareto}")
     if confirmed is not None:
@@ -63,9 +63,9 @@ def lines(evidence: Evidence) -> list[str]:
             "",
             *verdicts.sentences(confirmed),
         ]
-        for comparison in longer_budgets(confirmed.compared.found, analysis.read):
+        for comparison in longer_budgets(confirmed.compared.results, analysis.read):
             table = plain_table(verdicts.comparison_table(comparison, compact=True), columns())
-            budget = words.duration(comparison.found.space.budget.per_trial_s)
+            budget = words.duration(comparison.results.space.budget.per_trial_s)
             output += ["", f"With {budget}:", table, "", *verdicts.conclusions(comparison)]
     if studied is not None:
         output += ["", *filter(None, [studied.study.title]), studied.text(columns())]
@@ -77,7 +77,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
 
     wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
     """
-    results, best, compared = evidence.found, evidence.best, evidence.compared
+    results, best, compared = evidence.results, evidence.best, evidence.compared
     # Seconds by part, in the search and in its confirming runs.
     parts, folder, study = (
         statistics.totals([runs.seconds() for runs in (results, *confirming)]),
@@ -95,7 +95,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
     if best is not None:
         block |= _best(evidence, best) if compared is None else _best_of_seeds(compared, best)
         block |= _speedup(evidence, best) | verdicts.noise_block(evidence)
-    if evidence.told is None and (why := confirmation.nothing_to_confirm(results)):
+    if evidence.confirmation is None and (why := confirmation.nothing_to_confirm(results)):
         block["nothing_to_confirm"] = why
     if count := sum(map(analysis.disturbed, results.trials)):
         block["disturbed_trials"] = count
@@ -136,7 +136,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
 
 def _best(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
     """Return the best trial of a search with one seed and the baseline, whose value is the mean of its runs."""
-    results, label = evidence.found, evidence.found.label
+    results, label = evidence.results, evidence.results.label
     runs = {"best": evidence.runs(best), "baseline": evidence.runs(evidence.baseline)}
     block: dict[str, Any] = {"best_trial": best.name, "best_configuration": text.knobs(results.changed(best))}
     block |= {f"{role}_{label}": statistics.mean(values) for role, values in runs.items()}
@@ -155,7 +155,7 @@ def _speedup(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
         ends = {"speedup": words.estimated(speedup)}
     seconds = {} if speedup.low else {"seconds_to_baseline": evidence.seconds_to_baseline(best)}
     seconds = {name: value for name, value in seconds.items() if value is not None}
-    return {**ends, **seconds, "speedup_means": speedup_means(evidence.found, speedup)}
+    return {**ends, **seconds, "speedup_means": speedup_means(evidence.results, speedup)}
 
 
 def speedup_means(results: Results, speedup: Estimate) -> str:
@@ -170,7 +170,7 @@ def speedup_means(results: Results, speedup: Estimate) -> str:
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
     """Return the best configuration over the seeds and the baseline; `best` is one of its runs."""
-    rows, mean, label = records(compared.table()), f"{compared.metric}_mean", compared.found.label
+    rows, mean, label = records(compared.table()), f"{compared.metric}_mean", compared.results.label
     row = rows[compared.groups.index(compared.of(best))]
     base = rows[0] if compared.baseline is not None else {}
     block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}

@@ -7,7 +7,7 @@ from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import NEAR as NEAR_KEY
-from tunediff.analysis.evidence import UNTOLD, Evidence
+from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
 from tunediff.config import ConfigError
@@ -23,13 +23,15 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
             "configuration": group.name,
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "runs": f"{len(group.done)} of {compared.seeds}",
-            f"{compared.found.quantity(compared.found.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
+            f"{compared.results.quantity(compared.results.label).label}, mean ± sd": with_sd(
+                group.values(compared.metric)
+            ),
             f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             "speed-up": speedup(compared.speedup(group), cell=True),
-            f"{compared.found.unit}/s": "" if compact else rounded(row["samples_per_s"]),
+            f"{compared.results.unit}/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
-            **{compared.found.quantity(name).label: with_sd(group.values(name)) for name in compared.found.judged},
+            **{compared.results.quantity(name).label: with_sd(group.values(name)) for name in compared.results.judged},
         }
         rows.append(cells)
     names = [name for name in (rows[0] if rows else {}) if any(cells[name] for cells in rows)]
@@ -54,7 +56,7 @@ def conclusions(compared: Comparison) -> list[str]:
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
             lines.append(f"{words}: {'; '.join(groups)}.")
     if (least := compared.resolution) is not None:
-        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.found.label}"
+        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.results.label}"
         lines.append(f"A single difference would have to be about {words} to be significant.")
     return lines
 
@@ -79,10 +81,10 @@ def noise_block(evidence: Evidence) -> dict[str, str]:
     """Return the noise of a search and the trials within it of the best, as values by name."""
     if evidence.noise is None or evidence.best is None:
         return {}
-    entries = {"noise": noise_words(evidence.noise, evidence.found.label)}
+    entries = {"noise": noise_words(evidence.noise, evidence.results.label)}
     entries[NEAR_KEY] = ", ".join(trial.name for trial in evidence.near) or "none"
-    better = evidence.better(evidence.best) if evidence.told is None else None
-    return entries if better is None else {**entries, "versus_noise": BEYOND_NOISE if better else UNTOLD}
+    better = evidence.better(evidence.best) if evidence.confirmation is None else None
+    return entries if better is None else {**entries, "versus_noise": BEYOND_NOISE if better else NOT_SIGNIFICANT}
 
 
 # ------------------------------------------------------------------------------------------------------------- remarks
@@ -92,7 +94,7 @@ DISTURBED, OTHERS = "†", "others used the machine meanwhile"
 
 def disturbed_words(evidence: Evidence) -> str:
     """Return how many trials others disturbed, and whether the best and the baseline are among them; '' for none."""
-    trials, chosen = evidence.found.trials, {"the best": evidence.best, "the baseline": evidence.baseline}
+    trials, chosen = evidence.results.trials, {"the best": evidence.best, "the baseline": evidence.baseline}
     names = {trial.name for trial in trials if disturbed(trial)}
     among = [role for role, trial in chosen.items() if trial is not None and trial.name in names]
     among = ["the baseline"] if evidence.best is evidence.baseline and among else among
@@ -173,12 +175,12 @@ def sentences(confirmation: Confirmation) -> list[str]:
         before = "" if primary is None else f"The best finalist in the search was {primary.name}. "
         selected = f"{group.name} was selected on these new seeds: its interval accounts for that, its mean is too good"
         lines = [f"{group.name} wins: {noise}.", f"{before}{selected}."]
-    runs = confirmation.compared.found.trials
+    runs = confirmation.compared.results.trials
     if remark := _disturbed(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
         lines.append(remark)
     if (bias := confirmation.bias(group)) is None:
         return lines
-    label = confirmation.compared.found.label
+    label = confirmation.compared.results.label
     chosen = f"Its {label} was {number(bias[0])} when the search chose it as one of its best"
     return [*lines, f"{chosen}, and is {with_sd(bias[1])} on new seeds."]
 

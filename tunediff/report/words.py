@@ -18,7 +18,7 @@ SPACE = "\N{NO-BREAK SPACE}"
 OPEN = "not determined"
 
 
-def is_known(value: object) -> bool:
+def has_value(value: object) -> bool:
     """Whether a table cell has a value: pandas stores missing values as NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 

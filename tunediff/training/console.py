@@ -35,7 +35,7 @@ class Console(Recorder):
 
     def about(self, facts: Mapping[str, Any]) -> None:
         super().about(facts)
-        for line in facts.get("said", ()):
+        for line in facts.get("summary", ()):
             print(line, file=sys.stderr)
 
     def scalars(self, values: Mapping[str, Any], group: str = "train") -> None:

@@ -66,10 +66,10 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
-def faster_in_nhwc(model: nn.Module, wanted: bool | str, dtype: torch.dtype | None = None) -> bool:
+def faster_in_nhwc(model: nn.Module, setting: bool | str, dtype: torch.dtype | None = None) -> bool:
     """Return whether to train a model in NHWC, by `memory.channels_last`; `auto` is measured here and now."""
-    if wanted != "auto":
-        return bool(wanted)
+    if setting != "auto":
+        return bool(setting)
     return channels_last_gain(model, next(model.parameters()).device, dtype) > 1
 
 

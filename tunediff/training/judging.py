@@ -80,7 +80,7 @@ class Measured(TypedDict, total=False):
     """What is known of a search before it starts."""
 
     data: list[str]
-    """Lines about the images that are learned: see `images.told`."""
+    """Lines about the images that are learned: see `images.summarize`."""
     evaluation_s: float
     """Seconds of one evaluation; absent: not known, or no model is evaluated."""
     final_s: float
@@ -155,7 +155,7 @@ def measured(
     """
     data, result = getattr(config.knobs, "data", None), Measured(data=[])
     if isinstance(data, Data):
-        result["data"] = images.told(data, None if prepare else MOST_FILES)
+        result["data"] = images.summarize(data, None if prepare else MOST_FILES)
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
             result["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())

@@ -29,7 +29,7 @@ KEEPING = {
 """What `keep_freed` sets, for the environment of a process that does not train in its main thread: glibc gives other
 threads heaps of 64 MiB of their own, and those of a thread that has begun cannot be joined to the main one any more."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8  # glibc's malloc.h
-_kept = False
+_retains = False
 
 
 def keep_freed(keep: bool, device: torch.device) -> None:
@@ -40,8 +40,8 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     a sixth of its time on 2 cores. Once kept, a process cannot return to glibc's start, whose thresholds move with what
     is freed; it gets those where they end.
     """
-    global _kept
-    if device.type == "cuda" or keep == _kept:
+    global _retains
+    if device.type == "cuda" or keep == _retains:
         return
     options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
     if not keep:
@@ -52,7 +52,7 @@ def keep_freed(keep: bool, device: torch.device) -> None:
             mallopt(name, value)
         if not keep:
             ctypes.CDLL(None).malloc_trim(0)
-        _kept = keep
+        _retains = keep
 
 
 def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -> None:
@@ -78,11 +78,11 @@ def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: 
 
 def _recomputing(block: nn.Module) -> tuple[Any, Any]:
     """Return the contexts of the forward pass and of its repetition."""
-    return contextlib.nullcontext(), _statistics_kept(block)
+    return contextlib.nullcontext(), _frozen_statistics(block)
 
 
 @contextlib.contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     """Keep running statistics as they are inside; they are still computed with, or fewer tensors would be saved."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
@@ -150,7 +150,7 @@ def is_oom(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
 
 
-_ASKED = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
+_REQUEST = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
 
 
@@ -161,8 +161,8 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
     the memory of a CPU.
     """
     with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
-        match = _ASKED.search(str(error))
-        asked_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
+        match = _REQUEST.search(str(error))
+        request_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             own = held = torch.cuda.memory_reserved(device)
@@ -174,7 +174,7 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
             own = sum(map(_resident, processes)) * ranks
             held = max(own, int(_host_peak_mib() * 2**20) * ranks)
         others_mib = max(0, total - free - own) / 2**20
-        return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + asked_mib, "others_mib": others_mib}
+        return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + request_mib, "others_mib": others_mib}
     return {}
 
 

@@ -25,7 +25,7 @@ class Observer:
 
     def __init__(self, stop_requests: Sequence[object] = ()) -> None:
         """`stop_requests`: a non-empty list, such as of the numbers of signals, stops the training."""
-        self._asked = stop_requests
+        self._stop_requests = stop_requests
 
     def restarted(self, reason: str) -> None:
         """Note that the training begins at its first step, so that points reported before are void.
@@ -51,7 +51,7 @@ class Observer:
 
     def asks_to_stop(self) -> bool:
         """Return whether to stop; if any rank's observer says so, all ranks write a checkpoint and return."""
-        return bool(self._asked)
+        return bool(self._stop_requests)
 
 
 class Recorder(Observer):

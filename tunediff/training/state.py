@@ -34,7 +34,7 @@ class State:
     """Everything that changes while a training learns, by name."""
 
     def __init__(self, world: World) -> None:
-        self._world, self.kept = world, dict[str, Stateful]()
+        self._world, self.stateful = world, dict[str, Stateful]()
         self.rng = torch.Generator(world.device)
         """Of equal state on all ranks."""
 
@@ -43,18 +43,18 @@ class State:
         for name, stateful in objects.items():
             if not isinstance(stateful, Stateful):
                 raise TypeError(f"keep({name}=…): {type(stateful).__name__} has no state_dict and load_state_dict")
-            if name in self.kept:
+            if name in self.stateful:
                 raise ValueError(f"keep({name}=…): the name is taken")
-            self.kept[name] = plain(stateful) if isinstance(stateful, nn.Module) else stateful
+            self.stateful[name] = plain(stateful) if isinstance(stateful, nn.Module) else stateful
 
     @property
     def names(self) -> list[str]:
         """Of all that is kept."""
-        return list(self.kept)
+        return list(self.stateful)
 
     def take(self) -> dict[str, Any]:
         """Return all that is kept, as of now. Its tensors are not copied."""
-        states = {name: stateful.state_dict() for name, stateful in self.kept.items()}
+        states = {name: stateful.state_dict() for name, stateful in self.stateful.items()}
         return {
             "kept": states, "shared_rng": self.rng.get_state(), "rng": self._world.gather(self._own_rng()),
             "library_rng": self._world.gather(randomness.library_state()),
@@ -65,7 +65,7 @@ class State:
 
         Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
         """
-        for name, stateful in self.kept.items():
+        for name, stateful in self.stateful.items():
             try:
                 stateful.load_state_dict(state["kept"][name])
             except Exception as error:

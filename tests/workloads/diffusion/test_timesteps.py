@@ -654,11 +654,11 @@ def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(predicti
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     assert deviation(sampler) == pytest.approx(0.5, rel=0.01)
     taught(sampler, falling(0.02, 400))
-    assert sampler._wanted_times().item() == pytest.approx(2.0, rel=0.03)
+    assert sampler._width_factor().item() == pytest.approx(2.0, rel=0.03)
     assert deviation(sampler) == pytest.approx(0.5 * sampler._times.item(), rel=0.02)
     widest = sampler._times.clone()
     taught(sampler, [0.5 - 0.001 * i for i in range(100)])
-    assert sampler._wanted_times() < widest
+    assert sampler._width_factor() < widest
     assert sampler._times.item() == pytest.approx(widest.item(), rel=0.02), "it never narrows"
 
 

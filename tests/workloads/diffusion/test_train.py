@@ -116,7 +116,7 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert point["validation_split"] == "all"
     assert (told.shown["samples"].shape, told.shown["samples"].dtype) == ((40, 1, 8, 8), torch.uint8)
     assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
-    assert told.facts == {"data": "digits", "samples": 64, "said": ["data: 64 images at 8×8 (digits)"]}
+    assert told.facts == {"data": "digits", "samples": 64, "summary": ["data: 64 images at 8×8 (digits)"]}
     again = judged(config, outcome.model.state_dict(), CPU)
     assert again["frechet"] == point["frechet"]
     assert again["validation_loss"] == point["validation_loss"]

@@ -177,7 +177,7 @@ def longer(context: ReportContext, files: Files) -> Html | None:
     """Return the section that compares the finalists with every longer budget; None if there is none."""
     parts = []
     for compared in context.longer:
-        budget_s = compared.found.space.budget.per_trial_s
+        budget_s = compared.results.space.budget.per_trial_s
         parts += [
             el("h3", f"With {duration(budget_s)}"),
             _over_seeds(compared, None, files, f"longer_{budget_s:.10g}s"),
@@ -191,11 +191,11 @@ def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: st
     header, *rows = comparison_table(compared)
     sentences = conclusions(compared) or ["Nothing can be compared yet."]
     figure = None
-    if not compared.found.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
+    if not compared.results.by_rate and any(len(group.curve(compared.metric)) > 1 for group in compared.groups):
         figure = files.chart(
             name,
             lambda: of_means(compared, best),
-            f"objective against {compared.found.clock.seconds}, mean and standard deviation over seeds",
+            f"objective against {compared.results.clock.seconds}, mean and standard deviation over seeds",
             "Mean over the seeds, and ± one standard deviation.",
         )
     return join(
@@ -212,7 +212,7 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
 
     If two knobs were varied, there is one panel per value of the one with fewer values; all panels show the baseline.
     """
-    results = compared.found
+    results = compared.results
     # Panels, and one colour per configuration over all panels.
     shown = [group for group in compared.groups if group.curve(compared.metric)]
     panel_knob, line_knob = _panels_and_lines(shown) or (None, None)

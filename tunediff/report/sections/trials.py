@@ -16,7 +16,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
-from tunediff.report.words import beside, is_known, rounded
+from tunediff.report.words import beside, has_value, rounded
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
@@ -80,7 +80,7 @@ def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
     if context.noise is not None:
         best, near = context.evidence.best, row[NEAR_COLUMN] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
-    versus = row["versus_baseline"] if is_known(row["versus_baseline"]) else None
+    versus = row["versus_baseline"] if has_value(row["versus_baseline"]) else None
     value = [rounded(row[context.results.metric]), beside(versus, context.results.ratios)]
     spent = [rounded(row[name]) for name in (context.results.clock.along, "peak_memory_mib")]
     status = row["status"] + f" {DISTURBED}" * row["disturbed"]
@@ -99,7 +99,7 @@ def _is_better(context: ReportContext, trial: TrialRecord) -> bool:
 def _speedup(row: dict[Any, Any]) -> str:
     """Return a speed-up: `1.85`, or `≥ 4.00` if only a lower bound is known."""
     value, bound = row["speedup"], row["speedup_at_least"]
-    return f"{value:.2f}" if is_known(value) else f"≥ {bound:.2f}" if is_known(bound) else ""
+    return f"{value:.2f}" if has_value(value) else f"≥ {bound:.2f}" if has_value(bound) else ""
 
 
 def _on_two_lines(name: str) -> Html:

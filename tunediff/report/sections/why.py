@@ -110,13 +110,13 @@ def _trust(context: ReportContext) -> str:
 def _noise(context: ReportContext, metric: str) -> Noise | None:
     """Return the noise of one run in a quantity, confirming runs included; None if it is unknown."""
     confirmation = context.confirmation
-    return noise.measured(context.results, confirmation.compared.found if confirmation is not None else None, metric)
+    return noise.measured(context.results, confirmation.compared.results if confirmation is not None else None, metric)
 
 
 def _alike(decomposition: Why, scatter: Noise | None) -> bool:
     """Whether the values at equal samples differ by no more than the noise of one run; False if it is unknown."""
     at_samples = decomposition.at_samples
-    return scatter is not None and at_samples is not None and not scatter.apart(*at_samples)
+    return scatter is not None and at_samples is not None and not scatter.differ(*at_samples)
 
 
 def explain(
@@ -260,7 +260,7 @@ def _steps(context: ReportContext, files: Files, base: TrialRecord, winner: Tria
 def _differ_in_speed(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> bool:
     """Whether their throughputs differ by more than the noise of one run; False if that noise is unknown."""
     speed, of_base, scatter = rate(winner), rate(base), _noise(context, RATE)
-    return scatter is not None and bool(speed and of_base) and scatter.apart(speed or 0.0, of_base or 0.0)
+    return scatter is not None and bool(speed and of_base) and scatter.differ(speed or 0.0, of_base or 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, last, shown, without_seed
 from tunediff.analysis.comparison import Comparison, speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
-from tunediff.analysis.evidence import UNTOLD
+from tunediff.analysis.evidence import NOT_SIGNIFICANT
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
@@ -97,7 +97,7 @@ def _single(context: ReportContext, winner: TrialRecord) -> list[object]:
         return [*parts, "; the baseline's result has no ratio to compare it with."]
     itself = el("span", f"the baseline ({base.name})", class_="baseline")
     if not better:
-        which = UNTOLD if better is False else "whether that is more than noise is not known"
+        which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
         return [*parts, f" beside the {rounded(of_base)} of ", itself, f": {which}."]
     if context.results.by_rate:
         return [*parts, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]

@@ -34,7 +34,7 @@ class Pipeline(Single):
         super().__init__(config, world)
         self.replicas = alone(world.device)
         self._owners, self._alone = dict[str, int](), False
-        self._kept: list[nn.Module] = []
+        self._models: list[nn.Module] = []
         self._schedule: Any = None
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
@@ -56,17 +56,17 @@ class Pipeline(Single):
         if self._schedule is None:
             self._cut(inputs, autocast)
         rank, last = self._world.rank, self._world.size - 1
-        found = torch.zeros(len(weights), device=self._world.device)
+        all_losses = torch.zeros(len(weights), device=self._world.device)
 
         def loss(output: Tensor, rows: Tensor) -> Tensor:
             losses = loss_of(output, *(target[rows] for target in targets))
-            found[rows] = losses.detach()
+            all_losses[rows] = losses.detach()
             return (weights[rows] * losses).sum()
 
         self._loss = loss
         rows = torch.arange(len(weights), device=self._world.device)
         self._schedule.step(*(inputs if rank == 0 else ()), target=rows if rank == last else None, return_outputs=False)
-        return self._world.sum(found)  # only the last rank has found any
+        return self._world.sum(all_losses)  # only the last rank has found any
 
     def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
         """Divide the model by what its links cost on rank 0, and make the schedule. All ranks together."""
@@ -122,13 +122,13 @@ class Pipeline(Single):
     # -------------------------------------------------------------------------------------------------- what is learned
     def keeps(self, one: Any) -> None:
         if isinstance(one, nn.Module):
-            self._kept.append(one)
+            self._models.append(one)
         if isinstance(one, torch.optim.Optimizer):
             one.register_state_dict_post_hook(self._join)
             one.register_load_state_dict_pre_hook(self._part)
 
     def complete(self, *models: nn.Module) -> None:
-        for model in dict.fromkeys((*self._kept, *models)):
+        for model in dict.fromkeys((*self._models, *models)):
             for name, one in (*model.named_parameters(), *model.named_buffers()):
                 if name in self._owners:
                     self._world.of(self._owners[name], one.detach())

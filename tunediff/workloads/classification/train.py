@@ -31,7 +31,7 @@ def train(trial: Trial) -> None:
 
     # ---- data and evaluation
     data = sets.learned(knobs.data)
-    trial.about(data=data.name, samples=len(data), said=load(knobs.data).said)
+    trial.about(data=data.name, samples=len(data), summary=load(knobs.data).summary)
     if trial.evaluates:
         judge = judge_of(knobs, trial.world)
 

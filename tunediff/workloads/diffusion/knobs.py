@@ -169,7 +169,7 @@ def evaluation_protocol(config: Any) -> str:
     try:
         dim = weights.length(protocol, data.image_size)
         if protocol.extractor == "cifar10-resnet":
-            network = f", in the features of {weights.trained(protocol).said}"
+            network = f", in the features of {weights.trained(protocol).description}"
     except ConfigError:  # the file lies on another machine
         dim = 0
     called, follows = SAMPLERS[protocol.sampler]

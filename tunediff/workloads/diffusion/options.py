@@ -148,9 +148,9 @@ def _unet_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
     widths, downs = options["block_out_channels"], options["down_block_types"]
     multiples = isinstance(widths, list) and all(isinstance(w, int) and w > 0 and w % widths[0] == 0 for w in widths)
     yield "block_out_channels", multiples and bool(widths), "multiples of the first"
-    known_kinds = isinstance(downs, list) and all(kind in ("DownBlock2D", "AttnDownBlock2D") for kind in downs)
+    allowed = isinstance(downs, list) and all(kind in ("DownBlock2D", "AttnDownBlock2D") for kind in downs)
     allowed_kinds = "DownBlock2D or AttnDownBlock2D for each of block_out_channels"
-    yield "down_block_types", known_kinds and len(downs) == len(widths), allowed_kinds
+    yield "down_block_types", allowed and len(downs) == len(widths), allowed_kinds
     ups = _mirrored(downs)
     yield "up_block_types", options["up_block_types"] == ups, f"{ups}, the mirror image of down_block_types"
     attending = {width for width, kind in zip(widths, downs, strict=True) if kind.startswith("Attn")} | {widths[-1]}

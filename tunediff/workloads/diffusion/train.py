@@ -42,7 +42,7 @@ def train(trial: Trial) -> None:
 
     # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
-    trial.about(data=images.name, samples=len(images), said=images.said)
+    trial.about(data=images.name, samples=len(images), summary=images.summary)
     if trial.evaluates:
         evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
 

@@ -27,7 +27,7 @@ class Adaptive(TableSampler):
     """
 
     adaptive = True
-    KEPT: ClassVar[Mapping[str, str]]
+    BUFFERS: ClassVar[Mapping[str, str]]
     """Tensors of the state by name, without the `_` of the attribute, and their descriptions in messages."""
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
@@ -40,7 +40,7 @@ class Adaptive(TableSampler):
             gathered, self._pending = self._held(), []
             t, errors, weights = gathered.permute(2, 1, 0, 3).flatten(1)
             self._learn(t.long(), errors, weights)
-            self._set(self.world.first(self._wanted()))
+            self._set(self.world.first(self._learned_density()))
 
     def _held(self) -> Tensor:
         """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
@@ -58,7 +58,7 @@ class Adaptive(TableSampler):
         """Return what p(t) is proportional to, float64 [T]; p is uniform where the sum is not finite or zero."""
         raise NotImplementedError
 
-    def _wanted(self) -> Tensor:
+    def _learned_density(self) -> Tensor:
         """Return p(t) from what this rank has learned, float64 [T]."""
         importance = self._importance()
         total = importance.sum()
@@ -66,10 +66,10 @@ class Adaptive(TableSampler):
         return torch.where(ready, mixed(importance, self.member.uniform_share), 1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
-        return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.KEPT}
+        return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.BUFFERS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, description in self.KEPT.items():
+        for name, description in self.BUFFERS.items():
             if (shape := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
                 raise ValueError(f"{description} of shape {tuple(shape)} does not fit; expected {tuple(expected)}")
             getattr(self, f"_{name}").copy_(state[name])
@@ -77,7 +77,7 @@ class Adaptive(TableSampler):
         pending = state["pending"].permute(1, 2, 0, 3).flatten(2)
         of_this_rank = pending.tensor_split(self.world.size, dim=2)[self.world.rank]
         self._pending = [(t.long(), e, w) for t, e, w in of_this_rank.to(self.device)]
-        self._set(self._wanted())
+        self._set(self._learned_density())
 
 
 class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
@@ -87,7 +87,7 @@ class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
     remembered loss is not finite or all are zero.
     """
 
-    KEPT: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
+    BUFFERS: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
 
     def __init__(self, member: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -133,7 +133,7 @@ class InfoNoise(Adaptive, of=methods.InfoNoise):
     """
 
     GATE_POWER = 3
-    KEPT: ClassVar = {"sums": "running means (2, bins)"}
+    BUFFERS: ClassVar = {"sums": "running means (2, bins)"}
 
     def __init__(self, member: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)

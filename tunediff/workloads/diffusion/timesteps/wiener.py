@@ -61,7 +61,7 @@ class Wiener(Adaptive, of=methods.Wiener):
     makes the lead grow once more.
     """
 
-    KEPT: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
+    BUFFERS: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
 
     def __init__(self, member: methods.Wiener, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -91,7 +91,7 @@ class Wiener(Adaptive, of=methods.Wiener):
         self._sums = self._sums + both if self._images else both
         self._images += len(components) * self.world.size
         self._find_place()
-        self._set(self.world.first(self._wanted()))  # other GPUs round differently
+        self._set(self.world.first(self._learned_density()))  # other GPUs round differently
 
     def _find_place(self) -> None:
         """Set λ*, the filter's ε-error float64 [T] and the narrow density from the images so far."""
@@ -131,9 +131,9 @@ class Wiener(Adaptive, of=methods.Wiener):
         self._seen += len(t)
         self._means = (1 - len(t) / self._seen) ** self._powers[:, None] * self._means + both
         if self._seen >= SETTLED:
-            self._times = torch.maximum(self._times, self._wanted_times())
+            self._times = torch.maximum(self._times, self._width_factor())
 
-    def _wanted_times(self) -> Tensor:
+    def _width_factor(self) -> Tensor:
         """Return the width that the lead's growth asks for, in those of the start, a scalar."""
         late, early = self._means[:, 0] / self._means[:, 1]
         age_late, age_early = 1 / (self._powers + 1)
