@@ -120,7 +120,7 @@ def unmoved_words(results: Results) -> str:
 
 def caution_words(evidence: Evidence) -> str:
     """Return what of the best configuration need not hold in longer trainings, unless they were run; '' for nothing."""
-    space, best = evidence.found.space, evidence.best
+    space, best = evidence.results.space, evidence.best
     if best is None or evidence.is_baseline(best) or (space.confirm is not None and len(space.confirm.budgets) > 1):
         return ""
     try:
