@@ -93,7 +93,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     with tempfile.TemporaryDirectory() as storage:
         folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
         experiment.create(folder, space, content)
-        console = Console(folder, space, quiet=False)
+        console = Console(folder, space)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
             share = functools.partial(resources.share, space)

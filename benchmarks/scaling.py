@@ -71,7 +71,7 @@ class Simulation:
         nodes = tuple(Machine(64, DEVICES, f"node{number}", f"{number}") for number in range(-(-slots // DEVICES)))
         pool = Pool(ResourcePartition(nodes, (1,), gpu=True, whole=False))
         self.searcher = self.timed("start", self._searcher, folder, pool, storage)
-        self.console = Console(folder, self.space, quiet=False)
+        self.console = Console(folder, self.space)
 
     def _searcher(self, folder: Path, pool: Pool, storage: optuna.storages.BaseStorage | None) -> Searcher:
         return Searcher(OptunaProposer(self.space, folder, storage=storage), pool)

@@ -40,9 +40,10 @@ def _timed_in_no_time(monkeypatch):
 def _outputs_fit_their_schemas(monkeypatch):
     """Whatever a command prints as JSON, in any test, is validated against the schemas that are shipped."""
     from tests import json_schemas
-    from tunediff import cli, event_lines
+    from tunediff import cli
+    from tunediff.core import progress
 
-    versioned, line = cli.versioned, event_lines.EventLines.line
+    versioned, line = cli.versioned, progress.EventLines.line
 
     def checked(values):
         output = versioned(values)
@@ -56,7 +57,7 @@ def _outputs_fit_their_schemas(monkeypatch):
         return text
 
     monkeypatch.setattr(cli, "versioned", checked)
-    monkeypatch.setattr(event_lines.EventLines, "line", checked_line)
+    monkeypatch.setattr(progress.EventLines, "line", checked_line)
 
 
 PNG = base64.b64decode(

@@ -31,7 +31,7 @@ from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, judging

@@ -318,7 +318,7 @@ def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
 def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.shown(), progress.Progress("sampling", 10, "steps") as bar:
+    with progress.EventLines().work(), progress.Progress("sampling", 10, "steps") as bar:
         for k in range(10):
             now[0] += 16.0
             bar.step(k, 10, None)
@@ -331,10 +331,20 @@ def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch
 def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for visible in (True, False):
-        with progress.shown(), progress.Progress("sampling", 4, visible=visible) as bar:
+        with progress.EventLines().work(), progress.Progress("sampling", 4, visible=visible) as bar:
             for _ in range(4):
                 bar.step()
         assert ("4/4" in capsys.readouterr().err) == visible
+
+
+def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
+    for lines in (progress.EventLines(as_json=True, on_stderr=True), progress.EventLines(quiet=True)):
+        with lines.work(), progress.Progress("sampling", 4) as bar:
+            bar.step()
+    out, error = capsys.readouterr()
+    assert (out, [json.loads(line)["text"] for line in error.splitlines()]) == ("", ["sampling: 0 of 4 images"])
 
 
 # ------------------------------------------------------------------------------------------------------------ refused

@@ -9,7 +9,6 @@ import errno
 import functools
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -271,16 +270,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result as `--json` prints it: with the number of the version of its keys, without NaN."""
-    return {"schema": SCHEMA, **finite(values)}
-
-
-def finite(value: Any) -> Any:
-    """Return the same without NaN and infinity, which JSON has no words for: they are null."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"schema": SCHEMA, **text.finite(values)}
 
 
 @contextlib.contextmanager

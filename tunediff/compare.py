@@ -19,7 +19,7 @@ from tunediff import cli
 from tunediff.analysis import pairs
 from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 from tunediff.report import pair_plan
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12

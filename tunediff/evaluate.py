@@ -27,7 +27,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, text
 from tunediff.core.files import numbered, write_text
-from tunediff.core.progress import Progress, shown
+from tunediff.core.progress import EventLines, Progress
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import image_files, weights
@@ -116,7 +116,7 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
     from tunediff.distributed import from_environment
     from tunediff.training.judging import judged
 
-    with from_environment() as world, shown(world.main):
+    with from_environment() as world, EventLines().work(world.main):
         config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
         values = judged(config, model.state(), world)
         if world.main:
@@ -191,7 +191,7 @@ def _evaluate(
 
     evaluation = config.evaluation
     image_folder = args.out if args.out is not None and args.out.suffix != ".json" else None  # images of the first seed
-    with from_environment() as world, shown(world.main):
+    with from_environment() as world, EventLines().work(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
         with open(model.weights, "rb") as file:  # now: a training that goes on will replace it

@@ -17,7 +17,7 @@ from tunediff import cli
 from tunediff.api import profile_run
 from tunediff.api.profile_run import ProfileOptions
 from tunediff.core import text
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 
 
 @cli.guarded

@@ -19,7 +19,7 @@ from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.files import numbered
-from tunediff.core.progress import Progress, shown
+from tunediff.core.progress import EventLines, Progress
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
@@ -146,7 +146,7 @@ def _draw(
     contract.sampler_options(config).announce(network, config, n, world, device)
     work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
     request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size, columns)
-    with shown(world.main), work as progress:
+    with EventLines().work(world.main), work as progress:
         seconds = contract.draw(network, config, request, world, progress, [store.add])
     return store.gather(), seconds
 

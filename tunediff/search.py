@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from tunediff import cli
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 from tunediff.report import page, plan, summary
 
 
@@ -68,12 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_plan(request: SearchRequest, options: CommandOptions) -> None:
     """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take too long."""
-
-    def say(message: str) -> None:
-        if not options.quiet:
-            print(message, file=sys.stderr, flush=True)
-
-    planned = search_setup.planned(request, options, search_setup.measure(request.space, say, prepare=False))
+    lines = EventLines.of(options).aside
+    measured = search_setup.measure(request.space, functools.partial(lines.say, timed=False), prepare=False)
+    planned = search_setup.planned(request, options, measured)
     cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
     plan.check(planned, options.force)
 

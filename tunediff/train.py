@@ -19,7 +19,7 @@ from tunediff.api import train_run
 from tunediff.api.train_run import TrainOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 
 
 @cli.guarded

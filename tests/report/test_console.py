@@ -12,12 +12,12 @@ from tests import helpers, searches
 from tests.searches import noisy
 from tunediff import config as cfg
 from tunediff import search_space
-from tunediff.analysis import following
+from tunediff.analysis import Results, following
 from tunediff.core import progress, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.event_lines import EventLines
-from tunediff.report import console, heartbeat, plan, words
+from tunediff.core.progress import EventLines
+from tunediff.report import console, heartbeat, live_table, plan, words
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -58,7 +58,7 @@ def night(tmp_path):
 
 def shown(folder, loaded, height=30, events=(), width=140):
     """What a terminal shows in the end, line by line."""
-    table = console.Table(folder, loaded)
+    table = live_table.LiveTable(folder, loaded)
     table._terminal = Terminal(file=io.StringIO(), width=width, height=height, force_terminal=False)
     for event in events:
         table.listen(*event)
@@ -122,7 +122,7 @@ def test_beside_a_baseline_that_failed_nothing_is_faster(tmp_path, status, capsy
     assert head.endswith(f"best t0003 1 · no speed-up: the baseline t0000 ended as {status}")
     assert not any("×" in row for row in [head, *rows])
     assert rows[0].split()[-5:] == ["█▅▁", "1", "200", "503", "ok"], "no ratio to what has failed"
-    lines = console.Console(folder, loaded, quiet=False)
+    lines = console.Console(folder, loaded)
     lines.listen("point", "t0003", {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0})
     lines.listen("end", "t0003", {})
     assert "baseline" not in capsys.readouterr().out
@@ -139,18 +139,18 @@ def test_a_restart_is_told_with_its_reason(night, capsys):
     journal = Journal(folder / "trials" / "t0001")
     journal.write("restarted", reason="checkpoint.pt cannot be read (EOFError)")
     journal.point(helpers.point(4, 8.0, frechet=5.0))
-    lines = console.Console(folder, loaded, quiet=False)
+    lines = console.Console(folder, loaded)
     lines.listen("end", "t0001", {})
     assert "started from the beginning: checkpoint.pt cannot be read (EOFError)" in capsys.readouterr().out
     assert any("t0001 ok  started from the beginning" in line for line in shown(*night, events=[("end", "t0001", {})]))
-    reasons = console.Results(folder, loaded, record.read_trials(folder)).table().set_index("trial")["reason"]
+    reasons = Results(folder, loaded, record.read_trials(folder)).table().set_index("trial")["reason"]
     assert reasons["t0001"] == "started from the beginning: checkpoint.pt cannot be read (EOFError)"
 
 
 def test_where_a_trial_goes_that_has_no_end(night, capsys):
     """Its node was taken away, or will be: neither is a failure."""
     folder, loaded = night
-    lines = console.Console(folder, loaded, quiet=False)
+    lines = console.Console(folder, loaded)
     for how in ({}, {"draining": True}):
         Journal(folder / "trials" / "t0003").write("lost", nodes=["a"], reason="died", **how)
         lines.listen("end", "t0003", {})
@@ -161,7 +161,7 @@ def test_where_a_trial_goes_that_has_no_end(night, capsys):
 
 def test_search_events_are_json_lines_on_stderr(night, capsys):
     folder, loaded = night
-    lines = console.Console(folder, loaded, quiet=False, lines=EventLines(on_stderr=True, as_json=True))
+    lines = console.Console(folder, loaded, lines=EventLines(on_stderr=True, as_json=True))
     lines.listen("start", "t0001", {"loader.batch_size": 64, "trial": 1})
     lines.listen("point", "t0001", {"index": 1, "train_s": 2.0, "frechet": 4.0, "samples_per_s": 50.0})
     lines.listen("end", "t0001", {})
@@ -178,7 +178,7 @@ def test_search_events_are_json_lines_on_stderr(night, capsys):
 
 def test_search_events_are_text_on_stderr_beside_json(night, capsys):
     folder, loaded = night
-    console.Console(folder, loaded, quiet=False, lines=EventLines(on_stderr=True)).listen("end", "t0001", {})
+    console.Console(folder, loaded, lines=EventLines(on_stderr=True)).listen("end", "t0001", {})
     out, error = capsys.readouterr()
     assert out == ""
     assert re.match(r"\[ +\d+s\] t0001 ok  ", error)
@@ -189,7 +189,7 @@ def test_what_is_left_is_told_from_this_session_alone(night, monkeypatch, capsys
     folder, loaded = night
     moments = iter([0.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(moments, 60.0))
-    lines = console.Console(folder, loaded, quiet=False)
+    lines = console.Console(folder, loaded)
     Journal(folder / "trials" / "t0003").write("end", status="ok")
     lines.listen("end", "t0003", {})
     assert "4/8, about 4m00s left" in capsys.readouterr().out
@@ -200,7 +200,7 @@ def test_what_is_left_counts_down_between_two_trials(night, monkeypatch):
     folder, loaded = night
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    lines = console.Console(folder, loaded, quiet=True)
+    lines = console.Console(folder, loaded, EventLines(quiet=True))
     Journal(folder / "trials" / "t0003").write("end", status="ok")
     lines._read()
     now[0] = 60.0
@@ -229,7 +229,7 @@ def test_an_unknown_evaluation_is_null_and_named(tmp_path):
 def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, capsys):
     wanted = searches.make(tmp_path / "night")
     told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56, "data": ["skipped 1 of 65 files: 1 empty: a.png"]})
-    console.Console(tmp_path / "night", wanted, quiet=False, planned=told).greet(None)
+    console.Console(tmp_path / "night", wanted, planned=told).greet(None)
     said = capsys.readouterr().out
     for line in (
         "skipped 1 of 65 files: 1 empty: a.png", "training: 2m40s", "evaluation: 12m02s (4 × 23s per trial, as timed on",
@@ -291,7 +291,7 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     told = plan.values(wanted, tmp_path, {"evaluation_s": 22.56})
-    lines = console.Console(folder, wanted, quiet=False, planned=told)
+    lines = console.Console(folder, wanted, planned=told)
     searching, again = 8 * (20 + 4 * 22.56 + 2) + 15, 8 * (20 + 4 * 22.56 + 2)
     then = f", then at most {text.seconds(again)} of confirming"
     assert lines._left() == f"about {text.seconds(searching)} left{then}"
@@ -310,7 +310,7 @@ def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsy
 def test_end_of_a_search_promises_no_confirming_where_only_the_baseline_finished(tmp_path, capsys):
     content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}, "budget": {"per_trial": "20s", "trials": 2}}
     wanted = searches.make(folder := tmp_path / "night", content)
-    lines = console.Console(folder, wanted, quiet=False)
+    lines = console.Console(folder, wanted)
     searches.write(folder, wanted, 0)
     searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status="pruned")
     lines.listen("end", "t0001", {})
@@ -326,7 +326,7 @@ def test_trials_that_others_disturbed_are_marked(tmp_path, capsys):
     head, _, *rows = (line for line in shown(folder, wanted, width=200) if line)
     assert head.endswith(" · † others used the machine meanwhile")
     assert [row.split()[-1] for row in rows] == ["ok", "†"]
-    lines = console.Console(folder, wanted, quiet=False)
+    lines = console.Console(folder, wanted)
     point = {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0}
     for name, disturbed in (("t0000", True), ("t0001", False)):
         lines.listen("point", name, point | {"disturbed": disturbed})
@@ -341,15 +341,15 @@ def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
     (folder / "sessions.jsonl").write_text(
         '{"event": "begin", "monotonic_s": 10}\n{"event": "end", "monotonic_s": 280}'
     )
-    lines = console.Console(folder, wanted, quiet=False, planned=plan.values(wanted, tmp_path, {}))
+    lines = console.Console(folder, wanted, planned=plan.values(wanted, tmp_path, {}))
     assert lines._left() == "about 30s left"
 
 
 def test_what_cannot_be_shown_ends_no_search(night, monkeypatch, capsys):
     """A table whose drawing fails, whatever prints; progress that nobody can be told, which is tried once."""
     folder, loaded = night
-    monkeypatch.setattr(console.Table, "_headline", lambda _: 1 / 0)
-    with console.Table(folder, loaded) as table:
+    monkeypatch.setattr(live_table.LiveTable, "_headline", lambda _: 1 / 0)
+    with live_table.LiveTable(folder, loaded) as table:
         table.say("a line")
     said = capsys.readouterr().out
     assert "a line" in said
@@ -409,7 +409,7 @@ def test_the_heart_of_a_console_ends_with_it(tmp_path, monkeypatch):
     searches.write(folder / "confirm", wanted, 0, status=None)
     monkeypatch.setattr(console.Console, "_print", lambda *_: 1 / 0)
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
-    with console.Console(folder / "confirm", wanted, quiet=False) as lines:
+    with console.Console(folder / "confirm", wanted) as lines:
         assert lines._heartbeat.doing().startswith("confirm/t0000 waits for its workers")
         time.sleep(0.2)
         lines.quiet = True
@@ -483,24 +483,24 @@ def test_a_table_at_the_end_fits_its_terminal(width):
     ],
 )
 def test_a_curve_as_bars(values, bars):
-    assert console.sparkline(values, logs=True) == bars
+    assert live_table.sparkline(values, logs=True) == bars
 
 
 def test_a_start_says_what_is_believed_of_an_earlier_search(tmp_path, capsys):
     """And a search that goes on does not say it again."""
     searches.night(tmp_path / "earlier")
     wanted = searches.make(tmp_path / "night", searches.FILE | {"warm_start": str(tmp_path / "earlier")})
-    console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
+    console.Console(tmp_path / "night", wanted).greet(None)
     said = capsys.readouterr().out
     assert re.search(r"warm start: none of the 3 results of earlier is reused \(CPU slow one there, .+ here; ", said)
     searches.write(tmp_path / "night", wanted, 0)
-    console.Console(tmp_path / "night", wanted, quiet=False).greet(None)
+    console.Console(tmp_path / "night", wanted).greet(None)
     assert "warm start" not in capsys.readouterr().out
 
 
 def test_what_is_never_run_is_said_once(night, capsys):
     folder, loaded = night
-    shows = console.Console(folder, loaded, quiet=False)
+    shows = console.Console(folder, loaded)
     write(folder, loaded, 4, {"loader.batch_size": 128, "precision.amp": "bf16"}, [], "skipped", "not run: as t0002")
     for event in ("point", "end"):
         shows.listen(event, "t0003", {"index": 2, "train_s": 4.0, "samples_per_s": 50.0, "frechet": 15.0})
@@ -520,7 +520,7 @@ def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
     experiment.create(folder, loaded, content)
     for number, point in enumerate(loaded.candidates[:3]):
         write(folder, loaded, number, point, [8.0, 4.0 - number], "ok")
-    lines = console.Console(folder, loaded, quiet=False, started=time.monotonic() - 440)
+    lines = console.Console(folder, loaded, started=time.monotonic() - 440)
     lines.listen("start", "t0002", loaded.candidates[2])
     lines.listen("end", "t0001", {})
     start, end = capsys.readouterr().out.splitlines()
@@ -540,7 +540,7 @@ def test_of_thousands_of_trials_the_summary_is_made_seldom_and_every_end_is_told
         monkeypatch.setattr(module, "MANY", 1)
     monkeypatch.setattr(following, "SHARE", 1e-9)
     folder, loaded = night
-    lines = console.Console(folder, loaded, quiet=False)
+    lines = console.Console(folder, loaded)
     write(folder, loaded, 4, {"loader.batch_size": 64, "precision.amp": "bf16"}, [30, 10, 6, 2.0], "ok")
     lines.listen("end", "t0004", {})
     told = capsys.readouterr().out

@@ -16,7 +16,7 @@ from tunediff.analysis.comparison import compare
 from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.config import workload
 from tunediff.core.journal import Journal
-from tunediff.report import console, outputs, study_table, summary, verdicts
+from tunediff.report import console, live_table, outputs, study_table, summary, verdicts
 from tunediff.tuning import confirming
 
 RANKER = {
@@ -49,7 +49,7 @@ def ranked(folder, shift=0.0):
 # ------------------------------------------------------------------------------------------------------------- console
 def test_lines_and_table_of_the_console(tmp_path, capsys):
     wanted = ranked(tmp_path / "night")
-    said = console.Console(tmp_path / "night", wanted, quiet=False)
+    said = console.Console(tmp_path / "night", wanted)
     for name in ("t0000", "t0001", "t0002"):
         said.listen("point", name, {"index": 2, "train_s": 10.0, "accuracy": 0.8, "samples_per_s": 400.0})
         said.listen("end", name, {})
@@ -216,7 +216,7 @@ def test_ours_keeps_its_words(tmp_path):
     ("values", "bars"), [([0.0, 0.5, 1.0], "▁▅█"), ([-3.0, -1.0, -2.0], "▁█▅"), ([math.nan, 1.0], "?▁")]
 )
 def test_a_rising_curve_as_bars(values, bars):
-    assert console.sparkline(values, logs=False).replace("▄", "▅") == bars
+    assert live_table.sparkline(values, logs=False).replace("▄", "▅") == bars
 
 
 def test_importance_and_effects_of_values_around_zero(tmp_path, plain):

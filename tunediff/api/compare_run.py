@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.stopping import resumable
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.core.progress import log_exceptions
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
@@ -35,19 +33,15 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
 
     Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
-    begun, new = time.monotonic(), options.resume is None
+    new = options.resume is None
+    folder = _create(options, lines) if new else compare_setup.resume(options)
+    heart = Heartbeat(folder, lines.say)
 
-    def say(text: str, event: str = "message", **fields: Any) -> None:
-        if event == "start" and not lines.as_json:  # people read how a run ended; the heartbeat says what goes on
-            return
-        with contextlib.suppress(OSError):  # the terminal went away; the comparison must not
-            lines.print(lines.line(text, time.monotonic() - begun, "", event, **fields))
-        if heart is not None:
+    def say(message: str, event: str = "message", **fields: Any) -> None:
+        if event != "start" or lines.as_json:  # people read how a run ended; the heartbeat says what goes on
+            lines.say(message, event, **fields)
             heart.beat()
 
-    heart: Heartbeat | None = None
-    folder = _create(options, say, lines.quiet) if new else compare_setup.resume(options)
-    heart = Heartbeat(folder, say)
     shown = contextlib.nullcontext() if lines.quiet else heart
     with resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
         _run(pairs.read(folder), options, say)
@@ -70,11 +64,11 @@ def lines(folder: Path) -> list[str]:
     return [text.block(block), "", *report.sentences(result)]
 
 
-def _create(options: CompareOptions, say: Say, quiet: bool) -> Path:
-    """Check a new comparison, say what it costs, make its folder and return that. Raises `ConfigError`."""
-    with compare_setup.prepare(options, say) as request:
-        for line in pair_plan.lines(compare_setup.planned(request, options, say)) if not quiet else ():
-            say(line)
+def _create(options: CompareOptions, lines: EventLines) -> Path:
+    """Check a new comparison, print what it costs, make its folder and return that. Raises `ConfigError`."""
+    with compare_setup.prepare(options, lines.say) as request:
+        for line in pair_plan.lines(compare_setup.planned(request, options, lines.say)) if not lines.quiet else ():
+            lines.say(line)
         compare_setup.create(request)
     return request.folder
 

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console as Terminal
 
 from tunediff.api.search_run import Display
-from tunediff.core.progress import log_exceptions
-from tunediff.event_lines import EventLines
-from tunediff.report.console import Console, Table
+from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.report.console import Console
+from tunediff.report.live_table import LiveTable
 
 COLUMNS, ROWS = 120, 40
 """Size of the table in a notebook, in characters and lines."""
@@ -38,11 +38,11 @@ def display_of(progress: bool) -> Display:
     if progress and in_notebook():
         kind = NotebookTable
     elif progress and lines.on_stderr:
-        kind = Table
-    return functools.partial(kind, quiet=lines.quiet, lines=lines)
+        kind = LiveTable
+    return functools.partial(kind, lines=lines)
 
 
-class NotebookTable(Table):
+class NotebookTable(LiveTable):
     """Show the table of a search in the output of a cell, and replace it at every event; messages are logged."""
 
     def __enter__(self) -> NotebookTable:

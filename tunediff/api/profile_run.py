@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import numbered
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 
 if TYPE_CHECKING:
     from tunediff.profiling.result import Profile
@@ -119,14 +118,9 @@ def _profile(config: Systems, workers: int, folder: Path, options: ProfileOption
     from tunediff.profiling import files, run
     from tunediff.training.run_trial import end_of
 
-    began, events = time.monotonic(), dataclasses.replace(lines, on_stderr=True)
-
-    def say(line: str) -> None:
-        events.print(events.line(line, time.monotonic() - began))
-
     try:
         profile = run.profile(
-            config, folder, say, name=options.config.stem, command=options.command, workers=workers,
+            config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
             steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
         )  # fmt: skip
     except Exception as error:

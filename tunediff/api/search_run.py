@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 import time
@@ -19,11 +18,11 @@ from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.api.stopping import resumable
 from tunediff.core import text
-from tunediff.core.progress import log_exceptions
+from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
-from tunediff.event_lines import EventLines
 from tunediff.report import context, outputs, page, verdicts
-from tunediff.report.console import Console, Table
+from tunediff.report.console import Console
+from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.lock import alone
@@ -42,13 +41,9 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     Leaves tables, figures and report.html in the folder. Raises `ConfigError`, and `StoppedError` or
     `KeyboardInterrupt` that say how to resume it.
     """
-    begun, aside = time.monotonic(), dataclasses.replace(lines, on_stderr=True)
-
-    def say(message: str) -> None:
-        aside.print(aside.line(message, time.monotonic() - begun) if aside.as_json else message)
-
     space, planned, new = request.space, None, request.content is not None
     if new:
+        say = functools.partial(lines.aside.say, timed=False)
         space, planned = search_setup.create(request, options, say, lines.quiet)
     with resumable("search", request.folder, options), experiment.start_of(request.folder, new):
         _run(request.folder, space, options, display or console(lines), planned)
@@ -73,7 +68,7 @@ def read(folder: Path) -> Evidence:
 def console(lines: EventLines) -> Display:
     """Return what shows the progress: a live table in a terminal, a line per event elsewhere."""
     terminal = not (lines.quiet or lines.on_stderr or lines.logged) and sys.stdout.isatty()
-    return functools.partial(Table if terminal else Console, quiet=lines.quiet, lines=lines)
+    return functools.partial(LiveTable if terminal else Console, lines=lines)
 
 
 def _confirmed(results: Results) -> Confirmation | None:

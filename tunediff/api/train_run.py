@@ -23,8 +23,7 @@ from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
-from tunediff.core.progress import Lines, shown, subscribe
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 from tunediff.search_space import duration_s
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
     from tunediff.training.trial import run as run_engine
 
     config, folder, budget = request.config, request.folder, request.budget
-    with from_environment() as world, _stop_signals() as signals, _shown(lines, world.main):
+    with from_environment() as world, _stop_signals() as signals, lines.work(world.main):
         if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
@@ -222,14 +221,6 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
                 assert result.end is not None
                 journal.end(result.end)
         return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
-
-
-@contextlib.contextmanager
-def _shown(lines: EventLines, main: bool) -> Iterator[None]:
-    """Show how far a piece of work is, on rank 0: as a command does, or as lines of the log."""
-    logged = subscribe(Lines(log.info)) if not lines.quiet else contextlib.nullcontext()
-    with contextlib.nullcontext() if not main else logged if lines.logged else shown():
-        yield
 
 
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:

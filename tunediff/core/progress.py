@@ -1,8 +1,14 @@
-"""Report how far a long piece of work is: workers call `Progress`, subscribers show it. Imports no torch."""
+"""Report how far work is. Imports no torch.
+
+Work of many equal parts is a `Progress`, which notifies its subscribers: `EventLines.work` shows it to the user,
+`ProgressFile` writes it to a file that other processes read. Everything else that a command reports is a line of
+`EventLines`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -10,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -96,17 +103,7 @@ def subscribe(subscriber: Subscriber) -> Iterator[None]:
             _subscribers.remove(subscriber)
 
 
-@contextlib.contextmanager
-def shown(visible: bool = True) -> Iterator[None]:
-    """Show progress on stderr if `visible`: a bar in a terminal, otherwise a line from time to time."""
-    if not visible:
-        yield
-        return
-    with subscribe(Bar() if sys.stderr.isatty() else Lines(lambda line: print(line, file=sys.stderr, flush=True))):
-        yield
-
-
-class Lines:
+class _Lines:
     """Print a line after 5 s of work, then one every 30 s; nothing for short work."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -122,7 +119,7 @@ class Lines:
             self._write(progress.message)
 
 
-class Bar:
+class _Bar:
     """Show one progress bar per piece of work, with the time left."""
 
     def __init__(self) -> None:
@@ -137,6 +134,81 @@ class Bar:
         self._bar.update(progress.done - self._bar.n)
         if progress.over:
             self._bar.close()
+
+
+class PrintingOptions(Protocol):
+    """The options of `cli.add_printing`."""
+
+    quiet: bool
+    json: bool
+    progress: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EventLines:
+    """Where the lines of a command go and how they look: text for people, or JSON objects with `--progress jsonl`.
+
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as JSON lines; `logged`
+    by calls from Python, which print nothing.
+    """
+
+    quiet: bool = False
+    on_stderr: bool = False
+    as_json: bool = False
+    logged: bool = False
+    begun: float = dataclasses.field(default_factory=time.monotonic)
+    """Monotonic time from which `elapsed_s` counts."""
+
+    @classmethod
+    def of(cls, args: PrintingOptions) -> EventLines:
+        """Return what the options of `cli.add_printing` ask for."""
+        as_json = args.progress == "jsonl"
+        return cls(args.quiet, args.json or as_json, as_json)
+
+    @property
+    def aside(self) -> EventLines:
+        """Return the same lines on stderr."""
+        return dataclasses.replace(self, on_stderr=True)
+
+    def say(self, message: str, event: str = "message", *, timed: bool = True, **fields: Any) -> None:
+        """Print one line, without its time if not `timed`; for the other arguments see `line`."""
+        line = self.line(message, event, **fields) if timed or self.as_json else message
+        with contextlib.suppress(OSError):  # the terminal was closed; the work goes on
+            self.print(line)
+
+    def line(self, message: str, event: str = "message", phase: str = "", **fields: Any) -> str:
+        """Return one line: `[ 1m17s] message`, or an object with `event`, `elapsed_s`, `phase`, `text` and `fields`.
+
+        `phase`: what the command does, such as `confirm`; '' for its main work.
+        """
+        elapsed_s = time.monotonic() - self.begun
+        if self.as_json:
+            content = {
+                "event": event,
+                "elapsed_s": round(elapsed_s, 3),
+                "phase": phase,
+                **fields,
+                "text": message.strip(),
+            }
+            return json.dumps(text.finite(content), allow_nan=False, default=str)
+        return f"[{phase}{' ' * bool(phase)}{text.seconds(elapsed_s):>6}] {message}"
+
+    def print(self, line: str) -> None:
+        """Print a line that `line` has made. Raises `OSError` where nobody reads."""
+        if self.logged and not self.quiet:
+            logging.getLogger("tunediff.api").info(line)
+        elif not self.quiet:
+            print(line, file=sys.stderr if self.on_stderr else sys.stdout, flush=True)
+
+    @contextlib.contextmanager
+    def work(self, visible: bool = True) -> Iterator[None]:
+        """Show `Progress` inside, on stderr: as a bar in a terminal, otherwise as a line from time to time."""
+        if self.quiet or not visible:
+            yield
+            return
+        bars = sys.stderr.isatty() and not (self.logged or self.as_json)
+        with subscribe(_Bar() if bars else _Lines(lambda line: self.aside.say(line, timed=False))):
+            yield
 
 
 DOING = "doing.json"

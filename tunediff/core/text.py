@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -91,3 +92,12 @@ def format_exact(value: float) -> str:
 def knobs(values: Mapping[str, Any]) -> str:
     """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are none."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"
+
+
+def finite(value: Any) -> Any:
+    """Return the same without NaN and infinity, which JSON has no words for: they are null."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

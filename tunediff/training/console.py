@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from tunediff.config import Workload
 from tunediff.core import text
 from tunediff.core.point import Point
-from tunediff.event_lines import EventLines
+from tunediff.core.progress import EventLines
 from tunediff.training.observer import Recorder, Shown
 
 
@@ -26,11 +25,10 @@ class Console(Recorder):
         self, folder: Path, workload: Workload, done: int | None, signals: Sequence[int], lines: EventLines
     ) -> None:
         """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew. `lines`:
-        where evaluations are told."""
+        where evaluations are reported."""
         super().__init__(folder, signals)
         purge = None if done is None else done + 1
         self._workload, self._pictures, self._lines = workload, set[str](), lines
-        self._begun = time.monotonic()
         self._curves = SummaryWriter(str(folder / "tensorboard"), flush_secs=30, purge_step=purge)
 
     def about(self, facts: Mapping[str, Any]) -> None:
@@ -61,12 +59,9 @@ class Console(Recorder):
         rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
         if odd := text.graphs(point.compiled_graphs, point.expected_graphs):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
+        fields = {"index": point.index, "seconds": point.train_s, "value": point.get(metric.name)}
         line = f"{point.train_s:8.1f} s  {value}  {rate}"
-        if self._lines.as_json:
-            fields = {"index": point.index, "seconds": point.train_s, "value": point.get(metric.name)}
-            fields["samples_per_s"] = point.samples_per_s
-            line = self._lines.line(line.strip(), time.monotonic() - self._begun, event="point", **fields)
-        self._lines.print(line)
+        self._lines.say(line, "point", timed=False, **fields, samples_per_s=point.samples_per_s)
         return True
 
     def close(self) -> None:

@@ -217,7 +217,7 @@ def _main(path: str, answer: str, options: str) -> None:
         write_text(Path(answer), json.dumps(measured_so_far))
 
     try:
-        with progress.shown():
+        with progress.EventLines().work():
             result = measured(cfg.load(Path(path)), alone(), **json.loads(options), tell=tell)
     except ConfigError as error:
         result = {"refused": str(error)}
