@@ -90,18 +90,26 @@ TRAINING = {
     "test_sample", "test_starting", "test_tuned", "test_worker",
 }  # fmt: skip
 """Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
+LONGEST = (
+    "tuning/test_search.py", "tuning/test_finalists.py", "workloads/diffusion/test_train.py", "test_commands.py",
+    "api/test_cluster.py", "users/test_mistakes.py", "tuning/test_users.py", "training/test_ranks.py", "doctor/test_doctor.py",
+)  # fmt: skip
+"""Files that start first: two with a Ray cluster wait beside two that compute."""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Give every test its tier and the worker that runs it; nightly ones are skipped unless they are asked for."""
+    """Give every test its tier; nightly ones are skipped unless they are asked for. A worker runs a file as a whole."""
+
+    def rank(item):
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        first = LONGEST.index(file) if file in LONGEST else len(LONGEST) + bool(item.get_closest_marker("unit"))
+        # A worker takes its next file two tests early: skipped ones, if there are any.
+        return first, bool(item.get_closest_marker("nightly"))
+
     for item in items:
         place = item.path.relative_to(Path(__file__).parent).parts
         if not any(item.get_closest_marker(tier) for tier in ("nightly", "cluster", "gpu", "training")):
             item.add_marker("training" if {place[0], item.path.stem} & TRAINING else "unit")
         if item.get_closest_marker("nightly") and "nightly" not in config.getoption("-m"):
             item.add_marker(pytest.mark.skip(reason="run with -m nightly"))
-        # Fixtures of a file are made once; what waits for Ray waits beside what computes.
-        item.add_marker(pytest.mark.xdist_group("cluster" if item.get_closest_marker("cluster") else str(item.path)))
-    # Long files first, short ones fill the end. A worker takes its next file two tests early: those are skipped ones.
-    marks = ("cluster", "unit", "nightly")
-    items.sort(key=lambda item: [bool(item.get_closest_marker(mark)) ^ (mark == "cluster") for mark in marks])
+    items.sort(key=rank)

@@ -214,8 +214,9 @@ def test_train_tells_progress_as_json_lines_on_stderr(capsys):
     assert train.main([*words, "--json", "--progress", "jsonl"]) == 0
     out, error = capsys.readouterr()
     assert json.loads(out)["steps"] == 1
-    (point,) = [json.loads(line) for line in error.splitlines() if line.startswith("{")]
-    assert (point["event"], point["index"], isinstance(point["value"], float)) == ("point", 1, True)
+    events = [json.loads(line) for line in error.splitlines() if line.startswith("{")]
+    (point,) = [event for event in events if event["event"] == "point"]  # where it is slow, others tell how far it is
+    assert (point["index"], isinstance(point["value"], float)) == (1, True)
 
 
 def test_one_of_a_thing_is_not_called_many():

@@ -115,6 +115,11 @@ def all_gone(processes, timeout=30):
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+def pids(search, name):
+    """(driver, worker) of the trial's latest attempt."""
+    return search.events(name, "start")[-1]["pid"], search.events(name, "worker")[-1]["pid"]
+
+
 @pytest.fixture
 def make(tmp_path):
     """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""

@@ -2,10 +2,8 @@
 
 import contextlib
 import functools
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tuning.conftest import all_gone, block, of_search, ray_process
+from tests.tuning.conftest import all_gone, block, of_search, pids, ray_process
 from tunediff import search_space
-from tunediff.core import trial_record as record
 from tunediff.tuning import experiment, resources
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -24,11 +21,6 @@ TRIALS = {
     "budget": {"per_trial": "3s"},
     "trials": [{}, {"loader.batch_size": 64}, {"loader.batch_size": 32}, {"loader.batch_size": 16}],
 }
-
-
-def pids(search, name):
-    """(driver, worker) of the trial's latest attempt."""
-    return search.events(name, "start")[-1]["pid"], search.events(name, "worker")[-1]["pid"]
 
 
 def has(search, name, points):
@@ -181,57 +173,6 @@ def test_two_workers_and_early_stopping(search):
     drawn = [t.state.name for t in one.study if "trial" in t.user_attrs]  # and not drawn twice
     assert drawn == [states[t.status] for t in trials]
     assert block(one.log)["pruned"] == str(sum(t.status == "pruned" for t in trials))
-
-
-def test_finalists_run_again_in_the_same_workers_and_two_configurations_are_compared(search):
-    """What comes after a search needs no new cluster; interrupted, it goes on where it was; and a comparison does as well."""
-    budget = {"per_trial": "1s", "trials": 2}
-    space_, first = {"optimizer.lr": [1e-5, 3e-3]}, [{"optimizer.lr": 3e-3}]
-    one = search("again", budget=budget, search=space_, first=first, baseline={"optimizer.lr": 1e-5},
-                 confirm={"of": 1, "seeds": 3, "budgets": ["1x", "2x"]})  # fmt: skip
-    process = one.start(str(one.file), "--name", "again")
-    runs = one.folder / "confirm"
-
-    def trial(folder, name):
-        return record.read_trial(folder / "trials" / name)
-
-    one.wait_for(lambda: (known := trial(runs, "t0001")) is not None and known.points)
-    worker = next(event["pid"] for event in record.events(runs / "trials" / "t0000") if event["event"] == "worker")
-    assert worker == pids(one, "t0001")[1], "other workers than those of the search"
-    family = of_search(process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert "resume: python -m tunediff.search --resume again" in one.log
-    assert "Traceback" not in one.log
-    assert all_gone(family) == []
-    first_run = (runs / "trials" / "t0000" / "journal.jsonl").read_bytes()
-    one.run("--resume", "again")
-    assert (runs / "trials" / "t0000" / "journal.jsonl").read_bytes() == first_run
-    short, long = (record.read_trials(folder) for folder in (runs, runs / "2x"))
-    assert [(known.status, known.config["seed"]) for known in short] == [("ok", 1000 + i // 2) for i in range(6)]
-    assert [known.budget_s for known in long] == [2.0] * 6
-    assert min(known.points[-1]["train_s"] for known in long) >= 2.0
-    started = sorted(short, key=lambda known: known.started)
-    assert [known.name for known in started] == ["t0000", "t0001", "t0003", "t0002", "t0004", "t0005"]
-    assert "confirmed: " in one.log
-    assert "With 2 s:" in one.log.replace("\xa0", " ")
-
-    # The same two, asked about directly.
-    base = one.folder / "baseline.yaml"
-    words = [str(base), str(base), "optimizer.lr=3e-3", "--budget", "1s", "--pairs", "3", "--name", "two", "--json"]
-    command = [sys.executable, "-m", "tunediff.compare", *words, "--storage", str(one.storage)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=one.storage.parent, timeout=200)
-    told = json.loads(done.stdout)
-    assert done.returncode == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]], done.stderr
-    assert (told["pairs"], told["runs"]) == (3, 6)
-    low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
-    if ratio is None:  # left open where others disturb three runs of a second beyond all measure
-        assert (told["verdict"], low, high) == ("no significant difference", None, None)
-    else:
-        assert low < ratio < high
-    again = [*command[:3], "--resume", "two", "--storage", str(one.storage), "--json"]
-    repeated = subprocess.run(again, capture_output=True, text=True, cwd=one.storage.parent, timeout=60)
-    assert json.loads(repeated.stdout)["ratio"] == told["ratio"]
 
 
 @pytest.mark.nightly
