@@ -106,6 +106,15 @@ def test_oom_by_other_processes_is_no_lesson(make):
     assert study(searcher)[0].state.name == "FAIL"
 
 
+def test_an_error_whose_message_says_died_is_a_lesson(make):
+    searcher = make()
+    suggestion = searcher.suggest("a")
+    end(searcher, suggestion, None, status=None)
+    messages.end(suggestion["spec"].folder, End("error", "ValueError: the sampler died 2 times"))
+    searcher.on_trial_complete("a", {})
+    assert (study(searcher)[0].state.name, study(searcher)[0].user_attrs["penalty"]) == ("COMPLETE", True)
+
+
 def test_a_trial_whose_driver_died_is_no_lesson(make):
     searcher = make()
     suggestion = searcher.suggest("a")

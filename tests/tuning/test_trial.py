@@ -138,6 +138,7 @@ def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
 def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
     slot, _, known = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
     assert (known.status, known.reason, known.attempts) == (status, reason, len(reasons))
+    assert known.end.process_died == (status == "error")
     assert [job.attempt for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
 
 

@@ -6,7 +6,6 @@ was measured. `tunediff.core.trial_record` lists the events and reads them.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -65,7 +64,7 @@ class Journal:
 
     def end(self, end: End) -> None:
         """Write that the trial has ended."""
-        self.write("end", **dataclasses.asdict(end))
+        self.write("end", **end.line)
 
     def write(self, event: str, **content: Any) -> None:
         """Append one line and wait until the disk has it."""

@@ -65,6 +65,19 @@ class End:
     memory: dict[str, float] = dataclasses.field(default_factory=dict)
     """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`, `demand_mib` (what
     the trial held and asked for) and `others_mib` (what other processes held). Empty: not known."""
+    process_died: bool = False
+    """Whether it ended because a process of the trial died, which need not be its configuration's fault."""
+
+    @classmethod
+    def of(cls, line: Line) -> End:
+        """Return the end that a journal's line describes; keys of newer versions are ignored."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in line.items() if name in names})
+
+    @property
+    def line(self) -> Line:
+        """Return the values for a journal: `process_died` only where it is true, which earlier versions cannot read."""
+        return {name: value for name, value in vars(self).items() if name != "process_died" or value}
 
     @property
     def crowded_out(self) -> bool:
@@ -248,7 +261,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "final":
             final = event
         elif kind == "end":
-            record.end, record.ended = End(**event), when
+            record.end, record.ended = End.of(event), when
     # The final evaluation belongs to the last point, unless training has continued since.
     if record is not None:
         record.points = [points[index] for index in sorted(points)]

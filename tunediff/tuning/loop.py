@@ -154,6 +154,5 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         experiment = self.proposer.experiment
         if error and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder)) is not None:
             raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
-        messages.end(
-            spec.folder, End("error", "its driver died") if error else ended_early(self.proposer.space, trial_record)
-        )
+        died = End("error", "its driver died", process_died=True)
+        messages.end(spec.folder, died if error else ended_early(self.proposer.space, trial_record))

@@ -110,7 +110,8 @@ class SearchStudy:
             self.optuna.tell(trial, values)
         elif trial_record.status == "pruned":
             self.optuna.tell(trial, state=TrialState.PRUNED)
-        elif _no_fault(trial_record):  # nothing was learned
+        elif (end := trial_record.end) is not None and (end.process_died or end.crowded_out):
+            # Its processes died, or others held the memory: that says nothing about the configuration.
             self.optuna.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
@@ -134,9 +135,3 @@ class SearchStudy:
         if self.space.cost is not None and failed is not None:
             results[1] += knowledge.used(failed, self.space.cost)
         return [knowledge.penalty(values, mode) for values, mode in zip(results, self._modes, strict=True)]
-
-
-def _no_fault(trial_record: TrialRecord) -> bool:
-    """Return whether a failure may be the machine's fault: the workers died, or other processes held the memory."""
-    died = trial_record.status == "error" and "died" in trial_record.reason
-    return died or (trial_record.end is not None and trial_record.end.crowded_out)

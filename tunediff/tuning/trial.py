@@ -206,7 +206,8 @@ def _after_loss(lost: Lost, attempt: int, workers: int) -> End | None:
     reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
         return name_other_processes(End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)))
-    return End("error", f"the workers died {ATTEMPTS} times: {reason}") if attempt == ATTEMPTS else None
+    died = End("error", f"the workers died {ATTEMPTS} times: {reason}", process_died=True)
+    return died if attempt == ATTEMPTS else None
 
 
 def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
