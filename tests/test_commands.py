@@ -137,6 +137,22 @@ def overloaded(monkeypatch):
     return late
 
 
+def test_cluster_that_comes_too_late_is_started_once_more(monkeypatch, overloaded):
+    import ray
+
+    late, started = ray.init, []
+
+    def init(**options):
+        started.append(options)
+        return late() if len(started) == 1 else "context"
+
+    monkeypatch.setattr("ray.init", init)
+    with experiment.cluster(None) as context:
+        assert context == "context"
+    assert len(started) == 2
+    assert started[0] == started[1]
+
+
 def test_search_whose_cluster_does_not_start_leaves_its_name_free(file, capsys, overloaded):
     assert search.main([file, "--name", "night", "--quiet"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"error: Ray did not start: {overloaded}"

@@ -1,5 +1,6 @@
-"""The Python code of the README and of docs/how-to/python.md, with trials and runs that are made up."""
+"""The Python code of the README, of docs/how-to/python.md and of the notebook, with trials and runs that are made up."""
 
+import json
 import re
 import sys
 import types
@@ -24,8 +25,8 @@ def run(tmp_path, monkeypatch):
     def run_trials(folder, space, *_):
         for number in range(len(analysis.read(folder).trials), space.budget.trials):
             place = searches.write(folder, space, number, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.0 / (number + 1))))
-            network = space.workload.get_hook("network")
-            save(network(space.baseline.knobs).state_dict(), place / "weights.safetensors", {})
+            if network := space.workload.get_hook("network"):
+                save(network(space.baseline.knobs).state_dict(), place / "weights.safetensors", {})
 
     def run_pairs(told, *_):
         for side in "AB":
@@ -40,8 +41,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
     def run(page):
-        scope = {"__name__": "__main__", "In": []}
-        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S):
+        scope, text = {"__name__": "__main__", "In": []}, page.read_text()
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+        if page.suffix == ".ipynb":
+            blocks = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        for block in blocks:
             scope["In"].append(block)  # as IPython does
             exec(compile(block, f"{page}, block {len(scope['In'])}", "exec", dont_inherit=True), scope)
         return scope
@@ -59,3 +63,9 @@ def test_the_page_runs_from_top_to_bottom(run):
 def test_the_readme_runs(run, capsys):
     assert run(ROOT / "README.md")["search"].best.trial == "t0003"
     assert "optimizer.lr" in capsys.readouterr().out
+
+
+def test_the_notebook_runs(run):
+    search = run(ROOT / "docs" / "tutorials" / "search.ipynb")["search"]
+    assert (search.name, len(search.trials())) == ("notebook", 6)
+    assert "class Knobs" in Path("ray_results/notebook/workload/notebook.py").read_text()

@@ -422,4 +422,5 @@ def test_tables_that_decide_stack_on_a_telephone():
 def test_names_break_after_dots_and_underscores_only():
     assert html.breakable("memory.channels_last=true") == "memory.<wbr>channels_<wbr>last=<wbr>true"
     assert html.breakable("1.") == "1."
+    assert html.breakable("lr=0.003") == "lr=<wbr>0.003"
     assert html.breakable("<a.b>") == "&lt;a.<wbr>b&gt;"

@@ -44,10 +44,10 @@ def join(*parts: object) -> Html:
 
 
 def breakable(text: object) -> object:
-    """Return text whose lines may break after the dots, underscores and equals signs of names, not within words."""
+    """Return text whose lines may break after the dots, underscores and equals signs of names, not within words or numbers."""
     if isinstance(text, Html) or not isinstance(text, str):
         return text
-    first, *rest = re.split(r"(?<=[._=])(?=\w)", text)
+    first, *rest = re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", text)
     return join(first, *(part for piece in rest for part in (el("wbr"), piece)))
 
 

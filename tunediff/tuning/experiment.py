@@ -141,7 +141,7 @@ def cluster(address: str | None) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            context = ray.init(address=address or "local", **options)
+            context = _init(address=address or "local", **options)
         except ConnectionError as error:
             # Ray sends its token to a cluster at an address only in this mode.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
@@ -158,6 +158,24 @@ def cluster(address: str | None) -> Iterator[Any]:
         log.setLevel(level)  # Ray's own is the one of the options
     if address is None:
         local_ray.remove_session(context)
+
+
+def _init(**options: Any) -> Any:
+    """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
+
+    Ray waits 30 s for them, and offers no setting for that. On a busy machine its first start takes longer, since all
+    its files are read from disk; the second one finds them in memory.
+    """
+    import ray
+
+    try:
+        return ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logging.getLogger(__name__).warning("Ray did not start within 30 s; it is tried once more")
+        ray.shutdown()
+    return ray.init(**options)
 
 
 def _ray_options(address: str | None) -> dict[str, Any]:
