@@ -218,10 +218,10 @@ def point(index=1, train_s=1.0, **values):
 def measure_here(monkeypatch, seconds=0.01):
     """Let a dry run measure in this process, where an evaluation takes `seconds`."""
     from tunediff.distributed import alone
-    from tunediff.training import judging
+    from tunediff.training import judging, probe
 
     def measured(config, evaluates, prepare=True, finals=None):
         return judging.measured(config, alone(), evaluates, prepare, finals)
 
-    monkeypatch.setattr(judging, "before_search", measured)
+    monkeypatch.setattr(probe, "before_search", measured)
     monkeypatch.setattr(judging, "evaluation_s", lambda *_: seconds)

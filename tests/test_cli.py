@@ -50,7 +50,7 @@ def test_output_that_is_not_utf8_is_no_traceback(command, code):
 
 def test_dry_run_works_where_output_is_ascii(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tunediff.training.judging.before_search", lambda *_, **__: {})
+    monkeypatch.setattr("tunediff.training.probe.before_search", lambda *_, **__: {})
     code, text = ascii_output(search.main, "digits", "--dry-run")
     assert code == 0
     assert "optimizer.lr: 0.0005 ? 0.008 (log)" in text

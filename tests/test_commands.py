@@ -34,7 +34,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
-from tunediff.training import hardware, judging
+from tunediff.training import hardware, probe
 from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.lock import alone
 
@@ -307,7 +307,7 @@ def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):
 
 
 def test_dry_run_says_that_evaluation_was_not_timed(file, capsys, monkeypatch):
-    monkeypatch.setattr(judging, "before_search", lambda *_: {})
+    monkeypatch.setattr(probe, "before_search", lambda *_: {})
     assert search.main([file, "--dry-run"]) == 0
     assert "\nevaluation: unknown (not timed)\n" in (out := capsys.readouterr().out)
     assert re.search("\nwall-clock: .* and evaluation\n", out)

@@ -24,7 +24,7 @@ from tunediff.core import text
 from tunediff.core.trial_record import End
 from tunediff.report import pair_plan
 from tunediff.report import pairs as report
-from tunediff.training import check, judging
+from tunediff.training import check, probe
 from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.pool import Pool
 
@@ -425,7 +425,7 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     warning = (
         "WARNING: other processes use 63% of the cores: start-up may take longer, and evaluation may be timed too long"
     )
-    monkeypatch.setattr(judging, "before_search", lambda *_, **__: {"data": [], **load})
+    monkeypatch.setattr(probe, "before_search", lambda *_, **__: {"data": [], **load})
     words = ["digits", "loader.batch_size=64", "--budget", "20s", "--dry-run"]
     assert compare.main(words) == 0
     assert f"\n{warning}\n" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from tunediff.analysis import evidence
 from tunediff.api import compare_run, search_run, train_run
 from tunediff.core import text
 from tunediff.report import summary
-from tunediff.training import judging
+from tunediff.training import probe
 from tunediff.tuning import study_file
 from tunediff.tuning.study_url import study_url
 
@@ -33,7 +33,7 @@ def storage(tmp_path, monkeypatch):
     monkeypatch.chdir(here)
     for name, result in (("run", ""), ("values", {}), ("as_json", {})):  # what comes before may not understand
         monkeypatch.setattr(train_run, name, lambda *_, result=result: result)
-    monkeypatch.setattr(judging, "before_search", lambda *_, **__: {})
+    monkeypatch.setattr(probe, "before_search", lambda *_, **__: {})
     return here / STORAGE
 
 

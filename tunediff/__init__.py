@@ -1,7 +1,8 @@
 """tunediff finds the training configuration that gives the best result for the wall-clock spent, and proves it.
 
 What a workload's file needs: `from tunediff import Choice, Metric, Range, Trial`. What the commands do, as functions:
-`run_search`, `open_search`, `run_comparison`, `run_training`, `run_profile` and `load_model`; docs/how-to/python.md.
+`run_search`, `open_search`, `open_study`, `run_comparison`, `run_training`, `run_profile` and
+`load_model`; docs/how-to/python.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tunediff.config.workload import Metric, Quantity
 from tunediff.core.errors import TunediffError
 
 if TYPE_CHECKING:
+    from tunediff.api.ask_tell import AskedTrial, AskTellStudy, open_study
     from tunediff.api.comparison import PairedComparison, run_comparison
     from tunediff.api.profile_run import ProfileResult
     from tunediff.api.search import Search, open_search, run_search
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Choice", "ConfigError", "EvaluationProtocol", "File", "Fixed", "Metric", "PairedComparison", "ProfileResult",
-    "Quantity", "Range", "Search", "Training", "Trial", "TunediffError", "load_model", "open_search", "run_comparison",
-    "run_profile", "run_search", "run_training",
+    "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol", "File", "Fixed", "Metric",
+    "PairedComparison", "ProfileResult", "Quantity", "Range", "Search", "Training", "Trial", "TunediffError",
+    "load_model", "open_search", "open_study", "run_comparison", "run_profile", "run_search", "run_training",
 ]  # fmt: skip
 _LAZY = {
     "training.trial": ["Trial"],
+    "api.ask_tell": ["AskTellStudy", "AskedTrial", "open_study"],
     "api.search": ["Search", "open_search", "run_search"],
     "api.comparison": ["PairedComparison", "run_comparison"],
     "api.training": ["Training", "load_model", "run_profile", "run_training"],

@@ -12,7 +12,7 @@ from tunediff import cli
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core.progress import EventLines
-from tunediff.report import page, plan, summary
+from tunediff.report import plan
 
 
 @dataclasses.dataclass
@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_plan(request, options)
         return cli.OK
     search_run.run(request, options, EventLines.of(options))
+    from tunediff.report import page, summary  # imports matplotlib, which no search waits for before its first trial
+
     evidence = search_run.read(request.folder)
     cli.print_json(summary.as_json(evidence)) if options.json else print("\n".join(summary.lines(evidence)))
     if options.open and not webbrowser.open((request.folder / page.PAGE).as_uri()):

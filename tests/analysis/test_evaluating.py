@@ -16,17 +16,17 @@ from tunediff.config import ConfigError
 from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images as data
-from tunediff.training import judging
+from tunediff.training import judging, probe
 from tunediff.workloads.diffusion import train
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
-IN_ITS_PROCESS, EVALUATION_S = judging.before_search, judging.evaluation_s
+IN_ITS_PROCESS, EVALUATION_S = probe.before_search, judging.evaluation_s
 
 
 @pytest.fixture(autouse=True)
 def _in_its_process(monkeypatch):
     """Elsewhere tests measure in their own process."""
-    monkeypatch.setattr(judging, "before_search", IN_ITS_PROCESS)
+    monkeypatch.setattr(probe, "before_search", IN_ITS_PROCESS)
     monkeypatch.setattr(judging, "evaluation_s", EVALUATION_S)
 
 
@@ -68,7 +68,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
 def test_data_that_cannot_be_used_are_refused_before_the_search(capfd):
     gone = cfg.override(cfg.baseline("images"), {"data.path": "/nowhere"}, check=False)
     with pytest.raises(ConfigError, match="^data.path: '/nowhere' is not allowed: there is no such file"):
-        judging.before_search(gone, evaluates=True)
+        probe.before_search(gone, evaluates=True)
     assert capfd.readouterr() == ("", "")
 
 
@@ -160,7 +160,7 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
 
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", hangs)
-    monkeypatch.setattr(judging, "PROBE_S", 0.2)
-    found = judging.before_search(tiny(), evaluates=True, prepare=False)
+    monkeypatch.setattr(probe, "PROBE_S", 0.2)
+    found = probe.before_search(tiny(), evaluates=True, prepare=False)
     assert found == {"data": ["4 images"], "too_long": True}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err

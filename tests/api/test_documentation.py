@@ -58,6 +58,7 @@ def test_the_page_runs_from_top_to_bottom(run):
     assert scope["comparison"].verdict.verdict == "better"
     assert "class Knobs" in Path("ray_results/from a notebook/workload/notebook.py").read_text()
     assert scope["training"].value > 0
+    assert (scope["trial"], len(scope["study"].search.trials())) == (None, 6)
 
 
 def test_the_readme_runs(run, capsys):

@@ -335,7 +335,7 @@ def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
 
 
 def test_knob_of_a_file_that_the_command_line_fixes_is_named(mine, monkeypatch, capsys):
-    monkeypatch.setattr("tunediff.training.judging.before_search", lambda *_, **__: {})
+    monkeypatch.setattr("tunediff.training.probe.before_search", lambda *_, **__: {})
     assert search.main(["mine.py", "width=64", "--dry-run", "--no-check"]) == 0
     assert (
         "width is fixed at 64 by the command line; what mine.py says of it is not searched\n" in capsys.readouterr().err

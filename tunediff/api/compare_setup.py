@@ -24,6 +24,7 @@ from tunediff.core.files import write_text
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
+from tunediff.training import probe
 from tunediff.tuning import resources
 
 MOST = 12
@@ -276,11 +277,9 @@ def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:
 
     Raises `ConfigError` for data that cannot be used.
     """
-    from tunediff.training import judging  # imports torch
-
     if not dry_run:
         say("looking at the data and timing one evaluation")
-    return {**judging.before_search(config, evaluates=True, prepare=not dry_run)}
+    return {**probe.before_search(config, evaluates=True, prepare=not dry_run)}
 
 
 def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

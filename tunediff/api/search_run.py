@@ -20,7 +20,7 @@ from tunediff.api.stopping import resumable
 from tunediff.core import text
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
-from tunediff.report import context, outputs, page, verdicts
+from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
@@ -47,15 +47,23 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
         space, planned = search_setup.create(request, options, say, lines.quiet)
     with resumable("search", request.folder, options), experiment.start_of(request.folder, new):
         _run(request.folder, space, options, display or console(lines), planned)
-    evidence = read(request.folder)
+    _write_tables(read(request.folder))
+    log_exceptions("the report", _report, request.folder)
+
+
+def _write_tables(evidence: Evidence) -> None:
+    """Write what a search leaves in its folder beside the report."""
+    from tunediff.report import outputs  # imports matplotlib, which no search waits for before its first trial
+
     outputs.write_all(evidence.results)
     if (confirmed := evidence.confirmation) is not None:
         outputs.write_all(confirmed.compared.results)
         outputs.confirmation(confirmed)
-    log_exceptions("the report", _report, request.folder)
 
 
 def _report(folder: Path) -> None:
+    from tunediff.report import context, page  # imports matplotlib
+
     page.write_all(context.read(folder, folder.name, folder.parent), folder)
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tunediff import cli, search_space
+from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
+from tunediff.training import probe
+from tunediff.training.probe import Measured
 from tunediff.tuning import experiment, resources, sessions
-
-if TYPE_CHECKING:
-    from tunediff.training import judging
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,10 @@ class SearchRequest:
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     cli.check_machine(options)
-    request = _resumed(options) if options.resume is not None else _new(options)
+    request = requested(options)
+    if is_asked(request.folder):
+        again = f"tunediff.open_study(name={request.folder.name!r})"
+        raise ConfigError(f"--resume: {request.folder.name}: whoever asks for its trials runs them: {again} goes on")
     space = request.space
     # ---- data and weights that a trial would miss are missed now
     cli.check_here(space.baseline, space.evaluates)
@@ -85,7 +90,34 @@ def prepare(options: SearchOptions) -> SearchRequest:
     return request
 
 
-def planned(request: SearchRequest, options: SearchOptions, measured: judging.Measured | None = None) -> dict[str, Any]:
+def requested(options: SearchOptions) -> SearchRequest:
+    """Return the new search that the options ask for, or the earlier one that they name. Raises `ConfigError`."""
+    return _resumed(options) if options.resume is not None else _new(options)
+
+
+def is_asked(folder: Path) -> bool:
+    """Return whether the trials of a search are run by whoever asks for them, with `tunediff.open_study`."""
+    return any(session.command.startswith(sessions.ASKED) for session in journals.sessions(folder))
+
+
+def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
+    """Return space and search file of a new search, without knobs of the engine that were inferred, not asked for.
+
+    Raises `ConfigError` where no knob is left.
+    """
+    space, content = request.space, request.content
+    assert content is not None
+    if not request.inferred:
+        return space, content
+    named = {field.name for field in dataclasses.fields(space.schema.own)}
+    named |= {name.partition(".")[0] for name in getattr(space.workload.declared, "SEARCH", {})}
+    names = {dimension.name for dimension in space.dimensions}
+    if (engine := {name for name in names if name.partition(".")[0] not in named}) == names:
+        raise ConfigError(f"{space.source}: no knob has a Range or a Choice: there is nothing to search")
+    return search_space.without(space, content, engine)
+
+
+def planned(request: SearchRequest, options: SearchOptions, measured: Measured | None = None) -> dict[str, Any]:
     """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run has measured."""
     values = plan.values(request.space, request.folder, measured or {})
     if request.inferred and not options.no_check:
@@ -93,18 +125,16 @@ def planned(request: SearchRequest, options: SearchOptions, measured: judging.Me
     return values
 
 
-def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> judging.Measured:
+def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> Measured:
     """Look at the data and time one evaluation. Raises `ConfigError` for unusable data.
 
     `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run does not.
     """
-    from tunediff.training import judging  # imports torch
-
     say(f"looking at the data{' and timing one evaluation' if space.evaluates else ''}")
     protocols = {"final_s": space.final, "confirming_final_s": space.confirm.final if space.confirm is not None else {}}
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
     evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
-    return judging.before_search(space.baseline, evaluates, prepare, finals)
+    return probe.before_search(space.baseline, evaluates, prepare, finals)
 
 
 def create(
@@ -118,8 +148,10 @@ def create(
     assert content is not None
     own = space.workload.file is not None
     cli.check_writable("--storage", folder)
-    measured: judging.Measured = {}
+    measured: Measured = {}
     if not (own or quiet or options.address):
+        # What runs the trials is imported meanwhile: this process would only wait for the one that measures.
+        threading.Thread(target=importlib.import_module, args=("tunediff.tuning.tuner",), daemon=True).start()
         measured = measure(space, say)
         plan.check(plan.values(space, folder, measured), options.force)
     if own and not options.no_check:
@@ -127,7 +159,7 @@ def create(
 
         space, tried = preflight.create(folder, space, content, request.inferred, say)
         keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
-        measured = cast("judging.Measured", {key: value for key, value in tried.items() if key in keys})
+        measured = cast(Measured, {key: value for key, value in tried.items() if key in keys})
     else:
         space = experiment.create(folder, space, content)
     return space, plan.values(space, folder, measured) if options.address is None else None

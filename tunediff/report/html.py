@@ -44,7 +44,7 @@ def join(*parts: object) -> Html:
 
 
 def breakable(text: object) -> object:
-    """Return text whose lines may break after the dots, underscores and equals signs of names, not within words or numbers."""
+    """Return text whose lines may break after the dots, underscores and equals signs of names, not words or numbers."""
     if isinstance(text, Html) or not isinstance(text, str):
         return text
     first, *rest = re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", text)

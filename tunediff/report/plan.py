@@ -16,7 +16,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources, warm_start
 
 if TYPE_CHECKING:
-    from tunediff.training.judging import Measured
+    from tunediff.training.probe import Measured
 
 MOST_DAYS, MOST_TRIALS = 30, 100_000
 """Limits above which a search needs `--force`."""

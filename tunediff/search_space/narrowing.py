@@ -1,9 +1,9 @@
-"""Remove the knobs that the command line fixes from the search space of a search file."""
+"""Remove knobs from a search space: those that the command line fixes, and those that change nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
+from tunediff.search_space.model import SearchSpace
 from tunediff.search_space.points import spread
 from tunediff.search_space.sections import File
 
@@ -177,3 +178,11 @@ class _Narrowing:
                 continue
             remaining.append(left)
         return remaining
+
+
+def without(space: SearchSpace, content: Lines, names: Collection[str]) -> tuple[SearchSpace, Lines]:
+    """Return a space and the content of its file without these knobs, which then keep the baseline's values."""
+    dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in names)
+    candidates = tuple({name: point[name] for name in point if name not in names} for point in space.candidates)
+    searched = {name: values for name, values in content["search"].items() if name not in names}
+    return dataclasses.replace(space, dimensions=dimensions, candidates=candidates), {**content, "search": searched}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Systems
-from tunediff.search_space import SearchSpace
+from tunediff.search_space import SearchSpace, without
 from tunediff.training import check
 from tunediff.tuning import experiment
 
@@ -45,11 +45,7 @@ def create(
     if not useless or useless == searched:
         return created, report
     shutil.rmtree(folder)
-    dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in useless)
-    candidates = tuple({name: point[name] for name in point if name not in useless} for point in space.candidates)
-    content = {**content, "search": {name: of for name, of in content["search"].items() if name not in useless}}
-    fewer = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
-    return experiment.create(folder, fewer, content), report
+    return experiment.create(folder, *without(space, content, useless)), report
 
 
 def _tried(space: SearchSpace) -> Systems:

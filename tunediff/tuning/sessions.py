@@ -16,6 +16,9 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 
+ASKED = "tunediff.open_study"
+"""Begins the command of sessions whose trials were run by whoever asked for them."""
+
 
 class StoppedError(TunediffError, RuntimeError):
     """The search had to stop for a reason outside of it, such as a full disk; it can be resumed once that is gone."""

@@ -1,0 +1,155 @@
+"""Trials that the caller runs: what is proposed, what is written, and what is refused."""
+
+import pytest
+
+import tunediff
+from tests import searches
+from tests.helpers import shipped_toy
+from tunediff import cli, search
+from tunediff.core import trial_record as record
+from tunediff.tuning.optuna_proposer import OptunaProposer
+
+FILE = """
+workload: toy
+budget: {per_trial: 20s, trials: 6}
+seed: 7
+search:
+  width: [4, 8, 16]
+  lr: {low: 0.001, high: 0.1, log: true}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Opens a study of the toy workload, or the same one again."""
+    (tmp_path / "toy.yaml").write_text(FILE)
+    opened = []
+
+    def study(more="", **options):
+        (tmp_path / "toy.yaml").write_text(FILE + more)
+        words = () if (tmp_path / "night").exists() else (tmp_path / "toy.yaml",)
+        opened.append(tunediff.open_study(*words, name="night", storage=tmp_path, **options))
+        return opened[-1]
+
+    with shipped_toy():
+        yield study
+        for one in opened:
+            one.close()
+
+
+def run(study, value):
+    """Run all trials."""
+    trials = []
+    while (trial := study.ask()) is not None:
+        trial.report(2 * value(trial.knobs), time_s=10)
+        study.tell(trial, value(trial.knobs), time_s=20)
+        trials.append(trial)
+    return trials
+
+
+def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_path):
+    def value(knobs):
+        return knobs.width * knobs.lr
+
+    with study() as one:
+        trials = run(one, value)
+        assert [trial.number for trial in trials] == list(range(6))
+        assert (trials[0].knobs.width, trials[0].knobs.lr, trials[0].budget_s) == (8, 0.05, 20.0)
+        assert trials[0].config.loader.batch_size == 8
+    night = tunediff.open_search("night", tmp_path)
+    assert night.trials()["error"].tolist() == [value(trial.knobs) for trial in trials]
+    assert len(night.curves()) == 12
+    best = min(trials, key=lambda trial: value(trial.knobs))
+    assert (night.best.trial, night.best.value) == (best.name, value(best.knobs))
+    assert night.verdict.confirmed is None
+    assert night.report().read_text().count("tunediff.open_study(name=") == 1
+    # The engine's own proposer, told the same values, draws the same points
+    (tmp_path / "again" / "trials").mkdir(parents=True)
+    proposer = OptunaProposer(one.space, tmp_path / "again")
+    for trial in trials:
+        spec = proposer.ask()
+        assert spec.drawn == trial.drawn
+        folder = searches.write(
+            tmp_path / "again",
+            one.space,
+            spec.number,
+            curve=((10, 0, 2.0), (20, 0, value(trial.knobs))),
+            drawn=spec.drawn,
+            rate=1.0,
+        )
+        proposer.tell(spec, record.read_trial(folder), 1.0)
+
+
+def test_a_study_that_was_closed_asks_again_for_what_it_was_not_told(study, tmp_path):
+    with study() as one:
+        one.tell(one.ask(), 3.0)
+        lost = one.ask()
+        lost.report(1.0, time_s=5)
+    with pytest.raises(tunediff.TunediffError, match="t0001: does not run: it has ended, or its study was closed"):
+        lost.report(1.0)
+    with study() as one:
+        trial = one.ask()
+        assert (trial.name, trial.drawn) == ("t0001", lost.drawn)
+        with pytest.raises(tunediff.TunediffError, match="t0001: error is missing: an objective of the search"):
+            one.tell(trial)
+        one.tell(trial, 0.5)
+        assert one.ask().number == 2
+    trial_record = record.read_trial(tmp_path / "night" / "trials" / "t0001")
+    assert (trial_record.value("error"), trial_record.attempts, len(trial_record.restarts)) == (0.5, 2, 1)
+
+
+def test_trials_end_in_any_order_and_by_any_status(study):
+    with study() as one:
+        first, second, third, fourth = (one.ask() for _ in range(4))
+        one.tell(third, float("nan"))
+        one.tell(second, status="oom", reason="24 GiB")
+        fourth.report(2.0, time_s=3)
+        one.tell(fourth, 2.0)  # the same again is no further evaluation
+        one.tell(first, 1.0, peak_memory_mib=100, samples=50, time_s=10)
+        trials = one.search.trials()
+        assert trials["status"].tolist() == ["ok", "oom", "nan", "ok"]
+        assert len(one.search.curves()) == 2
+        assert trials["samples_per_s"].tolist()[0] == 5.0
+        for call, message in (
+            (lambda: one.tell(first, 1.0), "t0000: does not run"),
+            (lambda: one.tell(one.ask(), status="skipped"), "status: 'skipped' is not allowed; allowed: ok, pruned"),
+            (lambda: one.ask().report(float("inf")), "value: inf is not allowed; allowed: a finite number"),
+        ):
+            with pytest.raises(tunediff.TunediffError, match=message):
+                call()
+        assert one.ask() is None  # six trials are all
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_reports_say_when_early_stopping_would_end_a_trial(study, rule):
+    with study(f"early_stopping: {rule}\n") as one:
+        trials = [one.ask() for _ in range(6)]
+        stops = [trial.report(float(number), time_s=10) for number, trial in enumerate(trials)]
+        assert not any(stops[:2])  # the baseline, and the first one behind it
+        stopped = stops.index(True)
+        one.tell(trials[stopped], status="pruned")
+        assert one.search.trials()["status"].tolist()[stopped] == "pruned"
+
+
+def test_a_study_and_a_search_do_not_go_on_with_each_other(study, tmp_path, capsys):
+    with study() as one:
+        assert one.search.running
+        with pytest.raises(tunediff.TunediffError, match="night is running in another process"):
+            study()
+    assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == cli.BAD_INPUT
+    assert "whoever asks for its trials runs them: tunediff.open_study(name='night') goes on" in capsys.readouterr().err
+    searches.night(tmp_path / "trained")
+    with pytest.raises(tunediff.TunediffError, match=r"trained: is a search that runs its trials itself.*--resume"):
+        tunediff.open_study(name="trained", storage=tmp_path)
+
+
+def test_a_workload_without_a_search_file_has_its_own_knobs_searched(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom tunediff import Metric, Range\n\n"
+        "@dataclass(frozen=True)\nclass Knobs:\n    lr: Annotated[float, Range(0.1, 1.0)] = 0.5\n\n"
+        "OBJECTIVE = Metric('loss', 'min')\n\ndef train(trial): ...\n"
+    )
+    with tunediff.open_study(tmp_path / "mine.py", name="mine", storage=tmp_path, seed=3) as one:
+        assert [dimension.name for dimension in one.space.dimensions] == ["lr"]
+        assert one.space.seed == 3
+        assert one.ask().drawn == {"lr": 0.5}

@@ -1,0 +1,270 @@
+"""Ask a search for trials and tell it their results: `tunediff.open_study`, for those who run trials by themselves.
+
+The folder, the journals and the proposals are those of `tunediff.run_search`; only the training is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+from tunediff import cli
+from tunediff.analysis import journals
+from tunediff.api import notebook, search_setup
+from tunediff.api.calls import Knobs, called, duration, folder, words
+from tunediff.api.search import Search
+from tunediff.api.search_setup import SearchOptions
+from tunediff.config import ConfigError, Values
+from tunediff.core import journal, text
+from tunediff.core import trial_record as record
+from tunediff.core.errors import TunediffError
+from tunediff.core.logs import errors_only
+from tunediff.core.point import Point
+from tunediff.core.trial_record import STATUSES, End
+from tunediff.search_space import SearchSpace
+from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning.lock import alone
+from tunediff.tuning.optuna_proposer import OptunaProposer
+from tunediff.tuning.trial_spec import TrialSpec
+
+
+class AskedTrial:
+    """A trial that the caller runs: its knobs and its budget, and where evaluations are reported."""
+
+    def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
+        """Made by `AskTellStudy.ask`."""
+        self._study, self._spec, self._began = study, spec, time.monotonic()
+        self._points: list[Point] = []
+
+    @property
+    def name(self) -> str:
+        """Return its name in the search, such as `t0003`."""
+        return self._spec.name
+
+    @property
+    def number(self) -> int:
+        """Return its number in the search; 0 is the baseline."""
+        return self._spec.number
+
+    @property
+    def drawn(self) -> Values:
+        """Return the knobs that the search has chosen, by dotted name; for a repeated baseline also its `seed`."""
+        return dict(self._spec.drawn)
+
+    @property
+    def config(self) -> Any:
+        """Return the whole configuration: `config.seed`, `config.loader.batch_size`, `config.knobs` …"""
+        return self._spec.config
+
+    @property
+    def knobs(self) -> Any:
+        """Return the workload's `Knobs`, as `train(trial)` reads them."""
+        return self._spec.config.knobs
+
+    @property
+    def budget_s(self) -> float | None:
+        """Return the training seconds that it has."""
+        return self._spec.budget.seconds
+
+    def report(self, value: float, time_s: float | None = None, **measured: float) -> bool:
+        """Write an evaluation to the journal; return whether the search's early stopping would end the trial here.
+
+        Args:
+            value: The objective.
+            time_s: Training seconds so far. Default: wall-clock since `ask`.
+            measured: What else was measured, by the names in curves.csv: `samples`, `steps`, `peak_memory_mib` …
+
+        Raises `TunediffError` for values that are not finite, and where the trial has ended.
+        """
+        return self._study._report(self, value, time_s, measured)
+
+    def __repr__(self) -> str:
+        return f"AskedTrial({self.name}, {text.knobs(self.drawn) or 'baseline'})"
+
+
+class AskTellStudy:
+    """A search whose trials the caller runs: ask for one, train it, tell its result; a context manager.
+
+    Several trials may be under way, also in threads. Only one process at a time has the study.
+    """
+
+    def __init__(self, folder: Path, space: SearchSpace) -> None:
+        """Made by `open_study`; takes the folder's lock."""
+        self.folder, self.space = folder, space
+        self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(alone(folder))
+            before_s = sessions.all_spent_s(folder)
+            stack.enter_context(sessions.noted(folder, f"{sessions.ASKED}(name={folder.name!r})"))
+            with self._checked():
+                self._proposer = OptunaProposer(space, folder, before_s, device=resources.local().device)
+            self._rule: Any = None
+            if space.early_stopping != "none":
+                from tunediff.tuning import tuner  # imports Ray, which takes seconds
+
+                self._rule = tuner.scheduler(space, record.read_trials(folder))
+                self._rule.set_search_properties("objective", space.mode)
+            self._open = stack.pop_all()
+
+    @property
+    def search(self) -> Search:
+        """Return its results so far, as `tunediff.open_search` does."""
+        return Search(self.folder)
+
+    def ask(self) -> AskedTrial | None:
+        """Return the next trial; None where a limit is reached or nothing new is left.
+
+        Trials that were asked for and not told before the study was closed come first, from the beginning.
+        """
+        with self._checked():
+            if (spec := self._proposer.ask()) is None:
+                return None
+            spec.begin().restarted()
+            self._running[spec.name] = trial = AskedTrial(self, spec)
+            return trial
+
+    def tell(
+        self, trial: AskedTrial, value: float | None = None, *, status: str | None = None, reason: str = "",
+        time_s: float | None = None, **measured: float,
+    ) -> None:  # fmt: skip
+        """End a trial.
+
+        Args:
+            trial: From `ask`.
+            value: The objective at its end. Default: the one that was reported last. Not finite: it has diverged.
+            status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout` or `error`.
+            reason: Why it failed, for the report.
+            time_s, measured: As `AskedTrial.report` takes them.
+
+        Raises `TunediffError` for what is not allowed; the trial then goes on.
+        """
+        with self._checked(trial):
+            status = status or ("ok" if value is None or math.isfinite(value) else "nan")
+            allowed = [name for name in STATUSES if name != "skipped"]
+            cli.allow(status in allowed, "status", status, ", ".join(allowed))
+            last = trial._points[-1] if trial._points else None
+            repeated = last is not None and value == last[self.space.metric] and time_s is None and not measured
+            if value is not None and math.isfinite(value) and not repeated:
+                self._report(trial, value, time_s, measured)
+            self._end(trial, status, reason)
+
+    def close(self) -> None:
+        """Release the study; a trial that was not told is asked for again when it is opened the next time."""
+        self._running.clear()
+        self._open.close()
+
+    def __enter__(self) -> AskTellStudy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"AskTellStudy({str(self.folder)!r})"
+
+    # ---- inside
+    @contextlib.contextmanager
+    def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
+        """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the study is lost."""
+        with self._lock, errors_only("optuna"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if trial is not None and self._running.get(trial.name) is not trial:
+                raise ConfigError(f"{trial.name}: does not run: it has ended, or its study was closed")
+            try:
+                yield
+            except OptunaProposer.FAULTS as error:
+                raise TunediffError(f"{self.folder} cannot be written: {error}") from error
+
+    def _report(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
+        with self._checked(trial):
+            trial._points.append(point := self._point(trial, value, time_s, measured))
+            journal.Journal(trial._spec.folder).point(point)
+            sessions.alive(self.folder)
+            result = {**point.flat, "objective": value}
+            self._proposer.report(trial._spec, result)
+            return self._rule is not None and self._rule.on_trial_result(None, _for_tune(trial), result) != "CONTINUE"
+
+    def _point(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> Point:
+        """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
+        numbers = {**measured, "value": value} | ({"time_s": time_s} if time_s is not None else {})
+        for name, number in numbers.items():
+            fits = isinstance(number, int | float) and math.isfinite(number)
+            cli.allow(fits, name, number, "a finite number; study.tell(trial, status='nan') ends what has diverged")
+        train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
+        least_s = trial._points[-1].train_s if trial._points else 0.0
+        cli.allow(train_s >= least_s, "time_s", train_s, f"training seconds so far, at least {least_s:g}")
+        config, budget_s = trial._spec.config, trial.budget_s
+        samples = float(measured.get("samples", 0))
+        return Point.of(
+            {"device_s": train_s * config.devices, "samples": 0, "steps": len(trial._points) + 1}
+            | ({"samples_per_s": samples / train_s} if samples and train_s else {})
+            | measured
+            | {"index": len(trial._points) + 1, "train_s": train_s, self.space.metric: value}
+            | ({"fraction": min(1.0, train_s / budget_s)} if budget_s else {})
+        )
+
+    def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
+        """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok` without a result."""
+        spec, last = trial._spec, trial._points[-1] if trial._points else None
+        for metric in (self.space.metric, self.space.cost):
+            if status == "ok" and metric is not None and (last is None or metric not in last):
+                raise ConfigError(f"{trial.name}: {metric} is missing: an objective of the search; report it")
+        seconds = {"train": last.train_s} if last is not None else {}
+        journal.Journal(spec.folder).end(End(status, reason, seconds, last.steps if last is not None else 0))
+        del self._running[spec.name]
+        self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
+        if self._rule is not None and last is not None:
+            self._rule.on_trial_complete(None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]})
+
+
+def _for_tune(trial: AskedTrial) -> Any:
+    """Return a trial as schedulers of Ray Tune read it."""
+    from tunediff.tuning.trial import SPEC
+
+    return SimpleNamespace(config={SPEC: trial._spec})
+
+
+def open_study(
+    workload: Any = None, *knobs: Knobs, name: str | None = None, storage: str | Path = text.STORAGE,
+    trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
+    total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
+) -> AskTellStudy:  # fmt: skip
+    """Begin a search whose trials the caller runs, or go on with one: `open_study(name=…)` of one that exists.
+
+    It proposes what `run_search` would propose for the same file and seed. Nothing is trained and no Ray is started.
+
+    Args:
+        workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As `run_search` takes them.
+
+    Raises:
+        TunediffError: Something is not allowed.
+
+    Example:
+        >>> with tunediff.open_study("digits", trials=8, budget="5s") as study:
+        ...     while (trial := study.ask()) is not None:
+        ...         study.tell(trial, value=measure(trial.config))
+    """
+    place = folder(storage)
+    with called():
+        exists = workload is None and not knobs and name is not None and (place / name).exists()
+        named = [] if workload is None else [notebook.named(workload, place)]
+        options = SearchOptions(
+            words=[*named, *words(knobs)], name=None if exists else name, resume=name if exists else None,
+            storage=place, trials=trials, budget=duration(budget), unit=unit, total=duration(total),
+            confirm=None if exists else 0, seed=seed, warm_start=warm_start,
+        )  # fmt: skip
+        request = search_setup.requested(options)
+        space = request.space
+        if request.content is not None:
+            space = experiment.create(request.folder, *search_setup.own_knobs(request))
+        elif journals.sessions(request.folder) and not search_setup.is_asked(request.folder):
+            again = text.command("search", "--resume", request.folder.name, storage=place)
+            raise ConfigError(f"{name}: is a search that runs its trials itself, and stays one: {again}")
+        return AskTellStudy(request.folder, space)

@@ -1,0 +1,77 @@
+"""Time one evaluation before a search, in a process of its own. Imports no torch, which takes seconds.
+
+The process is `tunediff.training.judging`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict, cast
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Values
+from tunediff.config.systems import Systems
+from tunediff.core import processes
+
+PROBE_S = 60.0
+"""What takes longer to be timed is not known."""
+
+
+class Measured(TypedDict, total=False):
+    """What is known of a search before it starts."""
+
+    data: list[str]
+    """Lines about the images that are learned: see `images.summarize`."""
+    evaluation_s: float
+    """Seconds of one evaluation; absent: not known, or no model is evaluated."""
+    final_s: float
+    """The same by the search's `final`."""
+    confirming_final_s: float
+    """The same by the `final` of its confirming runs."""
+    other_load_share: float
+    """Share of the cores that other processes used while the evaluation was timed."""
+    disturbed: bool
+    """Whether that was so much that the seconds may be too many."""
+    too_long: bool
+    """Whether the evaluation was not timed, since that took over `PROBE_S`."""
+    parameters: int
+    """Parameters of the model; absent if its workload does not say how to build it."""
+
+
+def before_search(
+    config: Systems, evaluates: bool, prepare: bool = True, finals: Mapping[str, Values] | None = None
+) -> Measured:
+    """Call `measured` in a process of its own, which leaves nothing where the search runs; report it on stderr.
+
+    {} where that fails, after a line that says why; without seconds where timing takes over `PROBE_S`. Raises
+    `ConfigError` for data that cannot be used, as every trial would.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
+        path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
+        path.write_text(cfg.dump(config), encoding="utf-8")
+        options = json.dumps({"evaluates": evaluates, "prepare": prepare, "finals": finals or {}})
+        with processes.started("tunediff.training.judging", str(path), str(answer), options) as (process,):
+            ended = _wait(process, answer)
+        answered = processes.read_answer(answer)
+    if refused := answered.get("refused"):
+        raise ConfigError(refused)
+    if answered and not ended:
+        answered["too_long"] = True
+        print(f"WARNING: one evaluation could not be timed: it takes over {PROBE_S:.0f} s here", file=sys.stderr)
+    return cast("Measured", answered)
+
+
+def _wait(process: processes.Process, answer: Path) -> bool:
+    """Wait until the process has ended; False once it has timed evaluations for too long."""
+    timing: float | None = None
+    while process.poll() is None:
+        time.sleep(0.05)
+        timing = time.monotonic() if timing is None and answer.exists() else timing
+        if timing is not None and time.monotonic() - timing > PROBE_S:
+            return False
+    return True
