@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 import tunediff
 from tests import searches
-from tunediff import cli, search
-from tunediff.api import calls, search_run, search_setup
+from tunediff import cli, search, search_space
+from tunediff.api import calls, display, search_run, search_setup
 from tunediff.api.search_setup import SearchOptions
 from tunediff.tuning import lock
 
@@ -175,3 +175,19 @@ def test_a_report_that_cannot_be_written_does_not_cost_the_result(night, monkeyp
     out, err = capsys.readouterr()
     assert "report: python -m tunediff.report night" in out
     assert "could not show the report" in err
+
+
+def test_table_in_a_notebook_is_one_output_that_is_replaced(night, monkeypatch):
+    outputs = []
+
+    class Output:
+        def update(self, html):
+            outputs.append(html.data)
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: outputs.append("another one"))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: Output())
+    with display.NotebookTable(night.folder, search_space.load(night.folder / "search.yaml")):
+        pass
+    assert len(outputs) == 1
+    assert "t0001" in outputs[0]

@@ -11,7 +11,7 @@ from tunediff.analysis import pairs
 from tunediff.api import compare_run, notebook
 from tunediff.api.calls import as_printed, called, duration, folder, words
 from tunediff.api.compare_setup import CompareOptions
-from tunediff.api.display import lines_of
+from tunediff.api.display import lines_of, show_figures
 from tunediff.core import text
 from tunediff.report import pairs as report
 from tunediff.report import style
@@ -83,6 +83,7 @@ class PairedComparison:
 
     def figure(self) -> Figure:
         """Return a figure with the curves of all runs."""
+        show_figures()
         with style.drawing():
             return report.figure(pairs.read(self.folder))
 

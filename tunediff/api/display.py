@@ -26,6 +26,18 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
+def show_figures() -> None:
+    """Let a notebook show figures as pictures: IPython does so only after `%matplotlib` or a figure of pyplot."""
+    if not in_notebook():
+        return
+    figure = importlib.import_module("matplotlib.figure").Figure
+    shell = importlib.import_module("IPython").get_ipython()
+    try:
+        shell.display_formatter.formatters["image/png"].lookup_by_type(figure)
+    except KeyError:  # nobody has chosen a format yet
+        importlib.import_module("IPython.core.pylabtools").select_figure_formats(shell, {"png"})
+
+
 def lines_of(progress: bool) -> EventLines:
     """Return where events go: nowhere, to stderr in a terminal, or to the logger `tunediff.api`."""
     terminal = sys.stderr.isatty() and not in_notebook()
@@ -46,7 +58,7 @@ class NotebookTable(LiveTable):
     """Show the table of a search in the output of a cell, and replace it at every event; messages are logged."""
 
     def __enter__(self) -> NotebookTable:
-        self._terminal = Terminal(file=io.StringIO(), width=COLUMNS, height=ROWS)
+        self._terminal = Terminal(file=io.StringIO(), width=COLUMNS, height=ROWS, force_jupyter=False)
         ipython = importlib.import_module("IPython.display")
         self._html = ipython.HTML
         self._output = ipython.display(self._html(""), display_id=True)
@@ -63,7 +75,8 @@ class NotebookTable(LiveTable):
         self._lines.print(line)
 
     def _update(self) -> None:
-        terminal = Terminal(record=True, file=io.StringIO(), width=COLUMNS, highlight=False)
+        # In a notebook rich would display what it prints, in an output of its own for every event
+        terminal = Terminal(record=True, file=io.StringIO(), width=COLUMNS, highlight=False, force_jupyter=False)
         terminal.print(self._shown())
         page = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         self._output.update(self._html(page))

@@ -18,7 +18,7 @@ from tunediff import analysis, export, models, search_space
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import notebook, search_run, search_setup
 from tunediff.api.calls import Knobs, as_printed, called, duration, folder, words
-from tunediff.api.display import display_of, lines_of
+from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
@@ -160,6 +160,7 @@ class Search:
 
         Raises `TunediffError` that lists the figures which the report has, for any other.
         """
+        show_figures()
         about = self._context()
         with style.drawing():
             if kind == "curves":  # also of trials with one evaluation each, which the report leaves out
