@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 
 import pytest
@@ -84,3 +86,21 @@ def test_help_names_the_program_that_was_called(monkeypatch, capsys, program, us
     with pytest.raises(SystemExit):
         search.main(["--help"])
     assert capsys.readouterr().out.startswith(f"usage: {usage} [")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("tunediff se", "search"),
+        ("tunediff search --wa", "--warm-start"),
+        ("tunediff search digits_cl", "digits_classifier"),
+        ("tunediff train timesteps.unt", "timesteps.until="),
+    ],
+)
+def test_a_shell_completes_commands_options_files_and_knobs(tmp_path, line, expected):
+    out = tmp_path / "out"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "_ARGCOMPLETE_IFS": " "}
+    point = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    # In a process of its own: argcomplete takes file descriptor 9.
+    subprocess.run([sys.executable, "-m", "tunediff"], env=os.environ | asked | point, check=True, close_fds=True)
+    assert out.read_text().split() == [expected]

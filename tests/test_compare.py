@@ -487,3 +487,9 @@ def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(slot, one_second
     assert all(0.5 < one["value"] < 3 for one in ends)
     assert [(one["pairs"], one["verdict"]) for one in looks] == [(1, None), (2, None), (3, "better")]
     assert looks[-1]["ratio_low"] < looks[-1]["ratio"] < looks[-1]["ratio_high"]
+
+
+def test_words_may_stand_on_both_sides_of_options():
+    assert compare.arguments(["a.yaml", "--budget", "5s", "b.yaml", "optimizer.lr=0.1"]).words == [
+        "a.yaml", "b.yaml", "optimizer.lr=0.1",
+    ]  # fmt: skip

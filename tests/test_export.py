@@ -1,5 +1,6 @@
 """Models handed to diffusers by the export command; its configurations are tested in test_commands."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -100,3 +101,12 @@ def test_an_exported_configuration_names_files_as_they_were_given(tmp_path, monk
     shutil.move(tmp_path / "inside.yaml", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert cfg.load(Path("inside.yaml")).data.path == str(tmp_path / "elsewhere" / "images")
+
+
+def test_json_has_the_same_keys_whatever_was_written(storage, capsys):
+    assert export.main(["train-digits", "--diffusers", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["pipeline"].endswith("train-digits/diffusers")
+    assert {key: printed[key] for key in ("trial", "configuration", "weights", "train")} == dict.fromkeys(
+        ("trial", "configuration", "weights", "train")
+    )

@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 
+from tunediff.core import files
 from tunediff.core.files import write_atomically, write_text
 
 
@@ -78,3 +79,13 @@ def test_file_mode_follows_the_umask(tmp_path, umask, mode):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "result.csv").stat().st_mode) == mode
+
+
+def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
+    assert files.has_locks(tmp_path)
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    assert not files.has_locks(tmp_path)

@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 import tunediff
@@ -200,6 +201,7 @@ def test_environment_is_plain_json():
     assert json.loads(json.dumps(found)) == found
     assert found["versions"]["torch"][0].isdigit()
     assert found["cpu_cores"] >= 1
+    assert found["memory_gib"] == round(psutil.virtual_memory().total / 1024**3, 1)
 
 
 XEON = "Intel(R) Xeon(R) Processor"
@@ -305,3 +307,8 @@ def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
     assert found[0] != found[2]
     (gone,) = [trial.effective for trial in trial_record.read_trials(tmp_path)][:1]
     assert gone["loader.workers"] == 1, "its workload is gone: as it was recorded"
+
+
+def test_a_line_that_is_no_event_is_skipped(tmp_path):
+    (tmp_path / trial_record.JOURNAL).write_text('{"time": 1}\n[1]\n{"event": "end", "status": "ok"}\n')
+    assert [event["event"] for event in trial_record.events(tmp_path)] == ["end"]

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
+from tunediff.config.workload import SHIPPED, find
 from tunediff.core import machine, signals, text
 from tunediff.core.errors import TunediffError, UserCodeError
 
@@ -124,6 +125,14 @@ def _replace_what_cannot_be_written() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *args: Any, **named: Any) -> Any:
+        _complete(self)
+        return super().parse_args(*args, **named)
+
+    def parse_intermixed_args(self, *args: Any, **named: Any) -> Any:
+        _complete(self)
+        return super().parse_intermixed_args(*args, **named)
+
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one line instead of printing the usage."""
         refusal = re.sub(r"invalid int value: (.*)", r"\1 is not allowed; allowed: a whole number", message)
@@ -142,6 +151,27 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         epilog="Exit codes: 0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Print how the command line may go on, and exit, where a shell asks for that: the extra `completion`."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def completes(action: argparse.Action, names: Callable[[], Iterable[str]] = list) -> None:
+    """Let shells complete the words of an argument: with these names, with files, and with knobs up to the `=`."""
+
+    def matching(prefix: str, **_: Any) -> list[str]:
+        from argcomplete.completers import FilesCompleter
+
+        knobs = (f"{knob}=" for name in SHIPPED for knob in find(name).schema.knobs)
+        words = dict.fromkeys([*names(), *FilesCompleter()(prefix), *knobs])
+        return [word for word in words if word.startswith(prefix)]
+
+    action.completer = matching  # type: ignore[attr-defined]
 
 
 def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:

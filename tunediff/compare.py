@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
         "130 interrupted."
     )
     add = parser.add_argument
-    add("words", nargs="*", metavar="A [knob=value …] [B [knob=value …]]", help="what is compared")
+    cli.completes(add("words", nargs="*", metavar="A [knob=value …] [B [knob=value …]]", help="what is compared"))
     add("--budget", help="training seconds of a run, e.g. 90s, 10m (default: 60s)")
     cli.add_unit(parser)
     add("--pairs", type=int, help=f"pairs of runs at most (default: {compare_setup.MOST})")

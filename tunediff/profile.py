@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
     parser = cli.parser("profile", __doc__ or "")
     add, either = parser.add_argument, argparse.BooleanOptionalAction
-    add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    cli.completes(add("words", nargs="*", metavar="knob=value", help="changes to the configuration"))
     add("--config", type=Path, required=True, help="configuration file, or digits, cifar10, mine.py")
     add("--out", type=Path, help="new folder for the results (default: profile-CONFIG in the folder of all searches)")
     cli.add_storage(parser)

@@ -8,7 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 
-from tunediff import cli
+from tunediff import cli, search_space
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core.progress import EventLines
@@ -30,7 +30,10 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     parser = cli.parser("search", __doc__ or "")
     add = parser.add_argument
     files = "search file (default: digits), or a workload's file, which is searched around its baseline"
-    add("words", nargs="*", metavar="SPACE.yaml | mine.py | knob=value", help=files)
+    cli.completes(
+        add("words", nargs="*", metavar="SPACE.yaml | mine.py | knob=value", help=files),
+        lambda: (path.stem for path in search_space.SHIPPED.glob("*.yaml")),
+    )
     add("--name", help="name of the search and its folder (default: search file and time)")
     cli.add_storage(parser)
     add("--trials", type=int, help="trials in all, the baseline included")

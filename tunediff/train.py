@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
     parser = cli.parser("train", __doc__ or "")
     add = parser.add_argument
-    add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    cli.completes(add("words", nargs="*", metavar="knob=value", help="changes to the configuration"))
     file = "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a workload's baseline"
     add("--config", type=Path, required=True, help=file)
     add("--budget", help="training seconds, e.g. 90s, 10m, 8h")

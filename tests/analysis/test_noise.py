@@ -293,3 +293,8 @@ def test_a_repeat_says_nothing_about_knobs(tmp_path):
     ]
     assert forests[0] == forests[1]
     assert forests[0].trials == 8
+
+
+def test_two_values_differ_in_either_direction():
+    rough = Noise(sd=0.1, freedom=2, runs=3, configurations=1, ratios=True, falls=True)
+    assert [rough.differ(*pair) for pair in ((1.0, 2.0), (2.0, 1.0), (1.0, 1.05))] == [True, True, False]

@@ -9,8 +9,9 @@ import pytest
 
 from tests.helpers import train as trained
 from tunediff import config as cfg
-from tunediff.api import notebook
+from tunediff.api import display, notebook
 from tunediff.config import ConfigError
+from tunediff.report.console import Console
 
 CELLS = (
     "import torch\nimport torch.nn.functional as F\nfrom dataclasses import dataclass\nfrom typing import Annotated",
@@ -108,3 +109,9 @@ def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch):
     path = notebook.named(main(cell), tmp_path / "storage")
     assert (tmp_path / "storage" / notebook.FOLDER).is_dir()
     assert Path(path).with_name("beside_it.py").read_text() == "SIZE = 5\n"
+
+
+@pytest.mark.parametrize(("progress", "kind"), [(True, display.NotebookTable), (False, Console)])
+def test_a_notebook_shows_no_table_unless_asked_to(monkeypatch, progress, kind):
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    assert display.display_of(progress).func is kind

@@ -495,7 +495,8 @@ class FakeCifar:
     def __init__(self, root: str, train: bool, download: bool) -> None:
         (Path(root) / sources.CIFAR10_FOLDER).mkdir(parents=True, exist_ok=True)
         self.data = np.full((5 if train else 3, 32, 32, 3), [10, 20, 30], np.uint8)
-        self.targets = [index % 2 for index in range(len(self.data))]
+        self.data[..., 2] += np.arange(len(self.data), dtype=np.uint8)[:, None, None]
+        self.targets = list(range(len(self.data)))
 
 
 def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,6 +509,9 @@ def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pyte
     assert found.pixels.shape == (5, 3, 32, 32)
     assert found.pixels[0, :, 0, 0].tolist() == [10, 20, 30]
     assert len(images.load(Data(split="all"))) == 8
+    few = images.load(Data(max_images=3))
+    assert few.labels is not None
+    assert few.labels.tolist() == (few.pixels[:, 2, 0, 0] - 30).tolist()
     assert images.load(Data(image_size=16, channels=1)).pixels.shape == (5, 1, 16, 16)
     inside = Data(path=str(cache / "cifar10" / sources.CIFAR10_FOLDER), split="test")
     assert sources.cifar10_root(inside) == cache / "cifar10"

@@ -231,6 +231,8 @@ def test_importance_tells_quality_from_throughput(tmp_path, plain, monkeypatch):
         gamma = point.get("weighting.gamma", 1.0)
         value = math.exp(math.log(point.get("optimizer.lr", 1e-3)) ** 2 / 10 + 0.5 * math.log(gamma))
         write(tmp_path / "night", wanted, number, point, curve=((20.0, 4000, value),), rate=rate)
+    import optuna  # noqa: F401 - its first import sets the level
+
     monkeypatch.setattr(log := logging.getLogger("optuna"), "level", logging.DEBUG)
     about = context.read(tmp_path / "night")
     assert log.level == logging.DEBUG
@@ -424,3 +426,16 @@ def test_names_break_after_dots_and_underscores_only():
     assert html.breakable("1.") == "1."
     assert html.breakable("lr=0.003") == "lr=<wbr>0.003"
     assert html.breakable("<a.b>") == "&lt;a.<wbr>b&gt;"
+
+
+def test_numbers_of_a_table_are_aligned_and_words_are_not():
+    cells = str(html.table(["knob", "value"], [["lr", "1"]], words=1))
+    assert "<td>lr</td>" in cells
+    assert '<td class="n">1</td>' in cells
+
+
+def test_one_result_has_no_front(tmp_path, plain):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0)
+    written(tmp_path / "night")
+    assert not (tmp_path / "night" / "report" / "trade_offs.csv").exists()

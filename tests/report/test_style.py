@@ -22,6 +22,7 @@ from tunediff.report import context, style
 from tunediff.report.html import STYLE
 from tunediff.report.sections import knobs
 from tunediff.report.style import Chart, Digits, Highlights
+from tunediff.report.words import duration
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
 NEUTRAL = {style.INK, style.SOFT, style.RULE, knobs.STRONG, colors.PLAIN, "#ffffff"}
@@ -254,3 +255,8 @@ def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path, rendered):
     assert page == 400
     assert pictures > 4
     assert 340 < widest < 400
+
+
+def test_a_duration_has_no_parts_of_nothing():
+    expected = {60: "1 min", 90: "1 min 30 s", 3600: "1 h", 3660: "1 h 1 min"}
+    assert {seconds: duration(seconds).replace("\xa0", " ") for seconds in expected} == expected

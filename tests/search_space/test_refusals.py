@@ -5,6 +5,7 @@ import pytest
 from tests.search_space.files import changed, gridded, rungs, searched
 from tunediff import search_space
 from tunediff.config import ConfigError
+from tunediff.search_space.sections import _times
 
 REFUSED = [
     (changed() | {3: 4}, "x.yaml: 3: no such key; allowed: early_stopping, seed"),
@@ -165,3 +166,9 @@ def test_mistakes_are_refused(content, message):
     with pytest.raises(ConfigError) as error:
         search_space.parse(content, "x.yaml")
     assert message in str(error.value)
+
+
+def test_sixteen_times_the_budget_is_the_most():
+    assert _times("16x") == "16x"
+    with pytest.raises(ValueError, match="16x, rising"):
+        _times("17x")

@@ -161,3 +161,13 @@ def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_
 def test_memory_that_cannot_be_read_costs_no_trial_its_end(monkeypatch):
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: 1 / 0)
     assert memory.shares_mib(RuntimeError("no memory"), torch.device("cpu"), ranks=1) == {}
+
+
+def test_batch_statistics_are_updated_once_where_activations_are_computed_again():
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    memory.checkpoint(model := torch.nn.Sequential(block), torch.nn.Sequential, 1.0)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    model(x).square().sum().backward()
+    norm = block[1]
+    assert norm.num_batches_tracked == 1
+    torch.testing.assert_close(norm.running_mean, 0.1 * block[0](x).detach().mean(0))

@@ -6,9 +6,11 @@ import pytest
 
 from tests.helpers import point
 from tunediff import config as cfg
+from tunediff import search_space
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning import knowledge
 from tunediff.tuning.knowledge import needs_at_least, predicted_mib, ruled_out
+from tunediff.tuning.tried import Tried
 
 BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
 
@@ -127,3 +129,12 @@ def test_the_reason_names_the_trial_the_size_and_the_estimate():
 def test_oom_rules_nothing_out_where_others_held_the_memory(memory, rules_out):
     ended = dataclasses.replace(trial(knobs()), end=End("oom", memory=memory))
     assert bool(ruled_out(knobs(loader__batch_size=512), [ended])) == rules_out
+
+
+def test_a_trial_of_a_workload_that_is_gone_was_tried_all_the_same(tmp_path):
+    space = search_space.parse(
+        {"workload": "digits", "budget": {"per_trial": "3s", "trials": 2}, "search": {"loader.batch_size": [32, 64]}},
+        "x.yaml",
+    )
+    gone = TrialRecord("t0003", 3, {"workload": "gone.py"}, {}, "of that")
+    assert Tried(space, "cpu", [gone]).exact(space.baseline) is None

@@ -340,3 +340,13 @@ def test_knob_of_a_file_that_the_command_line_fixes_is_named(mine, monkeypatch, 
     assert (
         "width is fixed at 64 by the command line; what mine.py says of it is not searched\n" in capsys.readouterr().err
     )
+
+
+def test_a_preset_has_the_last_word(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom tunediff import Metric\nOBJECTIVE = Metric('score', 'max')\n"
+        "BASELINE = {'loader.batch_size': 16, 'optimizer': 0.1}\nPRESETS = {'large': {'loader.batch_size': 64}}\n"
+        "@dataclass(frozen=True)\nclass Knobs:\n    optimizer: float = 0.5\n\ndef train(trial): ...\n"
+    )
+    config = cfg.baseline(f"{tmp_path / 'mine.py'}:large")
+    assert (config.loader.batch_size, config.knobs.optimizer) == (64, 0.1)

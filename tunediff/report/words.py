@@ -106,10 +106,13 @@ def estimated(estimate: Estimate | None) -> str:
 def interval(difference: Difference, ratios: bool) -> str:
     """Return a ratio as `0.503 (0.471 … 0.537)` or a difference as `+0.01 (−0.02 … +0.04)`.
 
-    Without an interval the estimate alone, or ''. `not determined` if the interval of a ratio is too wide to be useful.
+    Without an interval the estimate alone, or ''. If the interval of a ratio is too wide to be useful, the bound on the
+    side of 1, such as `below 0.874`; `not determined` if 1 lies in it.
     """
     if ratios and is_wide(difference.low, difference.high):
-        return OPEN
+        if difference.high is not None and difference.high < 1:
+            return f"below {difference.high:.3f}"
+        return f"above {difference.low:.3f}" if difference.low is not None and difference.low > 1 else OPEN
     format_value = "{:.3f}".format if ratios else signed
     if difference.estimate is None or difference.low is None or difference.high is None:
         return "" if difference.estimate is None else format_value(difference.estimate)
