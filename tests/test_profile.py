@@ -82,6 +82,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 
     found = json.loads((tmp_path / "here" / "profile.json").read_text())
     step = found["step"]
+    assert step["steps"] == 3
     assert sum(step["parts_s"].values()) == pytest.approx(step["step_s"], rel=0.05)
     assert step["samples_per_s"] == pytest.approx(16 / step["step_s"])
     assert found["feed_ratio"] == pytest.approx(

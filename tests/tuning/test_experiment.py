@@ -299,3 +299,9 @@ def test_tune_may_keep_a_copy_of_the_scheduler():
 
 def test_nothing_is_stopped_unless_asked_for():
     assert tuner.scheduler(loaded()) is None
+
+
+def test_names_on_rays_pages_show_knobs_with_three_digits():
+    drawn = {"loader.batch_size": 64, "optimizer.lr": 0.00031234}
+    trial = types.SimpleNamespace(config={tuner.SPEC: types.SimpleNamespace(name="t0007", drawn=drawn)})
+    assert tuner._readable(trial) == "t0007_batch_size=64,lr=0.000312"

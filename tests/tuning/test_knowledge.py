@@ -133,7 +133,7 @@ def test_oom_rules_nothing_out_where_others_held_the_memory(memory, rules_out):
 
 def test_a_trial_of_a_workload_that_is_gone_was_tried_all_the_same(tmp_path):
     space = search_space.parse(
-        {"workload": "digits", "budget": {"per_trial": "3s", "trials": 2}, "search": {"loader.batch_size": [32, 64]}},
+        {"workload": "digits", "budget": {"per_trial": "3s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}},
         "x.yaml",
     )
     gone = TrialRecord("t0003", 3, {"workload": "gone.py"}, {}, "of that")

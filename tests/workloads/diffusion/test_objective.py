@@ -1,5 +1,6 @@
 """One scale for all methods, and what is really minimised."""
 
+import math
 from typing import Any
 
 import pytest
@@ -53,3 +54,9 @@ def test_p_and_w_are_the_same_thing_in_the_effective_weight() -> None:
     found = [build(methods.Uniform(), methods.MinSnr(), unit)[0].effective_weight() for unit in ("epsilon", "x0", "v")]
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])
+
+
+def test_the_table_of_timesteps_has_the_natural_logarithm_of_the_signal_to_noise_ratio() -> None:
+    table = build(methods.Uniform(), methods.Constant())[0].table()
+    snr = Diffusion(knobs.Process()).snr_table.tolist()
+    assert [math.exp(value) for value in table["log_snr"]] == pytest.approx(snr)
