@@ -652,7 +652,7 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     trial = record.read_trial(tmp_path / "out")
     assert trial.status is None
     assert [point["index"] for point in trial.points] == list(range(1, len(trial.points) + 1))
-    assert [p["train_s"] for p in trial.points] == pytest.approx([1.0 * p["index"] for p in trial.points], abs=0.6)
+    assert all(p["train_s"] >= 0.999 * p["index"] for p in trial.points)  # a second each, and a slow step
     assert (tmp_path / "out" / "samples" / "0003.png").exists()
     assert (tmp_path / "out" / "weights.safetensors").exists()
 
