@@ -12,6 +12,7 @@ from tunediff import cli, search_space
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core.progress import EventLines
+from tunediff.integrations.services import SERVICES
 from tunediff.report import plan
 
 
@@ -45,6 +46,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
+    add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
     add("--force", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")

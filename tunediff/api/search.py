@@ -239,13 +239,14 @@ class Search:
             self.wait(timeout)
 
     def resume(
-        self, trials: int | None = None, total: str | float | None = None, *, address: str | None = None,
-        cpus: int | None = None, gpus: int | None = None, background: bool = False, progress: bool = True,
+        self, trials: int | None = None, total: str | float | None = None, *, track: str | None = None,
+        address: str | None = None, cpus: int | None = None, gpus: int | None = None, background: bool = False,
+        progress: bool = True,
     ) -> Search:  # fmt: skip
         """Go on with a search that was interrupted, or with more trials than before; see `run_search`."""
         options = SearchOptions(
             resume=self._begun().name, storage=self.folder.parent, trials=trials, total=duration(total),
-            address=address, cpus=cpus, gpus=gpus,
+            track=track, address=address, cpus=cpus, gpus=gpus,
         )  # fmt: skip
         started = _run(options, background, progress)
         self._process = started._process
@@ -268,7 +269,7 @@ def run_search(
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, confirm: int | None = None, seed: int | None = None,
     address: str | None = None, cpus: int | None = None, gpus: int | None = None, warm_start: str | None = None,
-    check: bool = True, force: bool = False, background: bool = False, progress: bool = True,
+    track: str | None = None, check: bool = True, force: bool = False, background: bool = False, progress: bool = True,
 ) -> Search:  # fmt: skip
     """Search for the configuration with the best result for its training seconds; return the finished search.
 
@@ -287,6 +288,7 @@ def run_search(
         address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own.
         cpus, gpus: How much of this machine to use. Default: all.
         warm_start: An earlier search whose trials this one knows already.
+        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run (docs/how-to/trackers.md).
         check: Try a workload of your own with two steps and one evaluation first.
         force: Start what would take over 30 days, 100,000 trials or the whole disk.
         background: Return at once; the search runs in a process of its own, and goes on when this one ends.
@@ -306,7 +308,7 @@ def run_search(
     options = SearchOptions(
         words=[*named, *words(knobs)], name=name, storage=place, trials=trials, budget=duration(budget), unit=unit,
         total=duration(total), confirm=confirm, seed=seed, address=address, cpus=cpus, gpus=gpus,
-        warm_start=warm_start, no_check=not check, force=force,
+        warm_start=warm_start, track=track, no_check=not check, force=force,
     )  # fmt: skip
     return _run(options, background, progress)
 

@@ -20,6 +20,8 @@ from tunediff.api.stopping import resumable
 from tunediff.core import text
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
+from tunediff.integrations import tracking
+from tunediff.integrations.tracking import Tracking
 from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
@@ -45,10 +47,15 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     if new:
         say = functools.partial(lines.aside.say, timed=False)
         space, planned = search_setup.create(request, options, say, lines.quiet)
-    with resumable("search", request.folder, options), experiment.start_of(request.folder, new):
-        _run(request.folder, space, options, display or console(lines), planned)
-    _write_tables(read(request.folder))
-    log_exceptions("the report", _report, request.folder)
+    with (
+        resumable("search", request.folder, options),
+        experiment.start_of(request.folder, new),
+        tracking.tracked(request.folder, space, lines.aside.say) as tracked,
+    ):
+        _run(request.folder, space, options, display or console(lines), planned, tracked)
+        _write_tables(read(request.folder))
+        log_exceptions("the report", _report, request.folder)
+        log_exceptions("the verdict", _send_verdict, request.folder, tracked)
 
 
 def _write_tables(evidence: Evidence) -> None:
@@ -59,6 +66,16 @@ def _write_tables(evidence: Evidence) -> None:
     if (confirmed := evidence.confirmation) is not None:
         outputs.write_all(confirmed.compared.results)
         outputs.confirmation(confirmed)
+
+
+def _send_verdict(folder: Path, tracked: Tracking) -> None:
+    from tunediff.report import result_json, summary  # imports matplotlib
+
+    printed = summary.as_json(evidence := read(folder))
+    values = {name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)}
+    if (best := evidence.best) is not None:
+        values["best_configuration"] = text.knobs(evidence.results.changed(best))
+    tracked.finish(values)
 
 
 def _report(folder: Path) -> None:
@@ -88,8 +105,9 @@ def _confirmed(results: Results) -> Confirmation | None:
 
 
 def _run(
-    folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None
-) -> None:
+    folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
+    tracked: Tracking,
+) -> None:  # fmt: skip
     searched = confirming.complete(folder, space)
     if searched and not confirming.pending(folder, space):
         return
@@ -107,6 +125,7 @@ def _run(
             )
         )
         slots.tell(shown.say)
+        tracked.tell(shown.say)
         if not searched:
             experiment.search(folder, space, slots, shown.listen)
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):

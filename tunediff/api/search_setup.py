@@ -17,6 +17,8 @@ from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.integrations import tracking
+from tunediff.integrations.services import SERVICES
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
@@ -47,6 +49,7 @@ class SearchOptions:
     gpus: int | None = None
     resume: str | None = None
     warm_start: str | None = None
+    track: str | None = None
     no_check: bool = False
     force: bool = False
     dry_run: bool = False
@@ -71,6 +74,7 @@ class SearchRequest:
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     cli.check_machine(options)
+    cli.allow(options.track in (None, *SERVICES), "--track", options.track, f"one of {', '.join(SERVICES)}")
     request = requested(options)
     if is_asked(request.folder):
         again = f"tunediff.open_study(name={request.folder.name!r})"
@@ -79,6 +83,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     # ---- data and weights that a trial would miss are missed now
     cli.check_here(space.baseline, space.evaluates)
     cli.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
+    tracking.check(space.track)
     if options.address is None:
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
@@ -182,7 +187,7 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     others = options.words or options.name or options.budget or options.unit or options.warm_start
     if others or any(value is not None for value in fixed):
         raise ConfigError(
-            "--resume: takes file, knobs and budget from the folder; only --trials and --total can change"
+            "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
     done = sum(trial.finished for trial in record.read_trials(folder))
@@ -191,7 +196,8 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     spent_s = sessions.all_spent_s(folder)
     fits = options.total is None or search_space.duration_s(options.total, "--total") >= spent_s
     cli.allow(fits, "--total", options.total, f"at least {math.ceil(spent_s)}s, which are spent")
-    space = experiment.reopen(folder, _limits(options), keep=not options.dry_run)
+    track = {"track": options.track} if options.track is not None else {}
+    space = experiment.reopen(folder, _limits(options), keep=not options.dry_run, others=track)
     if warning := experiment.foreign(folder):
         log.warning(warning)
     return SearchRequest(folder, space)
@@ -214,6 +220,8 @@ def _new(options: SearchOptions) -> SearchRequest:
     if options.warm_start is not None:
         earlier = search_space.folder_of(options.warm_start, storage)
         content["warm_start"] = str(search_space.of_search(earlier).parent)
+    if options.track is not None:
+        content["track"] = options.track
     narrowed = search_space.narrow(content, str(path), path.parent, words)
     for notice in narrowed.notices:
         log.info(notice)

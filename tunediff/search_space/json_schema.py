@@ -37,6 +37,7 @@ HELP = {
     "alone": "run one trial at a time",
     "operations": "steps that are profiled after each training",
     "warm_start": "an earlier search whose trials this one begins with",
+    "track": "service for experiments that shows every trial as a run",
     "final": "knobs of evaluation. for one more evaluation of every finished trial",
 }
 """What the keys of a search file are for."""

@@ -20,6 +20,7 @@ from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, secti
 MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
+Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
 Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
 COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices, energy and price."""
@@ -82,6 +83,7 @@ class RunOptions:
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
     warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
+    track: Service | None = None  # the service that shows every trial as a run
     final: Values = dataclasses.field(default_factory=dict)
     # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
 

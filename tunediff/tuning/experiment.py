@@ -96,14 +96,18 @@ def start_of(folder: Path, new: bool) -> Iterator[None]:
         raise
 
 
-def reopen(folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True) -> SearchSpace:
+def reopen(
+    folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True, others: Mapping[str, Any] | None = None
+) -> SearchSpace:
     """Return the space of an existing search.
 
-    `limits` (`trials`, `total`) replace its own; `keep` writes them to its search.yaml. Raises `ConfigError`.
+    `limits` (`trials`, `total`) and `others` (keys of `RunOptions`) replace its own; `keep` writes them to its
+    search.yaml. Raises `ConfigError`.
     """
-    space = spaces.load(spaces.of_search(folder), budget=dict(limits or {}))
-    if limits and keep:
-        content = cfg.read_yaml(folder / "search.yaml")
+    limits, others = dict(limits or {}), dict(others or {})
+    space = dataclasses.replace(spaces.load(spaces.of_search(folder), budget=limits), **others)
+    if (limits or others) and keep:
+        content = cfg.read_yaml(folder / "search.yaml") | others
         content["budget"] |= limits
         try:
             write_text(folder / "search.yaml", cfg.to_yaml(content))

@@ -1,0 +1,93 @@
+"""Send a search to MLflow: a parent run for the search, a nested run per trial; the server is `MLFLOW_TRACKING_URI`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# A call that fails is repeated with the next look at the journals: the client need not try for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from PIL import Image
+
+from tunediff.core.point import Point
+from tunediff.integrations.services import Run, RunEnd, is_number, numbers, project
+
+ID = "tunediff.id"
+"""Tag by which a run is found again."""
+MOST_PARAMS, MOST_METRICS = 100, 1000
+"""What one request may hold."""
+LONGEST = 500
+"""Characters of a parameter that every store takes."""
+
+
+class MlflowRuns:
+    """The runs of a search, found by a tag, so that a resumed search continues them.
+
+    A metric that is sent again, with equal step and time, is stored once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._client, self._runs = mlflow.MlflowClient(), dict[str, str]()
+        self._experiment = ""
+
+    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+        opened = self._opened(run)
+        metrics = [
+            Metric(name, value, round(1000 * run.at(point)), point.samples)
+            for point in points
+            for name, value in numbers(point).items()
+        ]
+        for begin in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(opened, metrics=metrics[begin : begin + MOST_METRICS])
+        for name, path in pictures.items():
+            step, when = (points[-1].samples, round(1000 * run.at(points[-1]))) if points else (0, None)
+            self._client.log_image(opened, Image.open(path), key=name, step=step, timestamp=when)
+        if end is not None:
+            self._end(opened, end)
+
+    def close(self) -> None:
+        """Do nothing: every call has waited for the server."""
+
+    def _end(self, opened: str, end: RunEnd) -> None:
+        when = round(1000 * end.time)
+        words = {"status": end.status, "reason": end.reason, **end.summary}
+        values = {name: value for name, value in words.items() if is_number(value)}
+        texts = {name: str(value) for name, value in words.items() if name not in values and value not in ("", None)}
+        self._client.log_batch(
+            opened, metrics=[Metric(name, float(value), when, 0) for name, value in values.items()],
+            tags=[RunTag(name, value) for name, value in texts.items()],
+        )  # fmt: skip
+        for path in end.files:
+            self._client.log_artifact(opened, str(path))
+        self._client.set_terminated(opened, "FAILED" if end.failed else "FINISHED", when)
+
+    def _opened(self, run: Run) -> str:
+        """Return the server's id of a run, which is begun where the server has none of this id."""
+        if run.id not in self._runs:
+            identifier = self._find(run.id) or self._create(run)
+            self._client.update_run(identifier, status="RUNNING")
+            self._runs[run.id] = identifier
+        return self._runs[run.id]
+
+    def _find(self, identifier: str) -> str | None:
+        if not self._experiment:
+            name = project("MLFLOW_EXPERIMENT_NAME")
+            experiment = self._client.get_experiment_by_name(name)
+            self._experiment = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        runs = self._client.search_runs([self._experiment], f"tags.`{ID}` = '{identifier}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def _create(self, run: Run) -> str:
+        tags = {ID: run.id, "search": run.search, "kind": run.kind}
+        if run.kind != "search" and (parent := self._runs.get(run.search_id) or self._find(run.search_id)):
+            tags["mlflow.parentRunId"] = parent
+        begun = self._client.create_run(self._experiment, round(1000 * run.started), tags, run.name)
+        params = [Param(name, str(value)[:LONGEST]) for name, value in run.config.items()]
+        for begin in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(begun.info.run_id, params=params[begin : begin + MOST_PARAMS])
+        return str(begun.info.run_id)

@@ -1,0 +1,248 @@
+"""The process that sends a search to a tracking service, beside the search: it follows the journals.
+
+The journals are its queue: what the service did not take stays there, and is sent later. `tracking.jsonl` in the folder
+of the search says what has been sent, so that a resumed search goes on with the same runs and sends nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff.analysis.following import Following
+from tunediff.core.point import Point
+from tunediff.core.trial_record import TrialRecord
+from tunediff.integrations import services
+from tunediff.integrations.services import Run, RunEnd, Service
+from tunediff.tuning import sessions
+
+EVERY_S = 1.0
+"""Seconds between two looks at the journals."""
+RETRY_S = 30.0
+"""Seconds after a failure until the service is tried again."""
+SENT = "tracking.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the tracker is told of the search; the rest is in the journals."""
+
+    folder: Path
+    service: str
+    objective: str
+    config: Mapping[str, Any]
+    """What the search's own run has for knobs."""
+    late_s: float = 30.0
+    """Seconds without an answer after which the user is told."""
+    patience_s: float = 60.0
+    """Seconds that the service has at the end of the search; what it has not taken then is sent by a resume."""
+
+    @classmethod
+    def of(cls, line: str) -> Facts:
+        """Return the facts of a JSON text."""
+        values = json.loads(line)
+        return cls(**{**values, "folder": Path(values["folder"])})
+
+
+class SentLog:
+    """What a service has taken, by the id of a run: how many points, and whether the end; one line per change."""
+
+    def __init__(self, folder: Path, service: str) -> None:
+        self._path, self._service = folder / SENT, service
+        self.points, self.ended = dict[str, int](), set[str]()
+        self.search_id = ""
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
+                self._take(json.loads(line))
+        if not self.search_id:
+            self._write({"search_id": uuid.uuid4().hex[:12]})
+
+    def take(self, run: str, points: int, ended: bool) -> None:
+        """Note what the service has of a run."""
+        self._write({"service": self._service, "run": run, "points": points, "ended": ended})
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        self.search_id = line.get("search_id", self.search_id)
+        if line.get("service") == self._service:
+            self.points[line["run"]] = line["points"]
+            (self.ended.add if line["ended"] else self.ended.discard)(line["run"])
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        with open(self._path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        self._take(line)
+
+
+class Tracker:
+    """Sends what the journals have and the service has not."""
+
+    def __init__(self, facts: Facts, service: Service, say: Callable[[str], object]) -> None:
+        self._facts, self._service, self._say = facts, service, say
+        self._sent = SentLog(facts.folder, facts.service)
+        self._followed: dict[Path, Following] = {}
+        self._retry_at, self._spoken = 0.0, False
+
+    def sync(self, verdict: Mapping[str, Any] | None = None, last: bool = False) -> bool:
+        """Send what is new; return whether the service has everything. After a failure it is left alone for a while.
+
+        `last`: the search is over, perhaps with a `verdict`; then the service is tried once more, and closed.
+        """
+        if time.monotonic() < self._retry_at and not last:
+            return False
+        late = threading.Timer(self._facts.late_s, self._speak, [f"no answer for {self._facts.late_s:.0f} s"])
+        late.daemon = True
+        late.start()
+        try:
+            self._send_all(verdict)
+            if last:
+                self._service.close()
+        except Exception as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            self._speak(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            return False
+        finally:
+            late.cancel()
+        return True
+
+    def _speak(self, reason: str) -> None:
+        """Say that the service fails, once."""
+        if not self._spoken:
+            self._spoken = True
+            self._say(f"--track {self._facts.service}: {reason}; the search goes on, and its results are sent later")
+
+    def _send_all(self, verdict: Mapping[str, Any] | None) -> None:
+        folder = self._facts.folder
+        for place in [folder, *sessions.confirming_folders(folder)]:
+            following = self._followed.setdefault(place, Following(place))
+            following.read()
+            for trial in following.trials:
+                self._send_trial(place, trial)
+        if verdict is not None:
+            report = folder / "report.html"
+            end = RunEnd("ok", "", time.time(), verdict, (report,) if report.exists() else ())
+            self._service.send(self._search(), [], _pictures(folder), end)
+
+    def _send_trial(self, place: Path, trial: TrialRecord) -> None:
+        """Send what is new of a trial. Each restart from the first step makes a run of its own."""
+        prefix = f"{place.relative_to(self._facts.folder)}/" if place != self._facts.folder else ""
+        names = [prefix + trial.name, *(f"{prefix}{trial.name}.{n}" for n in range(2, len(trial.restarts) + 2))]
+        *earlier, run = (self._run(name, bool(prefix), trial) for name in names)
+        for before, reason in zip(earlier, trial.restarts, strict=True):
+            if before.id in self._sent.points and before.id not in self._sent.ended:
+                why = f"started from the beginning: {reason or 'no checkpoint'}"
+                self._send(before, [], {}, RunEnd("restarted", why, trial.last_written))
+        if run.id in self._sent.ended:
+            return
+        new, end = trial.points[self._sent.points.get(run.id, 0) :], _end(trial, self._facts.objective)
+        if new or end or run.id not in self._sent.points:
+            self._send(run, new, _pictures(place / "trials" / trial.name) if new else {}, end)
+
+    def _send(self, run: Run, new: list[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+        search = self._search()
+        if search.id not in self._sent.points:  # the run of the search comes first: others belong to it
+            self._service.send(search, [], {}, None)
+            self._sent.take(search.id, 0, False)
+        self._service.send(run, new, pictures, end)
+        self._sent.take(run.id, self._sent.points.get(run.id, 0) + len(new), end is not None)
+
+    def _search(self) -> Run:
+        """Return the run of the search as a whole."""
+        facts, begun = self._facts, (self._facts.folder / "search.yaml").stat().st_mtime
+        own = self._sent.search_id
+        return Run(
+            "search", facts.folder.name, facts.folder.name, own, own, facts.objective, facts.config, begun,
+            facts.folder,
+        )  # fmt: skip
+
+    def _run(self, name: str, confirming: bool, trial: TrialRecord) -> Run:
+        own = self._sent.search_id
+        return Run(
+            "confirming" if confirming else "trial", name, self._facts.folder.name, f"{own}-{name.replace('/', '-')}",
+            own, self._facts.objective, trial.config, trial.started, self._facts.folder,
+        )  # fmt: skip
+
+
+def _end(trial: TrialRecord, objective: str) -> RunEnd | None:
+    """Return how a trial ended; None: it has not."""
+    if trial.end is None:
+        return None
+    value = trial.value(objective)
+    result = {} if value is None else {f"final_{objective}": value}
+    return RunEnd(trial.end.status, trial.remarks, trial.ended, result)
+
+
+def _pictures(folder: Path) -> dict[str, Path]:
+    """Return the pictures in a folder by name."""
+    return {path.stem: path for path in sorted(folder.glob("*.png"))}
+
+
+# ------------------------------------------------------------------------------------------------------------- process
+class _Prepared:
+    """Imports and opens a service, now or, where that fails, when it is used."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._service: Service | None = None
+        with contextlib.suppress(Exception):  # is raised again, and said, when there is something to send
+            self._opened()
+
+    def _opened(self) -> Service:
+        self._service = self._service or services.make(self._name, self._folder)
+        return self._service
+
+    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+        self._opened().send(run, points, pictures, end)
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+
+def _looks() -> Iterator[bytes | None]:
+    """Yield None every second while the search runs, then what it has written to stdin: its verdict, or nothing."""
+    content = b""
+    while True:
+        if not select.select([0], [], [], EVERY_S)[0]:
+            yield None
+        elif chunk := os.read(0, 1 << 16):
+            content += chunk
+        else:
+            yield content
+            return
+
+
+def main() -> None:
+    """Follow the journals of the search whose facts are the argument, until stdin ends; exit with 0 if all was sent."""
+    with contextlib.suppress(OSError):
+        os.nice(10)  # trials come first
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the service's package prints goes to the log
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # the search is gone
+            print(line, file=out, flush=True)
+
+    facts = Facts.of(sys.argv[1])
+    tracker, complete = Tracker(facts, _Prepared(facts.service, facts.folder), say), False
+    for verdict in _looks():
+        if last := verdict is not None:  # a service that hangs does not keep this process
+            limit = threading.Timer(facts.patience_s, os._exit, [1])
+            limit.daemon = True
+            limit.start()
+        complete = tracker.sync(json.loads(verdict) if verdict else None, last)
+    sys.stderr.flush()
+    os._exit(0 if complete else 1)  # packages wait for their servers when Python ends
+
+
+if __name__ == "__main__":
+    main()
