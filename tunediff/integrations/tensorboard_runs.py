@@ -6,6 +6,7 @@ Steps are samples, and the relative time is training seconds.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -54,7 +55,8 @@ class TensorboardRuns:
         if run.id not in self._writers:
             folder = self._folder / run.name
             purge = points[0].samples if points and folder.exists() else None
-            self._writers[run.id] = writer = SummaryWriter(str(folder), purge_step=purge)
+            suffix = f".{time.time_ns()}"  # names have whole seconds, and files are read in their order
+            self._writers[run.id] = writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
             values = {name: _plain(value) for name, value in run.config.items()}
             experiment, begin, _ = hparams(values, {f"{GROUP}/{run.objective}": None})
             for part in (experiment, begin):
