@@ -61,3 +61,14 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with from_environment() as world:
         assert (world.rank, world.size) == (0, 1)
+
+
+def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(monkeypatch):
+    """`LOCAL_RANK` counts within a machine, and chooses the GPU; two machines would have two ranks 0."""
+    environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+    monkeypatch.setattr("os.environ", environment)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("init_process_group", "barrier", "destroy_process_group"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_: None)
+    with from_environment() as world:
+        assert (world.rank, world.size) == (3, 4)

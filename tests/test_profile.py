@@ -20,7 +20,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
-from tunediff.profiling import compiling, measure, trace
+from tunediff.profiling import compiling, figures, measure, trace
 from tunediff.profiling.measure import Bench
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
@@ -113,6 +113,20 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
     assert "batch 8" in err
     assert re.search(r"^\[ *(\d+m)?\d+s\] trace of 2 steps$", err, re.M)
+
+
+def test_memory_over_time_is_drawn_in_milliseconds(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, *_, **__: drawn.append(figure))
+    timeline = {"seconds": [0.0, 0.01, 0.02], **dict.fromkeys(figures.OWNERS, [1.0, 2.0, 1.0])}
+    peak = {"total_mib": 8.0, "phase": "forward"}
+    memory = {"timeline": timeline, "peak": peak, "phases": [(0.0, 0.01, "forward")]}
+    step = {"parts_s": {"forward": 0.01}}
+    profiled = {"name": "here", "names": {}, "unit": "images", "memory": memory, "step": step}
+    figures.memory(profiled, tmp_path / "memory.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim() == (0.0, 20.0)
+    assert max(axes.collections[0].get_paths()[0].vertices[:, 0]) == 20.0
 
 
 def test_profile_of_an_export(tmp_path, capsys, quick):

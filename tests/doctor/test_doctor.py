@@ -262,6 +262,10 @@ def test_who_dies_or_says_nothing_is_told(tmp_path, monkeypatch):
     )
     with pytest.raises(RuntimeError, match="broken pipe"):
         apart.ask("0", within_s=60)
+    (tmp_path / "one.py").write_text(f"import sys; print('{apart.ANSWER}{{}}'); print('rank 1 died'); sys.exit(3)")
+    with pytest.raises(RuntimeError, match="rank 1 died"):  # the answer of a rank is no result without the others
+        apart.ask("0", within_s=60)
+    (tmp_path / "one.py").write_text("import sys, time; time.sleep(int(sys.argv[1]))")
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
         apart.ask("60", within_s=1)
 

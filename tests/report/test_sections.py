@@ -413,6 +413,25 @@ def test_effects_draw_rates_in_a_colour_that_claims_no_test(tmp_path, plain):
     assert "too few trials" in " ".join(one.get_text() for one in figure.legends[0].get_texts())
 
 
+def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
+    """Three seeds of the baseline end at 2.0, 2.2 and 2.4: mean 2.2, standard deviation 0.2."""
+    content = {
+        "workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"precision.amp": ["none", "bf16"]},
+    }  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    seeds = sorted({point["seed"] for point in wanted.candidates})
+    for number, point in enumerate(wanted.candidates):
+        value = 2.0 + 0.2 * seeds.index(point["seed"])
+        write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, 3 * value), (20.0, 4000, value)))
+    compared = evidence.read(analysis.read(tmp_path / "night")).compared
+    figure = curves.of_means(compared, None)
+    bands = [area.get_paths()[0].vertices for axes in figure.axes for area in axes.collections]
+    assert len(bands) == 2
+    for band in bands:
+        at_end = band[band[:, 0] == 20.0][:, 1]
+        assert (at_end.min(), at_end.max()) == pytest.approx((2.0, 2.4))
+
+
 # ------------------------------------------------------------------------------------------------------------ telephone
 def test_tables_that_decide_stack_on_a_telephone():
     told = html.table(["what", "speed-up"], [["loader.batch_size=64", "at least 4"]], words=1, stacks=True)

@@ -9,6 +9,7 @@ import types
 import pytest
 from ray.autoscaler import sdk
 from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RayError
 
 import tunediff
 from tests.helpers import tiny
@@ -16,7 +17,7 @@ from tunediff import cli, search
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.tuning import cluster, experiment, slots
-from tunediff.tuning.resources import Machine, Placement, divided
+from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
@@ -230,3 +231,25 @@ def test_an_address_of_another_server_is_refused_before_ray_asks_it(answer, mess
         with pytest.raises(ConfigError) as refusal:
             cli.check_machine(args)
         assert str(refusal.value) == f"--address: {message.format(address)}"
+
+
+def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatch):
+    """Ray puts the traceback of the other process above it."""
+
+    def get(answer, timeout):
+        raise RayError("Traceback (most recent call last):\n  File …\nPermissionError: /data\n")
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    assert cluster._answer(object()) == "PermissionError: /data"
+
+
+@pytest.mark.parametrize(("slot_count", "freed"), [(1, []), (2, [7.0])])
+def test_only_a_slot_beside_others_gives_its_devices_back(monkeypatch, tmp_path, slot_count, freed):
+    """Else its workers would start again for every trial."""
+    asked = []
+    actor = types.SimpleNamespace(free=types.SimpleNamespace(remote=asked.append))
+    monkeypatch.setattr(slots, "_create", lambda *_: actor)
+    made = slots.Slots(tmp_path, ResourcePartition((Machine(slot_count, slot_count),), (1,), True, False))
+    made.actors[:] = [actor] * slot_count
+    made._free(0, 7.0)
+    assert asked == freed

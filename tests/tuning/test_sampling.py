@@ -54,6 +54,19 @@ def test_of_two_objectives_the_best_of_each_stay(seen):
     assert [0, 1, 3, 4, *range(15, 25)] in seen
 
 
+def test_trials_that_were_stopped_early_are_not_among_the_best(seen):
+    """What they had before their end is not what the others have at theirs."""
+    study = optuna.create_study(sampler=sampling.default_sampler(3))
+    for number in range(40):
+        pruned = number == 2
+        state = optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE
+        values = {"intermediate_values": {0: 0.1}, "value": 0.1} if pruned else {"value": float(number)}
+        trial = optuna.create_trial(params={"x": 0.5}, distributions=SPACE, state=state, **values)
+        study.add_trial(trial)
+    study.ask(SPACE)
+    assert [0, 1, *range(30, 40)] in seen
+
+
 def test_what_runs_counts_among_the_newest(seen):
     """Else all slots would draw the same point."""
     study = studied([1.0] * 30, sampling.default_sampler(3))

@@ -50,8 +50,7 @@ class RayDashboardReporter:
         """Show one event; a `Listener`."""
         trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
         drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in schema.knobs}
-        changed = self._space.changed(drawn)
-        knobs = text.knobs({knob: value for knob, value in changed.items() if knob in drawn})
+        knobs = text.knobs(self._space.changed(drawn))
         words = [name, event if event == "start" else ""]
         if trial is not None and event != "start" and trial.points:
             last = trial.points[-1]
