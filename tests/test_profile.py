@@ -118,7 +118,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 def test_memory_over_time_is_drawn_in_milliseconds(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "_save", lambda figure, *_, **__: drawn.append(figure))
-    timeline = {"seconds": [0.0, 0.01, 0.02], **dict.fromkeys(figures.OWNERS, [1.0, 2.0, 1.0])}
+    timeline = {"seconds": [0.0, 0.01, 0.02], **{owner: [1.0, 2.0, 1.0] for owner in figures.OWNERS}}
     peak = {"total_mib": 8.0, "phase": "forward"}
     memory = {"timeline": timeline, "peak": peak, "phases": [(0.0, 0.01, "forward")]}
     step = {"parts_s": {"forward": 0.01}}

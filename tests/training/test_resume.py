@@ -150,6 +150,19 @@ def test_what_a_training_used_before_it_was_killed_counts(tmp_path, monkeypatch)
     assert last["energy_wh"] == pytest.approx(1 + last["energy_j"] / 3600)
 
 
+def test_the_warm_up_uses_nothing(tmp_path, monkeypatch):
+    """100 J go into the warm-up, 1 J passes between two readings of a segment."""
+    readings = []
+
+    def joules(meter):
+        readings.append(len(readings))
+        return 100.0 * (len(readings) > 1) + len(readings)
+
+    monkeypatch.setattr(hardware.EnergyMeter, "joules", joules)
+    trained = train(toy(), samples=IMAGES, folder=tmp_path)
+    assert trained.points[0]["energy_j"] < 100.0
+
+
 def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):
     """Scale of the losses, where the schedule began, seconds of every part: each seen in what goes on from it."""
     with pytest.raises(KilledError):
