@@ -164,3 +164,13 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     found = probe.before_search(tiny(), evaluates=True, prepare=False)
     assert found == {"data": ["4 images"], "too_long": True}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("workers", "expected_s"), [(1, 12.0), (3, 4.0)])
+def test_workers_divide_an_evaluation_among_them(monkeypatch, workers, expected_s):
+    """It is timed in one process."""
+    monkeypatch.setattr(judging, "seconds_of", lambda evaluate: 12.0)
+    session = mock.Mock(config=mock.Mock(parallel=mock.Mock(processes=workers)))
+    program = judging.Rehearse(evaluates=True)
+    assert program.begin(session) is False
+    assert program.seconds == expected_s

@@ -112,7 +112,8 @@ def test_several_losses_train_under_loss_scaling():
     assert outcome.steps == STEPS
 
 
-def test_several_losses_are_clipped_for_each_optimizer_by_itself():
+@pytest.mark.parametrize("amp", ["none", "fp16"])
+def test_several_losses_are_clipped_for_each_optimizer_by_itself(amp):
     norms = []
 
     class Watched(torch.optim.SGD):
@@ -126,7 +127,7 @@ def test_several_losses_are_clipped_for_each_optimizer_by_itself():
             g_loss, d_loss = losses_of(net, real)
             trial.step({generator: 100 * g_loss, critic: 100 * d_loss}, clip_norm=0.5)
 
-    train(toy(), samples=IMAGES, body=body)
+    train(toy(precision__amp=amp), samples=IMAGES, body=body)
     assert norms == pytest.approx([0.5] * 2 * (STEPS + 1), rel=1e-3)
 
 

@@ -149,7 +149,9 @@ def test_forward_and_backward_in_one_call_is_the_same_step():
     assert_equal(expected, weights(train(toy(), samples=IMAGES, body=weighted)), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_clipped_to_the_norm():
+@pytest.mark.parametrize("amp", ["none", "fp16"])
+def test_gradients_are_clipped_to_the_norm(amp):
+    """Those of the loss: what `fp16` scales it by is taken out before."""
     norms = []
 
     class Watched(torch.optim.SGD):
@@ -164,7 +166,7 @@ def test_gradients_are_clipped_to_the_norm():
         for batch in trial.batches((INPUTS, TARGETS)):
             trial.step(loss_of(net, batch), optimizer, clip_norm=0.5)
 
-    train(toy(), samples=IMAGES, body=body)
+    train(toy(precision__amp=amp), samples=IMAGES, body=body)
     assert norms == pytest.approx([0.5] * (STEPS + 1), rel=1e-3)
 
 
