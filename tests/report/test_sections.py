@@ -18,7 +18,7 @@ from tunediff.analysis import effects, evidence, journals, noise, speed
 from tunediff.analysis.effects import ABOVE, WITHIN
 from tunediff.analysis.importance import Importance
 from tunediff.analysis.why import Why
-from tunediff.report import context, html, outputs
+from tunediff.report import context, html, outputs, summary
 from tunediff.report.files import Files
 from tunediff.report.sections import curves, knobs
 from tunediff.report.sections.why import explain
@@ -269,6 +269,18 @@ def test_a_second_objective_has_its_front(tmp_path):
     frame = speed.trade_offs(journals.read(tmp_path / "night")[0])
     assert list(frame["trial"][frame["on_front_device_s"]]) == ["t0001", "t0000"]
     assert "2 in FD (classifier) and device-seconds" in written(tmp_path / "night")
+
+
+def test_a_front_without_a_baseline_leaves_the_comparison_empty(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"objective": ["frechet", "device_s"]})
+    place = write(tmp_path / "night", wanted, 1, {"precision.amp": "bf16"}, ((20.0, 4000, 2.0),))
+    journal = place / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"train_s": 20.0', '"train_s": 20.0, "device_s": 20.0'))
+    printed = summary.lines(evidence.read(analysis.read(tmp_path / "night")))
+    front = next(line for line in printed if "Pareto front" in line)
+    assert "t0001" in front
+    assert "nan" not in front.lower()
+    assert "None" not in front
 
 
 def test_compiling_pays_from_where_it_has_caught_up(tmp_path):

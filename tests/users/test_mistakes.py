@@ -1,6 +1,7 @@
 """What a user's file may get wrong, and the answer to each: before anything starts, with the line of his own."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -422,3 +423,16 @@ def test_two_ranks_that_train_the_same_batches(tmp_path):
     config = cfg.override(cfg.baseline(str(file(tmp_path, text))), {"parallel.workers": 2})
     (told,) = check.before_search(config, lambda _: None)["warnings"]
     assert "all ranks train the same batches" in told
+
+
+def test_a_mistake_is_reported_without_a_traceback(tmp_path, monkeypatch):
+    """It names the user's line itself; a traceback would hide it."""
+
+    def refuses(*_):
+        raise WorkloadError("mine.py: no keep")
+
+    monkeypatch.setattr(check.cfg, "load", lambda path: None)
+    monkeypatch.setattr(check, "check", refuses)
+    monkeypatch.setattr(check.os, "_exit", lambda code: None)
+    check.main(tmp_path / "config.yaml", tmp_path / "answer.json")
+    assert json.loads((tmp_path / "answer.json").read_text()) == {"error": "mine.py: no keep"}
