@@ -286,4 +286,5 @@ def test_points_that_are_not_finite_are_not_sent(folder, space):
     searches.write(folder, space, 0, {}, CURVE, found={"kid": math.inf, "label": "FD"})
     point = read_trial(folder / "trials" / "t0000").points[0]
     assert services.numbers(point)["train_s"] == 5.0
+    assert "system/step_s" in services.numbers(point)
     assert not {"kid", "label", "disturbed", "seconds"} & services.numbers(point).keys()

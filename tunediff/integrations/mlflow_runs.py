@@ -19,6 +19,8 @@ from tunediff.integrations.services import Run, RunEnd, is_number, numbers, proj
 
 ID = "tunediff.id"
 """Tag by which a run is found again."""
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment that lets the pages show trainings instead of traces."""
 MOST_PARAMS, MOST_METRICS = 100, 1000
 """What one request may hold."""
 LONGEST = 500
@@ -78,12 +80,14 @@ class MlflowRuns:
         if not self._experiment:
             name = project("MLFLOW_EXPERIMENT_NAME")
             experiment = self._client.get_experiment_by_name(name)
-            self._experiment = experiment.experiment_id if experiment else self._client.create_experiment(name)
+            self._experiment = (
+                experiment.experiment_id if experiment else self._client.create_experiment(name, tags=KIND)
+            )
         runs = self._client.search_runs([self._experiment], f"tags.`{ID}` = '{identifier}'", max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
     def _create(self, run: Run) -> str:
-        tags = {ID: run.id, "search": run.search, "kind": run.kind}
+        tags = {ID: run.id, "search": run.search, "kind": run.kind, "mlflow.source.name": "tunediff"}
         if run.kind != "search" and (parent := self._runs.get(run.search_id) or self._find(run.search_id)):
             tags["mlflow.parentRunId"] = parent
         begun = self._client.create_run(self._experiment, round(1000 * run.started), tags, run.name)

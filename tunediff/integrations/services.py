@@ -21,6 +21,9 @@ SERVICES = {
     "tensorboard": ("tensorboardX", "tensorboard_runs.TensorboardRuns"),
 }
 """Package of every service, and the class that speaks to it."""
+FIRST = ("loss", "train_s", "device_s", "samples", "samples_per_s", "steps", "index", "peak_memory_mib", "energy_wh")
+"""What services show first, with what the evaluation returned; other numbers are a group of their own."""
+GROUP = "system"
 SUCCESSES = ("ok", "pruned", "skipped")
 """Statuses that are no failure of a run."""
 
@@ -86,8 +89,10 @@ def make(name: str, folder: Path) -> Service:
 
 
 def numbers(point: Point) -> dict[str, float]:
-    """Return the finite numbers of a point by name: progress, speed, and what the evaluation returned."""
-    return {name: float(value) for name, value in point.flat.items() if is_number(value)}
+    """Return the finite numbers of a point by name; what tells of the machine is named `system/…`."""
+    first = {*FIRST, *point.metrics}
+    values = {name: float(value) for name, value in point.flat.items() if is_number(value)}
+    return {name if name in first else f"{GROUP}/{name}": value for name, value in values.items()}
 
 
 def is_number(value: object) -> bool:

@@ -33,7 +33,8 @@ class TensorboardRuns:
         writer = self._writer(run, points)
         for point in points:
             for name, value in numbers(point).items():
-                writer.add_scalar(f"{GROUP}/{name}", value, point.samples, walltime=run.at(point))
+                tag = name if "/" in name else f"{GROUP}/{name}"
+                writer.add_scalar(tag, value, point.samples, walltime=run.at(point))
         last = points[-1] if points else None
         for name, path in pictures.items():
             pixels = np.asarray(Image.open(path).convert("RGB"))
