@@ -15,6 +15,7 @@ from tunediff import config as cfg
 from tunediff import models
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.training import weights as saved_weights
 from tunediff.workloads.diffusion import diffusers_export, unet
 
 SPACE = {
@@ -212,3 +213,12 @@ def test_finding_needs_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['night-t0001', 'night-t0002', 'pipeline']\n"
+
+
+def test_weights_that_are_tied_are_saved_both(tmp_path):
+    """An embedding and the layer that predicts words share one tensor; a safetensors file cannot say so."""
+    tensor = torch.arange(6.0).reshape(2, 3)
+    saved_weights.save({"embedding": tensor, "output": tensor}, tmp_path / "weights.safetensors", {})
+    saved = saved_weights.read(tmp_path / "weights.safetensors")
+    assert torch.equal(saved["embedding"], tensor)
+    assert torch.equal(saved["output"], tensor)
