@@ -22,6 +22,7 @@ COMMANDS = {
     "profile": "show where the time of a training goes",
     "knobs": "list the knobs of a workload: type, bounds, default, help",
     "doctor": "check this machine",
+    "mcp": "serve these commands as tools to coding agents",
 }
 
 

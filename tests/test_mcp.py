@@ -1,0 +1,127 @@
+"""A coding agent's client drives the whole work by tools alone."""
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunediff import mcp
+
+pytest.importorskip("mcp")
+from mcp import Client, StdioServerParameters
+
+PLAIN = Path(__file__).parent / "users" / "plain.py"
+
+
+def session(body, server):
+    """What `body` returns, which calls tools of a client that is connected to the server."""
+
+    async def run():
+        async with Client(server) as client:
+
+            async def call(tool, **arguments):
+                answer = await client.call_tool(tool, arguments)
+                text = answer.content[0].text
+                return text if answer.is_error else json.loads(text)
+
+            return await body(call)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server whose commands only note what they are asked for."""
+    stub = tmp_path / "stub.py"
+    stub.write_text(
+        "import json, pathlib, sys\n"
+        "command, *words = sys.argv[1:]\n"
+        "if 'bad' in words: sys.exit(print('error: bad: is not allowed', file=sys.stderr) or 2)\n"
+        "if '--name' in words and 'slow' in words: import time; time.sleep(600)\n"
+        "if '--name' in words: pathlib.Path(words[words.index('--storage') + 1], words[words.index('--name') + 1]).mkdir()\n"
+        "print(json.dumps({'command': command, 'words': words}))\n"
+    )
+    monkeypatch.setattr(mcp, "_module", lambda command: [sys.executable, str(stub), command])
+    return mcp.serve(tmp_path / "results")
+
+
+def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
+    async def body(call):
+        refused = await call("start", token="made up")
+        planned = await call("dry_run_search", search="mine.py", knobs=["lr=0.01"], trials=4, budget="5s")
+        started = await call("start", token=planned["token"])
+        again = await call("start", token=planned["token"])
+        while (status := await call("status", name=started["name"]))["running"]:
+            await asyncio.sleep(0.02)
+        return refused, planned, started, again, status
+
+    refused, planned, started, again, status = session(body, server)
+    assert "token: 'made up' is not allowed" in refused
+    storage = str(tmp_path / "results")
+    options = ["mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]
+    assert planned["command"] == "search"
+    assert planned["words"] == [*options, "--storage", storage, "--dry-run", "--json"]
+    ran = json.loads(status["latest"][-1])
+    assert ran["words"] == [*options, "--name", started["name"], "--storage", storage, "--json"]
+    assert status["exit_code"] == 0
+    assert "is not allowed" in again, "a token starts one search"
+
+
+def test_mcp_runs_one_at_a_time_and_stops_it(server):
+    async def body(call):
+        first, second = [(await call("dry_run_comparison", a="slow", b_knobs=["lr=1"]))["token"] for _ in range(2)]
+        started = await call("start", token=first)
+        return started, await call("start", token=second), await call("stop", name=started["name"])
+
+    started, refused, stopped = session(body, server)
+    assert f"{started['name']} is running" in refused
+    assert (stopped["running"], stopped["exit_code"]) == (False, -15)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("dry_run_search", {"search": "bad"}, "error: bad: is not allowed"),
+        ("status", {"name": "none"}, "name: 'none' is not allowed; there is no such search or comparison"),
+        ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),
+    ],
+)
+def test_mcp_says_what_is_not_allowed(server, tool, arguments, message):
+    assert message in session(lambda call: call(tool, **arguments), server)
+
+
+@pytest.mark.nightly
+@pytest.mark.cluster
+@pytest.mark.timeout(1200)
+def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
+    """Doctor, dry run, search, compare, export, over stdio."""
+    shutil.copy(PLAIN, tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    server = StdioServerParameters(command=sys.executable, args=["-m", "tunediff.mcp"], cwd=str(tmp_path))
+
+    async def body(call):
+        async def finished(token):
+            started = await call("start", token=token)
+            while (await call("status", name=started["name"]))["running"]:
+                await asyncio.sleep(0.5)
+            return started["name"], await call("result", name=started["name"])
+
+        doctor = await call("doctor")
+        knobs = await call("knobs", workload="mine.py", prefix="lr")
+        planned = await call("dry_run_search", search="mine.py", trials=2, budget="1s", confirm=0)
+        name, found = await finished(planned["token"])
+        best = await call("export", name=name, path=str(tmp_path / "best.yaml"))
+        pairs = await call("dry_run_comparison", a="mine.py", b=str(tmp_path / "best.yaml"), budget="1s", pairs=3)
+        _, compared = await finished(pairs["token"])
+        return doctor, knobs, planned, found, best, compared
+
+    doctor, knobs, planned, found, best, compared = session(body, server)
+    assert doctor["findings"]
+    assert [knob["name"] for knob in knobs["knobs"]] == ["lr"]
+    assert planned["trials"] == 2
+    assert found["best_value"] is not None
+    assert Path(best["configuration"]).exists()
+    assert compared["verdict"] in ("better", "worse", "no significant difference")

@@ -1,0 +1,225 @@
+"""Serve the commands as tools to coding agents over stdio, by the Model Context Protocol: `tunediff mcp`.
+
+An agent's client starts it, for example with {"command": "tunediff", "args": ["mcp"]}. A search or a comparison
+starts only with the token that its dry run gave: its cost is seen before it is spent. What was started goes on when
+the server ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import __version__, cli
+from tunediff.config import ConfigError
+
+INSTRUCTIONS = (
+    "Finds the training configuration with the best result for its training seconds, on this machine. "
+    "Order: doctor, knobs, dry_run_search or dry_run_comparison, start with its token, status until it has ended, "
+    "result, export. Run one search or comparison at a time: two disturb each other's clocks."
+)
+LOG_LINES = 8
+"""Of the output that `status` returns."""
+
+
+class Server:
+    """The tools; everything runs in processes of its own, as the commands do from a shell."""
+
+    def __init__(self, storage: Path) -> None:
+        """`storage`: folder of all searches and comparisons."""
+        self._storage = storage.absolute()
+        self._planned: dict[str, tuple[str, list[str]]] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    # ---- look around
+    def doctor(self) -> dict[str, Any]:
+        """Check this machine: what works, what does not, and what that means for a search. Takes about a minute."""
+        return self._json("doctor", "--storage", str(self._storage))
+
+    def knobs(self, workload: str = "digits", prefix: str = "") -> dict[str, Any]:
+        """List the knobs of a workload (a name such as digits, or mine.py): type, bounds, default, help.
+
+        prefix: a knob or a section, such as optimizer.
+        """
+        return self._json("knobs", *filter(None, [prefix]), "--workload", workload)
+
+    # ---- plan
+    def dry_run_search(
+        self, search: str = "digits", knobs: Sequence[str] = (), trials: int | None = None, budget: str | None = None,
+        total: str | None = None, confirm: int | None = None, seed: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return what a search would run and cost, and the token that starts it. Starts nothing.
+
+        search: a search file, a shipped one's name, or a workload's file. knobs: fixed ones, "optimizer.lr=1e-3".
+        trials: in all. budget: training seconds per trial, "60s". total: wall-clock of the whole, "2h". confirm: how
+        many of the best are run again on new seeds; 0: none.
+        """
+        options = {"trials": trials, "budget": budget, "total": total, "confirm": confirm, "seed": seed}
+        return self._plan("search", [search, *knobs], options)
+
+    def dry_run_comparison(
+        self, a: str, b: str | None = None, a_knobs: Sequence[str] = (), b_knobs: Sequence[str] = (),
+        budget: str | None = None, pairs: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return what a comparison of B with A would run and cost, and the token that starts it. Starts nothing.
+
+        a, b: a configuration file, a baseline such as digits, or a workload's file, also mine.py@REVISION of its git
+        repository; without b it is A with b_knobs. budget: training seconds of a run. pairs: of runs at most.
+        """
+        words = [a, *a_knobs, *([b] if b is not None else [a] if a_knobs else []), *b_knobs]
+        return self._plan("compare", words, {"budget": budget, "pairs": pairs})
+
+    # ---- run
+    def start(self, token: str) -> dict[str, Any]:
+        """Start the search or comparison of a dry run, in the background; return its name."""
+        if token not in self._planned:
+            raise ConfigError(f"token: {token!r} is not allowed; allowed: one of a dry run that has not started yet")
+        if running := [name for name in self._started if self._running(name)]:
+            raise ConfigError(f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it")
+        command, words = self._planned.pop(token)
+        name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
+        self._storage.mkdir(parents=True, exist_ok=True)
+        line = [*_module(command), *words, "--name", name, "--storage", str(self._storage), "--json"]
+        with open(self._log(name), "wb") as log:
+            self._started[name] = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        return {"name": name, "folder": str(self._storage / name)}
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return whether a search or comparison is running, its exit code if it has ended, and its latest lines."""
+        self._check(name)
+        log, process = self._log(name), self._started.get(name)
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+        return {"running": self._running(name), "exit_code": process and process.poll(), "latest": lines}
+
+    def stop(self, name: str) -> dict[str, Any]:
+        """Stop a search or comparison; what it has measured stays, and `tunediff search --resume NAME` goes on."""
+        self._check(name)
+        process, holder = self._started.get(name), self._runner(name)
+        if process is not None and process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+            process.wait()
+        elif holder is not None:
+            os.kill(holder, signal.SIGTERM)
+        return self.status(name)
+
+    def result(self, name: str) -> dict[str, Any]:
+        """Return what a search or comparison has shown so far, as `tunediff search --json` or `compare --json` do."""
+        from tunediff.api.comparison import PairedComparison
+        from tunediff.api.search import Search
+
+        self._check(name)
+        folder = self._storage / name
+        if (folder / "search.yaml").exists():
+            return Search(folder).json()
+        if folder.exists():
+            return PairedComparison(folder).json()
+        raise ConfigError(f"{name}: has not begun")
+
+    def export(self, name: str, path: str | None = None) -> dict[str, Any]:
+        """Write the best configuration of a search to a YAML file, with its weights; return the paths."""
+        self._check(name)
+        out = [] if path is None else ["--out", path]
+        return self._json("export", name, *out, "--storage", str(self._storage))
+
+    # ---- how
+    def _plan(self, command: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+        """Return the dry run of a command, with a token for it."""
+        named = [word for key, value in options.items() if value is not None for word in (f"--{key}", str(value))]
+        planned = self._json(command, *words, *named, "--storage", str(self._storage), "--dry-run")
+        token = secrets.token_hex(8)
+        self._planned[token] = command, [*words, *named]
+        return {**planned, "token": token}
+
+    def _json(self, command: str, *words: str) -> dict[str, Any]:
+        """Run a command and return the JSON that it prints. Raises `ConfigError` with what it says instead."""
+        done = subprocess.run(
+            [*_module(command), *words, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        try:
+            printed: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            raise ConfigError(done.stderr.strip() or f"{command}: exit code {done.returncode}") from None
+        return printed
+
+    def _check(self, name: str) -> None:
+        """Raise `ConfigError` unless there is a search or comparison of this name."""
+        cli.allow(os.path.basename(name) == name, "name", name, "the name of a search or comparison")
+        if name not in self._started and not (self._storage / name).is_dir():
+            raise ConfigError(
+                f"name: {name!r} is not allowed; there is no such search or comparison in {self._storage}"
+            )
+
+    def _running(self, name: str) -> bool:
+        process = self._started.get(name)
+        return (process is not None and process.poll() is None) or self._runner(name) is not None
+
+    def _runner(self, name: str) -> int | None:
+        """Return the process that runs it, also if another server or a shell has started it."""
+        from tunediff.tuning.lock import runner
+
+        holder = runner(self._storage / name)
+        return holder.pid if holder is not None else None
+
+    def _log(self, name: str) -> Path:
+        return self._storage / f".{name}.log"
+
+
+def _module(command: str) -> list[str]:
+    return [sys.executable, "-m", f"tunediff.{command}"]
+
+
+def serve(storage: Path) -> Any:
+    """Return the server with its tools. Raises `ConfigError` without the package `mcp`."""
+    try:
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise ConfigError("mcp: is not installed; pip install 'tunediff[mcp]'") from None
+
+    def answered(tool: Any) -> Any:
+        @functools.wraps(tool)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return tool(*args, **kwargs)
+            except (ConfigError, OSError) as error:
+                raise ToolError(str(error)) from error
+
+        return call
+
+    tools, server = Server(storage), MCPServer("tunediff", instructions=INSTRUCTIONS, version=__version__)
+    for tool in (
+        tools.doctor, tools.knobs, tools.dry_run_search, tools.dry_run_comparison, tools.start, tools.status,
+        tools.result, tools.export, tools.stop,
+    ):  # fmt: skip
+        server.tool()(answered(tool))
+    return server
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = cli.parser("mcp", __doc__ or "")
+    cli.add_storage(parser, "all searches and comparisons")
+    return parser.parse_args(argv)
+
+
+@cli.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until the client closes stdin; see `--help`."""
+    serve(arguments(argv).storage).run("stdio")
+    return cli.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
