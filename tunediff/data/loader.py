@@ -166,6 +166,8 @@ class Batches:
         self._non_blocking, self._prepare = non_blocking, prepare
         self.gate: Gate | None = source.gate if isinstance(source, _Loaded) else None
         """What loader processes wait at; None without any."""
+        self.position = None
+        """The number of the next batch says it all."""
 
     def fetch(self) -> tuple[int, Any]:
         """Return number and content of the next micro-batch, in host memory (`loader.resident`: on the device).

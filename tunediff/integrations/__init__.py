@@ -1,1 +1,19 @@
-"""What connects a search with other people's services: trackers of experiments. Every package is imported lazily."""
+"""What connects a search with other people's software: trackers, and frameworks that own the training loop.
+
+Every package is imported lazily.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tunediff.config import ConfigError
+
+
+def require(extra: str, *packages: str) -> None:
+    """Raise `ConfigError` that names the extra unless all of its packages are installed."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"tunediff.integrations.{extra}: {', '.join(missing)} is not installed; pip install 'tunediff[{extra}]'"
+        )

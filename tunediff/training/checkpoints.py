@@ -10,6 +10,7 @@ from tunediff.config.code import described
 from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import memory, state
+from tunediff.training.feed import Position
 from tunediff.training.session import Session
 
 
@@ -30,12 +31,29 @@ def save(session: Session, pending: Point | None = None) -> None:
             "clock": session.clock.state_dict(),
             "pace": session.pace.state_dict(),
             "meter": session.meter.state_dict(),
+            "position": session.world.gather(_position(session)),
             "points": [point.flat for point in session.points],
             "pending": pending.flat if pending is not None else None,
         }
         if session.world.main:
             state.save(content, session.folder)
         session.world.barrier()
+
+
+def _position(session: Session) -> dict[str, Any] | None:
+    """Return how far this rank's loader is, if it is one of the user's own."""
+    position = session.feed.position if session.feed is not None else None
+    return dict(vars(position)) if position is not None else None
+
+
+def position_in(session: Session, content: Mapping[str, Any] | None) -> Position | None:
+    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the pass."""
+    positions = (content or {}).get("position") or [None]
+    if positions[0] is None:
+        return None
+    if len(positions) != session.world.size:
+        return Position(positions[0]["epoch"])
+    return Position(**positions[session.world.rank])
 
 
 def learned(session: Session) -> dict[str, Any]:

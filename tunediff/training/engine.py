@@ -19,8 +19,9 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import checkpoints, evaluation, findings, hardware, memory, state
-from tunediff.training.feed import Feed, WarmupReplay
+from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
+from tunediff.training.own_step import OwnStep
 from tunediff.training.session import Session
 from tunediff.training.step import OptimizerStep
 
@@ -53,13 +54,12 @@ class Engine(Session):
         """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as `Session` has it."""
         super().__init__(*args, **options)
         self.checkpoint_every_s = checkpoint_every_s
-        self.step = OptimizerStep(self, self.count_step)
+        self.step, self.own_step = OptimizerStep(self, self.count_step), OwnStep()
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self.training = True
         """False once it was asked to stop."""
         self.done = False
-        self.feed: Feed | None = None
         self.batches_ahead = 0
         """Batches that loader processes have finished while the clock stood still, since the last point."""
         self.batches_loaded = 0
@@ -68,23 +68,29 @@ class Engine(Session):
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
 
     # ------------------------------------------------------------------------------------------------------- the loop
-    def batches(self, build: Callable[[int], Feed]) -> Iterator[Any]:
+    def batches(self, build: Callable[[int, Position | None], Feed], *, reseed: bool = True) -> Iterator[Any]:
         """Yield all batches of the training; between two segments the model is judged, saved and reported.
 
-        `build(start)` makes the feed that has already given `start` batches.
+        `build(start, position)` makes the feed that has already given `start` batches, or stood at `position`.
+        `reseed`: let the global generators begin anew here.
         """
         # ---- set up: everything must have been said; what is seeded here differs between ranks, as dropout must
         self.check_begun()
         self.setup.close()
+        if self.own_loader:
+            self.own_step.watch()
         if not self.program.begin(self):
             self.done = True
             return
-        torch.manual_seed(self.config.seed + 1 + self.world.rank)
-        randomness.seed_libraries(self.config.seed + 1 + self.world.rank)
+        if reseed:
+            torch.manual_seed(self.config.seed + 1 + self.world.rank)
+            randomness.seed_libraries(self.config.seed + 1 + self.world.rank)
 
         # ---- restore a checkpoint, warm up, and put everything back
         checkpoint = self.restore(build)
+        drawn = self.state.own()
         yield from self.warm_up(checkpoint)
+        self.state.set_own(*drawn)  # fetching the first batch may have drawn from the generators of the checkpoint
         del checkpoint  # it holds all that is learned once more
         self.training = all([self.report(point) for point in self.points])  # noqa: C419 – every point is reported
         self.saved_s = self.world.agree(self.clock.read())
@@ -111,6 +117,7 @@ class Engine(Session):
         """Yield the batches of one optimizer step."""
         assert self.feed is not None
         self.step.begin()
+        self.own_step.begin()
         for index in range(self.step.accumulation):
             self.step.begin_pass(index)
             # ---- fetch: a host that waits while its device has work to do waits for nothing, see `Meter.read`
@@ -129,6 +136,10 @@ class Engine(Session):
             with synchronized, self.program.batch(self, batch):
                 yield batch
         self.phases.switch(None)
+        if not self.step.updated and self.own_step.loss is not None:
+            self.step.record(self.own_step.loss, self.own_step.optimizer)
+            if self.adopted:
+                self.program.on_passes(self)
         if not self.step.updated:
             took = "a batch was taken and trial.step(loss, optimizer) not called"
             raise self.mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
@@ -186,7 +197,7 @@ class Engine(Session):
             gate.open()
 
     # ------------------------------------------------------------------------------------------------- before the loop
-    def restore(self, build: Callable[[int], Feed]) -> Mapping[str, Any] | None:
+    def restore(self, build: Callable[[int, Position | None], Feed]) -> Mapping[str, Any] | None:
         """Find the checkpoint, measure the device's peak, and start the loaders where the training goes on."""
         with self.clock.part("setup"):
             checkpoint = checkpoints.find(self)
@@ -195,7 +206,9 @@ class Engine(Session):
             memory.reset(self.device)  # its matrices, and what was needed to get here, are not the training's
             steps = checkpoint["pace"]["steps"] if checkpoint is not None else 0
             self.warm_ups = self.compilation.warm_ups(self.device.type)
-            feed = build(steps * self.step.accumulation)
+            if checkpoint is not None:
+                self.state.put_generators(checkpoint)
+            feed = build(steps * self.step.accumulation, checkpoints.position_in(self, checkpoint))
             self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
             self.hold_loaders()
         if checkpoint is None and self.world.main:
@@ -275,6 +288,7 @@ class Engine(Session):
     def close(self) -> None:
         """Stop what loads data, and the clock's part that is running before the first batch."""
         self.setup.close()
+        self.own_step.close()
         self.phases.switch(None)
         if self.feed is not None:
             self.feed.close()
@@ -331,5 +345,7 @@ class Engine(Session):
         code = of(self.config).file
         mentioned = code is not None and any(b".config" in text for text in code.contents.values())
         if self.own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
-            unread += [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
+            names = [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
+            unread += [name for name in names if name not in self.followed]
+        unread += sorted(self.not_followed - set(unread))
         return tuple(unread)

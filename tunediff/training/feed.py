@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from tunediff.data import randomness
 from tunediff.data.gate import Gate, gated
 from tunediff.data.loader import to_device
 
@@ -28,41 +31,104 @@ class Feed(Protocol):
     gate: Gate | None
     """What loader processes wait at while the clock stands still; None without any."""
 
+    @property
+    def position(self) -> Position | None:
+        """Return where the last batch that was moved stands; None where the number of batches says it all."""
+        ...
+
     def close(self) -> None:
         """Stop what loads."""
         ...
 
 
-class RepeatingLoader:
-    """Any iterable, run through again and again. Raises RuntimeError when it is empty."""
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """How far a loader of the user's own is."""
 
-    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
+    epoch: int = -1
+    """Passes over the loader that were begun, less one."""
+    batches: int = 0
+    """Batches of this pass that were trained on."""
+    generators: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """States of the global generators when the pass was begun: the loader's order may be drawn from them."""
+
+
+class RepeatingLoader:
+    """Any iterable, run through again and again; goes on behind `position`. Raises RuntimeError when it is empty.
+
+    `group`: an item of the feed is a list of so many batches, fewer at the end of a pass; None: it is a batch.
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], device: torch.device, group: int | None = None, position: Position | None = None
+    ) -> None:
         self._batches, self.gate = gated(batches)
-        self._device = device
+        self._device, self._group = device, group
         self._now: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
+        self.position = self.current = self._fetched = position or Position()
+        """`current`: behind the last batch that was moved, those of a warm-up included."""
+        if position is not None and position.epoch >= 0:
+            self._go_on(position)
+
+    def _go_on(self, position: Position) -> None:
+        """Begin the pass again as it was begun, and skip what was trained on."""
+        if not position.generators:  # of another number of ranks
+            self._fetched = dataclasses.replace(position, epoch=position.epoch - 1)
+            return
+        with randomness.forked():
+            _set_generators(position.generators)
+            set_epoch(self._batches, position.epoch)
+            self._now = iter(self._batches)
+            for _ in itertools.islice(self._now, position.batches):
+                pass
 
     @functools.cached_property
     def samples(self) -> int:
-        """Return the number of rows of the first tensor of the first batch."""
+        """Return the number of rows of the first tensor of the first item."""
         self._ahead = [self.fetch()]
-        return next((len(tensor) for tensor in _tensors(self._ahead[0]) if tensor.dim()), 1)
+        group, _ = self._ahead[0]
+        return sum(next((len(tensor) for tensor in _tensors(batch) if tensor.dim()), 1) for batch in group)
 
-    def fetch(self) -> Any:
+    def fetch(self) -> tuple[list[Any], Position]:
+        """Return the next batches and the position behind them."""
         if self._ahead:
-            return self._ahead.pop()
+            return self._ahead.pop()  # type: ignore[no-any-return]
         for _ in range(2):
-            for batch in self._now:
-                return batch
+            if group := list(itertools.islice(self._now, self._group or 1)):
+                position = self._fetched
+                self._fetched = dataclasses.replace(position, batches=position.batches + len(group))
+                return group, self._fetched
+            self._fetched = Position(self._fetched.epoch + 1, 0, _generators())
+            set_epoch(self._batches, self._fetched.epoch)
             self._now = iter(self._batches)
         raise RuntimeError("trial.steps(loader): the loader has no batches, or cannot be run through twice")
 
-    def move(self, fetched: Any) -> Any:
-        return to_device(fetched, self._device)
+    def move(self, fetched: tuple[list[Any], Position]) -> Any:
+        group, self.current = fetched
+        self.position = self.current
+        moved = [to_device(batch, self._device) for batch in group]
+        return moved[0] if self._group is None else moved
 
     def close(self) -> None:
         if self.gate is not None:
             self.gate.open()  # a process that waits there would not hear that it shall end
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader and its samplers the number of the pass, from which samplers of several ranks draw their order."""
+    for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if callable(tell := getattr(part, "set_epoch", None)):
+            tell(epoch)
+
+
+def _generators() -> dict[str, Any]:
+    return {"torch": torch.get_rng_state(), **randomness.library_state()}
+
+
+def _set_generators(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    randomness.set_library_state(state)
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -79,15 +145,21 @@ class WarmupReplay:
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
-        self.gate = feed.gate
+        self.gate, self.position = feed.gate, feed.position
         # Copies: whoever trains may write into a batch.
         self._ahead = [*(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)), *first]
+        self._replays = warm_ups * count
 
     def fetch(self) -> Any:
         return self._ahead.pop(0) if self._ahead else self._feed.fetch()
 
     def move(self, fetched: Any) -> Any:
-        return self._feed.move(fetched)
+        moved = self._feed.move(fetched)
+        if self._replays:
+            self._replays -= 1
+        else:
+            self.position = self._feed.position
+        return moved
 
     def close(self) -> None:
         self._feed.close()

@@ -18,6 +18,7 @@ from tunediff.data import loader, randomness
 from tunediff.distributed import World
 from tunediff.training import memory, state, strategies
 from tunediff.training.compilation import Compilation
+from tunediff.training.feed import Feed
 from tunediff.training.meter import Meter
 from tunediff.training.observer import Observer
 from tunediff.training.pace import Pace
@@ -79,8 +80,14 @@ class Session:
         self.flops_per_sample: float | None = None
         self.samples_per_step = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
+        self.feed: Feed | None = None
         self.own_loader = False
         """Whether batches come from a loader of the workload's own."""
+
+        self.adopted = False
+        """Whether a framework moves, wraps, calls and compiles the model."""
+        self.followed, self.not_followed = set[str](), set[str]()
+        """Knobs that loaders of the workload's own, or its framework, follow; and those that they cannot."""
 
         # ---- how far it is
         self.points: list[Point] = []

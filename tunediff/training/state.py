@@ -71,13 +71,24 @@ class State:
             except Exception as error:
                 error.add_note(f"while {name}, which trial.keep was given, took up its state")
                 raise
+        self.put_generators(state)
+
+    def put_generators(self, state: Mapping[str, Any]) -> None:
+        """Put the generators alone back as they were when `state` was taken."""
         self.rng.set_state(state["shared_rng"].cpu())
         if len(state["rng"]) != self._world.size:  # goes on with another number of ranks
             torch.manual_seed(mix(state["rng"][0][0].tolist(), self._world.rank))
             randomness.seed_libraries(torch.initial_seed())
             return
-        randomness.set_library_state(state["library_rng"][self._world.rank])
-        own = state["rng"][self._world.rank]
+        self.set_own(state["rng"][self._world.rank], state["library_rng"][self._world.rank])
+
+    def own(self) -> tuple[list[Tensor], dict[str, list[Any]]]:
+        """Return the states of this rank's global generators, for `set_own`."""
+        return self._own_rng(), randomness.library_state()
+
+    def set_own(self, own: list[Tensor], library: Mapping[str, list[Any]]) -> None:
+        """Put this rank's global generators back."""
+        randomness.set_library_state(library)
         torch.set_rng_state(own[0].cpu())
         if len(own) > 1:
             torch.cuda.set_rng_state(own[1].cpu(), self._world.device)

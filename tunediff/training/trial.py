@@ -29,7 +29,8 @@ from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import hardware, losses, memory, state
 from tunediff.training.engine import Engine, Outcome
-from tunediff.training.feed import RepeatingLoader
+from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.feed import Position, RepeatingLoader
 from tunediff.training.observer import Shown
 from tunediff.training.session import Facts
 
@@ -117,14 +118,42 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
-        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None
-    ) -> nn.Module:
+        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None,
+        **kept: state.Stateful,
+    ) -> nn.Module:  # fmt: skip
         """Return the model on its device, under the parallel strategy and torch.compile; make the optimizer after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
         `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
-        device's peak.
+        device's peak. `kept`: an optimizer and what else was made before, which `keep` takes with the model.
         """
+        engine = self.engine
+        self._begin(model, blocks)
+        prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
+        engine.model = engine.program.after_prepare(engine, model, prepared)
+        engine.flops_per_sample = flops_per_sample
+        if kept:
+            self._keep_made_before(model, kept)
+        return engine.model
+
+    def _keep_made_before(self, model: nn.Module, kept: dict[str, state.Stateful]) -> None:
+        strategy = self.config.parallel.strategy
+        if self.world.size > 1 and strategy in ("fsdp", "pipeline"):
+            raise self.engine.mistake(
+                f"parallel.strategy: {strategy} is not allowed with an optimizer made before trial.prepare, which "
+                "replaces the parameters; allowed: ddp, or make the optimizer of net.parameters() after it"
+            )
+        self.keep(**({} if "net" in kept else {"net": model}), **kept)
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model that a framework wraps, compiles and calls by itself, instead of `prepare`."""
+        engine = self.engine
+        self._begin(model, None)
+        engine.program.after_prepare(engine, model, model)
+        engine.model, engine.adopted = model, True
+
+    def _begin(self, model: nn.Module, blocks: type[nn.Module] | None) -> None:
+        """Move the model to its device, in its memory format, with the weights that it starts from."""
         engine = self.engine
         if not isinstance(model, nn.Module):
             raise engine.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
@@ -139,10 +168,7 @@ class Trial:
             memory.checkpoint(model, blocks, share)
         if engine.initial is not None:
             model.load_state_dict(engine.initial)
-        prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
-        engine.model = engine.program.after_prepare(engine, model, prepared)
-        engine.result, engine.flops_per_sample = model, flops_per_sample
-        return engine.model
+        engine.result = model
 
     def _channels_last(self, model: nn.Module) -> bool:
         """Return whether the model is trained in NHWC: on all ranks as rank 0 has measured."""
@@ -279,7 +305,9 @@ class Trial:
         order = loader.Order(
             length or 1, section.batch_size, section.accumulation, world.rank, world.size, self.config.seed
         )
-        return engine.batches(lambda start: loader.build(source, section, order, self.device, start, prepare, collate))
+        return engine.batches(
+            lambda start, _: loader.build(source, section, order, self.device, start, prepare, collate)
+        )
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         """Yield the batches of a loader of one's own, over and over until the budget is spent; restarted at a resume.
@@ -290,14 +318,35 @@ class Trial:
         engine = self.engine
         engine.program.on_source(engine, None, {})
 
-        def build(start: int) -> RepeatingLoader:
-            feed = RepeatingLoader(batches, self.device)
+        def build(start: int, position: Position | None) -> RepeatingLoader:
+            feed = RepeatingLoader(batches, self.device, position=position)
             batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
             engine.samples_per_step = batch_samples * self.replicas.size * self.config.loader.accumulation
             return feed
 
         engine.own_loader = True
         return engine.batches(build)
+
+    def epochs(self, loader: Iterable[Any], *, samples: int | None = None) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Yield the number of each pass over a loader of one's own, and its batches, until the budget is spent.
+
+        A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its own.
+        `samples`: of one of its batches, as `steps` has it.
+        """
+        own = EpochLoader(self.engine, divided(loader, self.world, self.config.seed), samples=samples)
+        while own.fill():
+            yield own.position.epoch, own
+
+    @property
+    def loader_options(self) -> dict[str, Any]:
+        """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is that of one rank."""
+        section = self.config.loader
+        names = "batch_size", "workers", "pin_memory", "prefetch_factor", "persistent_workers"
+        self.engine.followed.update(f"loader.{name}" for name in names)
+        of_processes = {"prefetch_factor": section.prefetch_factor, "persistent_workers": section.persistent_workers}
+        pin_memory = section.pin_memory and self.device.type == "cuda"
+        options = {"batch_size": self.shard.count, "num_workers": section.workers, "pin_memory": pin_memory}
+        return options | (of_processes if section.workers else {})
 
 
 def run(engine: Engine) -> Outcome:

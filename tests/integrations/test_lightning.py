@@ -1,0 +1,166 @@
+"""Lightning's Trainer under the clock of a trial learns what it learns alone."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.helpers import CPU, Told, assert_equal, ranks, shipped_toy, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, network
+from tunediff import config as cfg
+from tunediff.config.code import WorkloadError
+from tunediff.training.check import check
+
+pl = pytest.importorskip("pytorch_lightning")
+
+from tunediff.integrations.lightning import fit  # noqa: E402
+
+STEPS = 15
+DATA = TensorDataset(INPUTS, TARGETS)
+
+
+class Module(pl.LightningModule):
+    """Dropout, a scheduler by steps, one by epochs, logging in both loops."""
+
+    def __init__(self, knobs):
+        super().__init__()
+        self.net, self.losses, self.rates, self.epochs = network(knobs), [], [], []
+
+    def training_step(self, batch, index):
+        inputs, targets = batch
+        loss = F.mse_loss(self.net(inputs + 0.1 * torch.randn_like(inputs)), targets)
+        self.log("train_error", loss)
+        self.losses.append(loss.item())
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("error", F.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def on_train_epoch_end(self):
+        self.epochs.append((self.current_epoch, self.global_step))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(DATA, 4, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(DATA, 44)
+
+
+def config(**values):
+    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
+    return toy(**own | values)
+
+
+def alone(steps=STEPS):
+    """Losses and rates by Lightning's Trainer without anything else, with the seed of `config`."""
+    pl.seed_everything(0)
+    module = Module(config().knobs)
+    trainer = pl.Trainer(
+        max_steps=steps, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, Data())
+    return module
+
+
+def trained(modules, steps=STEPS, given=None, **how):
+    def body(trial):
+        modules.append(Module(trial.knobs))
+        fit(trial, modules[-1], Data(), max_steps=STEPS)
+
+    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+
+
+def test_losses_rates_and_epochs_are_those_of_lightning_alone():
+    reference, modules = alone(), []
+    outcome = trained(modules)
+    (module,) = modules
+    assert module.losses[2:] == reference.losses, "the first two are of the warm-up, which is undone"
+    assert module.rates[2:] == reference.rates
+    assert module.epochs[:2] == reference.epochs[:2] == [(0, 6), (1, 12)], "11 batches of 4: the last step has one"
+    assert_equal(module.state_dict(), reference.state_dict())
+    assert [point.steps for point in outcome.points] == [5, 10, 15]
+    assert all(set(point.metrics) >= {"error"} for point in outcome.points)
+    assert outcome.points[-1].metrics["error"] == pytest.approx(
+        F.mse_loss(module.eval().net(INPUTS), TARGETS).item(), rel=1e-5
+    )
+
+
+def test_resume_is_exact_within_an_epoch(tmp_path):
+    modules = []
+    whole = weights(trained(modules))
+    trained(modules, folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 8))
+    assert len(modules[-1].losses) < len(modules[0].losses)
+    outcome = trained(modules, folder=tmp_path)
+    assert_equal(weights(outcome), whole)
+    assert modules[-1].epochs[-1] == modules[0].epochs[-1]
+
+
+def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
+    def body(trial):
+        fit(trial, Module(trial.knobs), Data(), precision="bf16-mixed")
+
+    with pytest.raises(
+        WorkloadError, match=r"Trainer: precision: 'bf16-mixed' is not allowed; .* precision.amp sets it"
+    ):
+        train(config(), body=body)
+
+
+def test_a_callback_that_ends_the_training_is_an_error():
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = True
+
+    with pytest.raises(WorkloadError, match="ended its training after .* before the budget: a callback such as"):
+        train(config(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=Stop()))
+
+
+def test_amp_is_for_training_alone():
+    modules, kinds = [], []
+
+    class Typed(Module):
+        def training_step(self, batch, index):
+            kinds.append(("train", self.net(batch[0]).dtype))
+            return super().training_step(batch, index)
+
+        def validation_step(self, batch, index):
+            kinds.append(("judge", self.net(batch[0]).dtype))
+            super().validation_step(batch, index)
+
+    body = lambda trial: fit(trial, Typed(trial.knobs), Data(), max_steps=STEPS)  # noqa: E731
+    train(config(**{"precision.amp": "bf16"}), samples=8 * 3, body=body, evaluates=True)
+    assert set(kinds) == {("train", torch.bfloat16), ("judge", torch.float32)}, modules
+
+
+def test_the_check_before_a_search_accepts_it():
+    def body(trial):
+        fit(trial, Module(trial.knobs), Data(), max_steps=STEPS)
+
+    with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
+        report = check(config(), CPU)
+    assert report["warnings"] == []
+    assert "loader.batch_size" in report["unread"], "Data has a batch size of its own"
+    assert "precision.amp" not in report["unread"]
+
+
+def of_a_rank(world):
+    modules = []
+    outcome = trained(modules, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+    return weights(outcome), modules[0].losses, [point.metrics["error"] for point in outcome.points]
+
+
+def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
+    first, second = ranks(of_a_rank, tmp_path)
+    assert_equal(first[0], second[0])
+    assert first[1] != second[1]
+    assert first[2] == second[2]

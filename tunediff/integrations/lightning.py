@@ -1,0 +1,238 @@
+"""A LightningModule as a workload, trained by Lightning's own `Trainer` under the clock of the trial.
+
+from tunediff.integrations.lightning import fit
+
+def train(trial):
+    fit(trial, MyModule(lr=trial.knobs.lr), datamodule=MyData(), max_epochs=10)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tunediff.integrations import require
+from tunediff.integrations.seam import BudgetScheduler, check_finished, refuse_knobs, refuse_settings
+from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.trial import Trial
+
+require("lightning", "pytorch_lightning")
+
+import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.callbacks import Callback, Checkpoint, GradientAccumulationScheduler  # noqa: E402
+from pytorch_lightning.plugins.environments import ClusterEnvironment  # noqa: E402
+from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # noqa: E402
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy  # noqa: E402
+
+_SET_BY = {
+    "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation", "accelerator": "the search",
+    "devices": "parallel.workers", "num_nodes": "parallel.workers", "strategy": "parallel.strategy",
+    "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget", "plugins": "precision.amp",
+    "val_check_interval": "evaluation.points", "check_val_every_n_epoch": "evaluation.points",
+    "num_sanity_val_steps": "the check before a search", "use_distributed_sampler": "parallel.workers",
+    "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
+}  # fmt: skip
+"""Settings of Lightning's Trainer, and what sets them here."""
+
+
+def fit(
+    trial: Trial, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
+    **trainer_options: Any,
+) -> Any:  # fmt: skip
+    """Call `Trainer(**trainer_options).fit(model, …)` until the trial's budget is spent; returns the Trainer.
+
+    The validation loop is the evaluation at every point, unless `trial.evaluate_with` was called; its logged values are
+    what it finds. `max_steps` and `max_epochs` end nothing: they are the length of learning rate schedules, which the
+    budget stands for.
+    """
+    refuse_settings(trial, trainer_options, _SET_BY, "Trainer")
+    refuse_knobs(trial, "Lightning", ["accumulation"])
+    trial.adopt(model)
+    clock = _Clock(trial, model)
+    callbacks = trainer_options.pop("callbacks", None) or []
+    callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
+    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        raise trial.engine.mistake("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
+    checkpoints = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    options = {
+        "max_epochs": -1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "enable_checkpointing": checkpoints, "default_root_dir": trial.engine.folder, **trainer_options,
+    }  # fmt: skip
+    trainer = pl.Trainer(
+        **options, callbacks=callbacks, strategy=_strategy(trial), devices=1, num_nodes=trial.world.size,
+        accelerator="gpu" if trial.device.type == "cuda" else "cpu", use_distributed_sampler=True,
+        accumulate_grad_batches=trial.config.loader.accumulation, num_sanity_val_steps=0,
+        val_check_interval=10**12, check_val_every_n_epoch=None,
+    )  # fmt: skip
+    if isinstance(train_dataloaders, pl.LightningDataModule):
+        train_dataloaders, datamodule = None, train_dataloaders
+    if train_dataloaders is not None:
+        train_dataloaders = clock.wrap(train_dataloaders)
+    else:
+        owner = datamodule if datamodule is not None else model
+        make = owner.train_dataloader
+        owner.train_dataloader = lambda: clock.wrap(make())
+    mode = trial.config.compile
+    called = torch.compile(model, mode=mode.mode, dynamic=mode.dynamic or None) if mode.active else model
+    trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
+    check_finished(trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it")
+
+    return trainer
+
+
+class _Clock(Callback):  # type: ignore[misc]
+    """Brings a fit of Lightning under the clock of a trial."""
+
+    trainer: Any
+    _loader: EpochLoader | None = None
+
+    def __init__(self, trial: Trial, module: Any) -> None:
+        self._trial, self._module = trial, module
+        self._schedulers: list[BudgetScheduler] = []
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the budget was spent."""
+        return self._loader is not None and self._loader.finished
+
+    def wrap(self, loader: Any) -> EpochLoader:
+        """Return the training's loader under the clock. Raises `WorkloadError` for several loaders."""
+        trial = self._trial
+        if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
+            raise trial.engine.mistake("train_dataloader: several loaders are not allowed; allowed: one DataLoader")
+        seed, world = trial.config.seed, trial.world
+        self._loader = EpochLoader(
+            trial.engine, divided(loader, world, seed), group=trial.config.loader.accumulation, reseed=world.size > 1
+        )
+        self._loader.before_step = self._before_step
+        return self._loader
+
+    def _before_step(self) -> None:
+        for scheduler in self._schedulers:
+            scheduler.follow()
+
+    # ------------------------------------------------------------------------------------------- hooks of Lightning
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take what learns into the checkpoints, and let the budget end the training."""
+        self.trainer, trial = trainer, self._trial
+        lengths = {"step": trainer.fit_loop.epoch_loop.max_steps, "epoch": trainer.fit_loop.max_epochs}
+        if lengths["step"] == -1 and (lengths["epoch"] or -1) > 0:
+            lengths["step"] = trainer.estimated_stepping_batches
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+        for config in trainer.lr_scheduler_configs:
+            config.strict = False  # what a plateau is judged by is measured at points only
+            total = lengths[config.interval] or -1
+            if not config.reduce_on_plateau and total > 0 and hasattr(config.scheduler, "last_epoch"):
+                config.scheduler = BudgetScheduler(config.scheduler, int(total), trial)
+                self._schedulers.append(config.scheduler)
+        trial.keep(module=pl_module, loops=_Loops(trainer))
+        trial.keep(**{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)})
+        schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
+        trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
+        others = [callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)]
+        stateful = [part for part in (*others, trainer.datamodule) if part is not None and part.state_dict()]
+        trial.keep(**{f"state{index}": part for index, part in enumerate(stateful)})
+        if trial.engine.evaluation is None and trainer.enable_validation:
+            trial.evaluate_with(self._validate)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave Lightning's loop where the budget is spent."""
+        trainer.should_stop = trainer.should_stop or self.finished
+
+    def _validate(self) -> dict[str, Any]:
+        """Run Lightning's validation loop, as it does itself within an epoch."""
+        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
+        connector = trainer._logger_connector
+        first, trainer.validating = connector._first_loop_iter, True
+        try:
+            found = loop.run()
+        finally:
+            trainer.training, connector._first_loop_iter = True, first
+        values = {name: float(value) for metrics in found for name, value in metrics.items()}
+        if not values:
+            return values
+        own = torch.tensor(list(values.values()), dtype=torch.float64, device=self._trial.device)
+        return dict(zip(values, self._trial.world.mean(own).tolist(), strict=True))
+
+
+class _Loops:
+    """How far Lightning's loops are: counters that a resume restores, and the warm-up puts back."""
+
+    def __init__(self, trainer: Any) -> None:
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        self._fit, self._epoch = fit, epoch
+        self._parts = {
+            "epoch": fit.epoch_progress, "batch": epoch.batch_progress, "scheduler": epoch.scheduler_progress,
+            "optimizer": epoch.automatic_optimization.optim_progress,
+            "manual": epoch.manual_optimization.optim_step_progress, "validation": epoch.val_loop.batch_progress,
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        return {**states, "stepped": self._epoch._batches_that_stepped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self._epoch._batches_that_stepped = state["stepped"]
+        self._epoch._results.reset()  # means over the epoch begin anew
+        if (fetcher := self._fit._data_fetcher) is not None:
+            fetcher.fetched = self._epoch.batch_progress.current.ready
+
+
+# ------------------------------------------------------------------------------------------- systems knobs as settings
+class _TrainedMixed(MixedPrecision):  # type: ignore[misc]
+    """Mixed precision in training; every model is judged in float32."""
+
+    @contextlib.contextmanager
+    def val_step_context(self) -> Iterator[None]:
+        yield
+
+
+class _Ranks(ClusterEnvironment):  # type: ignore[misc]
+    """The ranks of a trial, which are there already."""
+
+    creates_processes_externally, main_address, main_port = True, "127.0.0.1", 0
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._world = trial.world
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._world.size
+
+    def set_world_size(self, size: int) -> None: ...
+
+    def global_rank(self) -> int:
+        return self._world.rank
+
+    def set_global_rank(self, rank: int) -> None: ...
+
+    def local_rank(self) -> int:
+        return 0  # each node of Lightning is one rank here, with one device
+
+    def node_rank(self) -> int:
+        return self._world.rank
+
+
+def _strategy(trial: Trial) -> Strategy:
+    amp, scaler = trial.config.precision.amp, trial.engine.amp.scaler
+    if amp == "none":
+        precision = Precision()
+    else:
+        name = {"bf16": "bf16-mixed", "fp16": "16-mixed"}[amp]
+        precision = _TrainedMixed(name, trial.device.type, scaler if amp == "fp16" else None)
+    if trial.world.size == 1:
+        return SingleDeviceStrategy(trial.device, precision_plugin=precision)
+    options = trial.config.parallel
+    return DDPStrategy(
+        parallel_devices=[trial.device], cluster_environment=_Ranks(trial), precision_plugin=precision,
+        bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph, gradient_as_bucket_view=True,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What the adapters share: schedules over the budget, ranks, and knobs that a framework does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tunediff.training.trial import Trial
+
+
+class BudgetScheduler:
+    """A learning rate scheduler of `total` steps whose last one is the end of the budget.
+
+    Frameworks call `step`, which does nothing: `follow` moves to where the budget is. With a budget of `total` steps
+    every rate is that of the framework alone.
+    """
+
+    def __init__(self, scheduler: Any, total: int, trial: Trial) -> None:
+        self._scheduler, self._total, self._trial = scheduler, total, trial
+
+    def step(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def follow(self) -> None:
+        """Make the steps that the progress of the training asks for."""
+        scheduler, target = self._scheduler, int(self._trial.progress * self._total + 1e-6)
+        if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR):
+            scheduler.last_epoch = max(scheduler.last_epoch, target - 1)  # their rates follow from the position alone
+        while scheduler.last_epoch < target:
+            scheduler.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_scheduler"], name)
+
+
+class Attributes:
+    """The state of an object that lies in some of its attributes, for `trial.keep`."""
+
+    def __init__(self, owner: Any, names: Iterable[str]) -> None:
+        self._owner, self._names = owner, tuple(names)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self._owner, name) for name in self._names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self._names:
+            setattr(self._owner, name, state[name])
+
+
+def refuse_knobs(trial: Trial, framework: str, loader: Iterable[str]) -> None:
+    """Raise `WorkloadError` for knobs whose meaning the framework cannot have.
+
+    Notes which ones it follows, `loader` among those of that section, and which it does not.
+    """
+    config, mistake, engine = trial.config, trial.engine.mistake, trial.engine
+    strategy, several = config.parallel.strategy, config.parallel.workers > 1
+    if several and strategy != "ddp":
+        raise mistake(f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp")
+    if config.compile.active and config.compile.scope == "blocks":
+        raise mistake(f"compile.scope: blocks is not allowed with {framework}; allowed: model")
+    engine.autocast_entered = True
+    engine.followed.update(f"loader.{name}" for name in loader)
+    if several and config.parallel.gradients != "float32":
+        engine.not_followed.add("parallel.gradients")
+
+
+def refuse_settings(trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], framework: str) -> None:
+    """Raise `WorkloadError` for a setting of the framework that a knob makes."""
+    for name, value in settings.items():
+        if name in knobs:
+            raise trial.engine.mistake(
+                f"{framework}: {name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it "
+                "(BASELINE in your file, or a search file)"
+            )
+
+
+def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:
+    """Raise `WorkloadError` where the framework has ended the training before its budget was spent."""
+    if not finished and not trial.engine.done:
+        steps = trial.step_count
+        raise trial.engine.mistake(f"{framework} ended its training after {steps} steps, before the budget: {causes}")
+
+
+@contextlib.contextmanager
+def ranks_in_environment(trial: Trial) -> Iterator[None]:
+    """Describe the ranks in the environment as torchrun does, for frameworks that read it there."""
+    world, before = trial.world, dict(os.environ)
+    if world.size > 1:
+        local = str(world.device.index or 0) if world.device.type == "cuda" else str(world.rank)
+        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
+    try:
+        yield
+    finally:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]

@@ -1,0 +1,62 @@
+"""The steps that a user's loop makes by itself: which losses it has, and which optimizer changed the weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class OwnStep:
+    """What `loss.backward()` and `optimizer.step()` were called with since `begin`, while it watches."""
+
+    loss: Tensor | None = None
+    """Sum of the losses, before loss scaling."""
+    optimizer: torch.optim.Optimizer | None = None
+
+    def __init__(self) -> None:
+        self._watching = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        """Forget what was seen: the next step begins."""
+        self.loss = self.optimizer = None
+
+    def watch(self) -> None:
+        """See every call from now on, until `close`."""
+        self._watching.enter_context(self._watched())
+
+    def close(self) -> None:
+        """Leave torch as it was."""
+        self._watching.close()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        backward, scale = Tensor.backward, torch.amp.GradScaler.scale
+        unscaled: dict[int, Tensor] = {}
+
+        def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
+            loss = unscaled.pop(id(tensor), tensor).detach()
+            self.loss = loss if self.loss is None else self.loss + loss
+            backward(tensor, *args, **options)  # type: ignore[no-untyped-call]
+
+        def note_scale(scaler: Any, outputs: Any) -> Any:
+            scaled = scale(scaler, outputs)
+            unscaled.clear()
+            if isinstance(outputs, Tensor):
+                unscaled[id(scaled)] = outputs
+            return scaled
+
+        def note_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self.optimizer = optimizer
+
+        hook = register_optimizer_step_post_hook(note_optimizer)
+        Tensor.backward, torch.amp.GradScaler.scale = note_backward, note_scale  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            Tensor.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
+            hook.remove()
