@@ -48,7 +48,8 @@ class Attributes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._names:
-            setattr(self._owner, name, state[name])
+            value, now = state[name], getattr(self._owner, name)
+            setattr(self._owner, name, value.to(now.device) if isinstance(now, torch.Tensor) else value)
 
 
 def refuse_knobs(trial: Trial, framework: str, loader: Iterable[str]) -> None:
@@ -86,16 +87,21 @@ def check_finished(trial: Trial, finished: bool, framework: str, causes: str) ->
 
 
 @contextlib.contextmanager
-def ranks_in_environment(trial: Trial) -> Iterator[None]:
-    """Describe the ranks in the environment as torchrun does, for frameworks that read it there."""
+def ranks_for_accelerate(trial: Trial) -> Iterator[None]:
+    """Describe the ranks in the environment as torchrun does, and let accelerate look at them anew."""
+    from accelerate.state import AcceleratorState, GradientState
+
     world, before = trial.world, dict(os.environ)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
     if world.size > 1:
         local = str(world.device.index or 0) if world.device.type == "cuda" else str(world.rank)
         os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # the process group is there already
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or accelerate would change it
     try:
         yield
     finally:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

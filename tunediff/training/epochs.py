@@ -26,7 +26,9 @@ class EpochLoader:
     ) -> None:  # fmt: skip
         """`group`: batches of an optimizer step; `samples` of each batch and rank, None: as the first ones have."""
         self._engine, self._loader, self._samples, self._reseed = engine, loader, samples, reseed
-        self._group, self._held, self._begun = group or 1, list[list[Any]](), False
+        self._group, self._held = group or 1, list[list[Any]]()
+        self.begun = False
+        """Whether the training has begun."""
         self._steps: Iterator[list[Any]] = iter(())
         self.finished = False
         """Whether the budget is spent."""
@@ -46,7 +48,13 @@ class EpochLoader:
     @property
     def position(self) -> Position:
         """Return where the batch that was given out last stands."""
-        return self._feed.current if self._begun else Position()
+        return self._feed.current if self.begun else Position()
+
+    @property
+    def ahead(self) -> tuple[int, int]:
+        """Return how many batches of the pass lie before the step that `fill` has ready, and how many are in it."""
+        size = len(self._held[0])
+        return self.position.batches - size, size
 
     def __iter__(self) -> Iterator[Any]:
         epoch = None
@@ -70,8 +78,8 @@ class EpochLoader:
 
     def fill(self) -> bool:
         """Have the next step's batches ready, and account for those before. Returns whether there is a step."""
-        if not self._begun:
-            self._begun, self._steps = True, self._engine.batches(self._build, reseed=self._reseed)
+        if not self.begun:
+            self.begun, self._steps = True, self._engine.batches(self._build, reseed=self._reseed)
         if not self._held and not self.finished:
             group = next(self._steps, None)
             self._held, self.finished = ([], True) if group is None else ([group], False)

@@ -1,0 +1,150 @@
+"""Hugging Face's Trainer under the clock of a trial learns what it learns alone."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.helpers import CPU, Told, assert_equal, ranks, shipped_toy, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, network
+from tunediff import config as cfg
+from tunediff.config import Metric
+from tunediff.config.code import WorkloadError
+from tunediff.training.check import check
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from tunediff.integrations.transformers import fit  # noqa: E402
+
+STEPS = 15
+DATA = [{"inputs": x, "targets": y} for x, y in zip(INPUTS, TARGETS, strict=True)]
+
+
+class Model(torch.nn.Module):
+    """As a Trainer wants it: its forward pass gives the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.losses, self.kinds = network(config().knobs), [], set()
+
+    def forward(self, inputs, targets):
+        outputs = self.net(inputs)
+        loss = F.mse_loss(outputs.float(), targets)
+        self.kinds.add((self.training, outputs.dtype))
+        if self.training:
+            self.losses.append(loss.item())
+        return {"loss": loss, "outputs": outputs}
+
+
+def config(**values):
+    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
+    return toy(**own | values)
+
+
+class Rates(transformers.TrainerCallback):
+    def __init__(self):
+        self.rates, self.epochs = [], []
+
+    def on_step_begin(self, args, state, control, optimizer, **_):
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def on_epoch_end(self, args, state, control, **_):
+        self.epochs.append(state.global_step)
+
+
+def alone(folder):
+    rates = Rates()
+    args = transformers.TrainingArguments(
+        folder, max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2, seed=0, use_cpu=True,
+        save_strategy="no", disable_tqdm=True, learning_rate=0.01, warmup_steps=3,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model_init=Model, args=args, train_dataset=DATA, callbacks=[rates])
+    trainer.train()
+    return trainer.model, rates
+
+
+@pytest.fixture(autouse=True)
+def judged_by_the_trainer():
+    with shipped_toy(), mock.patch.object(cfg.of(config()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
+        yield
+
+
+def trained(models, steps=STEPS, given=None, rates=None, arguments=None, **how):
+    def make():
+        models.append(Model())
+        return models[-1]
+
+    def body(trial):
+        values = {
+            "max_steps": STEPS,
+            "learning_rate": 0.01,
+            "warmup_steps": 3,
+            "label_names": ["targets"],
+            **(arguments or {}),
+        }
+        args = transformers.TrainingArguments("out", **values)
+        callbacks = [rates] if rates is not None else []
+        fit(trial, args, model_init=make, train_dataset=DATA, eval_dataset=DATA, callbacks=callbacks)
+
+    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+
+
+def test_losses_and_rates_are_those_of_the_trainer_alone(tmp_path):
+    (reference, expected), models, rates = alone(tmp_path), [], Rates()
+    outcome = trained(models, rates=rates)
+    assert models[0].losses[2:] == reference.losses, "the first two are of the warm-up, which is undone"
+    assert rates.rates[1:] == expected.rates
+    assert rates.epochs[:2] == expected.epochs[:2] == [6, 12], "11 batches of 4: the last step has one"
+    assert_equal(models[0].state_dict(), reference.state_dict())
+    assert [point.steps for point in outcome.points] == [5, 10, 15]
+    expected_loss = F.mse_loss(reference.eval().net(INPUTS), TARGETS).item()
+    assert outcome.points[-1].metrics["eval_loss"] == pytest.approx(expected_loss, rel=1e-5)
+
+
+def test_resume_is_exact_within_an_epoch(tmp_path):
+    models, rates = [], Rates()
+    whole = weights(trained(models))
+    trained(models, folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 8))
+    outcome = trained(models, folder=tmp_path, rates=rates)
+    assert_equal(weights(outcome), whole)
+    assert rates.epochs[0] == 12
+
+
+def test_amp_is_for_training_alone():
+    models = []
+    trained(models, 3, config(**{"precision.amp": "bf16"}))
+    assert models[0].kinds == {(True, torch.bfloat16), (False, torch.float32)}
+
+
+def test_what_knobs_set_is_refused_in_the_arguments():
+    message = r"TrainingArguments: per_device_train_batch_size: 16 is not allowed; .* loader.batch_size sets it"
+    with pytest.raises(WorkloadError, match=message):
+        trained([], arguments={"per_device_train_batch_size": 16})
+    with pytest.raises(WorkloadError, match="parallel.strategy: fsdp is not allowed with transformers; allowed: ddp"):
+        trained([], given=config(**{"parallel.workers": 2, "parallel.strategy": "fsdp", "loader.accumulation": 1}))
+
+
+def test_the_check_before_a_search_accepts_it():
+    def body(trial):
+        args = transformers.TrainingArguments("out", max_steps=STEPS, label_names=["targets"])
+        fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
+
+    with mock.patch.object(cfg.of(config()).code, "train", body):
+        report = check(config(), CPU)
+    assert report["warnings"] == []
+
+
+def of_a_rank(world):
+    with shipped_toy(), mock.patch.object(cfg.of(config()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
+        models = []
+        outcome = trained(models, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+    return weights(outcome), models[0].losses, [point.metrics["eval_loss"] for point in outcome.points]
+
+
+def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
+    first, second = ranks(of_a_rank, tmp_path)
+    assert_equal(first[0], second[0])
+    assert first[1] != second[1]
+    assert first[2] == second[2]

@@ -1,0 +1,169 @@
+"""A Hugging Face `Trainer` as a workload, under the clock of the trial.
+
+from tunediff.integrations.transformers import fit
+
+def train(trial):
+    args = TrainingArguments("out", learning_rate=trial.knobs.lr, num_train_epochs=3)
+    fit(trial, args, model_init=make_model, train_dataset=train_set, eval_dataset=held_out)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tunediff.integrations import require
+from tunediff.integrations.seam import (
+    Attributes,
+    BudgetScheduler,
+    check_finished,
+    ranks_for_accelerate,
+    refuse_knobs,
+    refuse_settings,
+)
+from tunediff.training.epochs import EpochLoader
+from tunediff.training.trial import Trial
+
+require("transformers", "transformers", "accelerate")
+
+from transformers import Trainer, TrainingArguments, set_seed  # noqa: E402
+
+_SET_BY = {
+    "per_device_train_batch_size": "loader.batch_size", "gradient_accumulation_steps": "loader.accumulation",
+    "dataloader_num_workers": "loader.workers", "dataloader_prefetch_factor": "loader.prefetch_factor",
+    "dataloader_persistent_workers": "loader.persistent_workers", "dataloader_pin_memory": "loader.pin_memory",
+    "bf16": "precision.amp", "fp16": "precision.amp", "torch_compile": "compile.mode",
+    "torch_compile_mode": "compile.mode", "load_best_model_at_end": "the last point", "seed": "seed",
+    "data_seed": "seed", "auto_find_batch_size": "loader.batch_size", "eval_on_start": "evaluation.points",
+}  # fmt: skip
+"""Fields of TrainingArguments, and what sets them here."""
+_TIMES = ("_runtime", "_per_second", "_preparation_time")
+_LOADER = ("batch_size", "accumulation", "workers", "prefetch_factor", "persistent_workers", "pin_memory")
+
+
+def fit(
+    trial: Trial, args: Any, *, model: Any = None, model_init: Callable[[], Any] | None = None,
+    trainer_class: type[Any] = Trainer, **trainer_options: Any,
+) -> Any:  # fmt: skip
+    """Call `trainer_class(model, args, **trainer_options).train()` until the trial's budget is spent; returns it.
+
+    `evaluate` of the Trainer is the evaluation at every point, unless `trial.evaluate_with` was called: an objective
+    such as `eval_loss`. `max_steps` and `num_train_epochs` end nothing: they are the length of the learning rate's
+    schedule, which the budget stands for.
+    """
+    refuse_knobs(trial, "transformers", _LOADER)
+    with ranks_for_accelerate(trial):
+        args = _with_knobs(trial, args)
+        if model is None:
+            if model_init is None:
+                raise trial.engine.mistake("fit(trial, args, …) needs model= or model_init=")
+            set_seed(args.seed)
+            model = model_init()
+        drawn = trial.engine.state.own()
+        kind = type(f"Trial{trainer_class.__name__}", (_UnderClock, trainer_class), {})
+        trainer = kind(model=model, args=args, **trainer_options)
+        trainer.begin(trial)
+        if model_init is not None:  # as Trainer.train has it, which would make the model again
+            trial.engine.state.set_own(*drawn)
+        trainer.train()
+        check_finished(trial, trainer.own_loader.finished, "Trainer", "a callback such as EarlyStoppingCallback did it")
+    return trainer
+
+
+class _UnderClock:
+    """What a Trainer does differently under the clock of a trial."""
+
+    trial: Trial
+    own_loader: EpochLoader
+    schedule_steps: int
+
+    def begin(self: Any, trial: Trial) -> None:
+        """Hand the model to the trial, and say how it is judged."""
+        self.trial, engine = trial, trial.engine
+        trial.adopt(self.model)
+        if engine.evaluation is None and self.eval_dataset is not None:
+            trial.evaluate_with(self.judge)
+
+    def judge(self: Any) -> dict[str, Any]:
+        """Return what the Trainer's own evaluation finds, without what it took."""
+        with _float32(self.model):
+            found = self.evaluate()
+        return {name: value for name, value in found.items() if not name.endswith(_TIMES) and name != "epoch"}
+
+    def get_train_dataloader(self: Any) -> Any:
+        loader, world = super().get_train_dataloader(), self.trial.world  # type: ignore[misc]
+        group = self.args.gradient_accumulation_steps
+        self.own_loader = EpochLoader(self.trial.engine, loader, group=group, reseed=world.size > 1)
+        self.own_loader.before_step = lambda: self.lr_scheduler.follow()
+        return self.own_loader
+
+    def set_initial_training_values(self: Any, args: Any, dataloader: Any) -> tuple[Any, ...]:
+        _, *values, self.schedule_steps = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
+        return (sys.maxsize, *values, sys.maxsize)  # the budget ends the training
+
+    def create_scheduler(self: Any, num_training_steps: int, optimizer: Any = None) -> Any:
+        scheduler = super().create_scheduler(self.schedule_steps, optimizer)  # type: ignore[misc]
+        self.lr_scheduler = BudgetScheduler(scheduler, self.schedule_steps, self.trial)
+        return self.lr_scheduler
+
+    def _prepare_for_training(self: Any, *args: Any) -> Any:
+        prepared = super()._prepare_for_training(*args)  # type: ignore[misc]
+        self.trial.keep(
+            model=self.model, optimizer=self.optimizer, scheduler=self.lr_scheduler,
+            progress=Attributes(self.state, ["global_step", "epoch", "total_flos", "log_history"]),
+            losses=Attributes(self, ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"]),
+        )  # fmt: skip
+        if self.accelerator.scaler is not None:
+            self.trial.keep(scaler=self.accelerator.scaler)
+        return prepared
+
+    def _run_epoch(self: Any, *, steps_in_epoch: int, num_update_steps_per_epoch: int, **options: Any) -> None:
+        own, first = self.own_loader, not self.own_loader.begun
+        if own.fill():
+            behind, size = own.ahead  # of this pass before its first batch, and the size of the first step
+            warm_ups = self.trial.engine.warm_ups if first else 0
+            super()._run_epoch(  # type: ignore[misc]
+                steps_in_epoch=steps_in_epoch - behind + warm_ups * size,
+                num_update_steps_per_epoch=num_update_steps_per_epoch + warm_ups, **options,
+            )  # fmt: skip
+        self.control.should_training_stop |= own.finished
+
+
+def _with_knobs(trial: Trial, args: Any) -> Any:
+    """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as well."""
+    loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
+    values = {
+        "per_device_train_batch_size": trial.shard.count, "gradient_accumulation_steps": loader.accumulation,
+        "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",
+        "dataloader_prefetch_factor": loader.prefetch_factor if loader.workers else None,
+        "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
+        "dataloader_pin_memory": loader.pin_memory and trial.device.type == "cuda",
+        "torch_compile": compiled.active, "torch_compile_mode": compiled.mode if compiled.active else None,
+        "seed": trial.config.seed, "data_seed": None, "load_best_model_at_end": False,
+        "auto_find_batch_size": False, "eval_on_start": False,
+    }  # fmt: skip
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    own = {name: getattr(args, name) for name in values}
+    own = {name: value for name, value in own.items() if value not in (defaults[name], values[name])}
+    refuse_settings(trial, own, _SET_BY, "TrainingArguments")
+    ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
+    return dataclasses.replace(args, **values, **ended)
+
+
+@contextlib.contextmanager
+def _float32(model: torch.nn.Module) -> Iterator[None]:
+    """Call the model without the autocast that accelerate has put around its forward pass."""
+    own = vars(model)
+    mixed, plain = own.get("forward"), own.get("_original_forward")
+    if plain is not None:
+        own["forward"] = plain
+    try:
+        yield
+    finally:
+        if plain is not None:
+            own["forward"] = mixed
