@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,3 +105,16 @@ def ranks_for_accelerate(trial: Trial) -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:
+    """Call `judge` while the model is without the autocast that accelerate has put around its forward pass."""
+    own = vars(model)
+    mixed, plain = own.get("forward"), own.get("_original_forward")
+    if plain is None:
+        return judge()
+    own["forward"] = plain
+    try:
+        return judge()
+    finally:
+        own["forward"] = mixed

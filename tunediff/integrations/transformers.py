@@ -9,19 +9,17 @@ def train(trial):
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from tunediff.integrations import require
 from tunediff.integrations.seam import (
     Attributes,
     BudgetScheduler,
     check_finished,
+    in_float32,
     ranks_for_accelerate,
     refuse_knobs,
     refuse_settings,
@@ -91,8 +89,7 @@ class _UnderClock:
 
     def judge(self: Any) -> dict[str, Any]:
         """Return what the Trainer's own evaluation finds, without what it took."""
-        with _float32(self.model):
-            found = self.evaluate()
+        found = in_float32(self.model, self.evaluate)
         return {name: value for name, value in found.items() if not name.endswith(_TIMES) and name != "epoch"}
 
     def get_train_dataloader(self: Any) -> Any:
@@ -153,17 +150,3 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     refuse_settings(trial, own, _SET_BY, "TrainingArguments")
     ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
     return dataclasses.replace(args, **values, **ended)
-
-
-@contextlib.contextmanager
-def _float32(model: torch.nn.Module) -> Iterator[None]:
-    """Call the model without the autocast that accelerate has put around its forward pass."""
-    own = vars(model)
-    mixed, plain = own.get("forward"), own.get("_original_forward")
-    if plain is not None:
-        own["forward"] = plain
-    try:
-        yield
-    finally:
-        if plain is not None:
-            own["forward"] = mixed

@@ -32,6 +32,8 @@ class EpochLoader:
         self._steps: Iterator[list[Any]] = iter(())
         self.finished = False
         """Whether the budget is spent."""
+        self.last_of_step = True
+        """Whether the batch that was given out last is the last of its step."""
         self.before_step: Callable[[], object] = lambda: None
         """Called before each step's first batch is given out."""
         engine.program.on_source(engine, None, {})
@@ -64,7 +66,10 @@ class EpochLoader:
             elif self.position.epoch != epoch:
                 return  # a loader without length: the next pass has begun
             self.before_step()
-            yield from self._held.pop()
+            group = self._held.pop()
+            for number, batch in enumerate(group, 1):
+                self.last_of_step = number == len(group)
+                yield batch
             if self.position.batches >= self._length:
                 return
 

@@ -1,0 +1,92 @@
+"""A loop with an Accelerator under the clock of a trial learns what it learns alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, network
+from tunediff.config.code import WorkloadError
+from tunediff.training.epochs import EpochLoader
+
+accelerate = pytest.importorskip("accelerate")
+
+from tunediff.integrations.accelerate import TrialAccelerator  # noqa: E402
+
+STEPS = 15
+
+
+def config(**values):
+    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
+    return toy(**own | values)
+
+
+def learn(accelerator, model, passes, judged=lambda model: None):
+    """The user's loop: `passes(loader)` gives its epochs. Returns losses and rates by batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, STEPS)
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS), 4, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    judged(model)
+    found, updates = [], 0
+    for _, batches in passes(loader):
+        model.train()
+        for inputs, targets in batches:
+            with accelerator.accumulate(model):
+                loss = F.mse_loss(model(inputs), targets)
+                found.append((loss.item(), optimizer.param_groups[0]["lr"]))
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            updates += accelerator.sync_gradients
+            if updates == STEPS and not isinstance(batches, EpochLoader):
+                return found
+    return found
+
+
+def trained(found, steps=STEPS, given=None, **how):
+    def body(trial):
+        accelerator = TrialAccelerator(trial, schedule_steps=STEPS)
+        judge = lambda model: trial.evaluate_with(lambda: {"error": F.mse_loss(model(INPUTS), TARGETS)})  # noqa: E731
+        found.append(learn(accelerator, network(trial.knobs), accelerator.epochs, judge))
+
+    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+
+
+def test_losses_and_rates_are_those_of_the_accelerator_alone():
+    found = []
+    outcome = trained(found)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    torch.manual_seed(0)
+    accelerator, model = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True), network(config().knobs)
+    expected = learn(accelerator, model, lambda loader: ((epoch, loader) for epoch in range(99)))
+    assert found[0][2:] == expected, "the first two are of the warm-up, which is undone"
+    assert_equal(weights(outcome), model.state_dict())
+    assert [point.steps for point in outcome.points] == [5, 10, 15]
+
+
+def test_resume_is_exact_within_an_epoch(tmp_path):
+    whole = weights(trained([]))
+    trained([], folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 8))
+    assert_equal(weights(trained([], folder=tmp_path)), whole)
+
+
+def test_what_knobs_set_is_refused():
+    with pytest.raises(
+        WorkloadError, match="Accelerator: mixed_precision: 'bf16' is not allowed; .* precision.amp sets"
+    ):
+        train(config(), body=lambda trial: TrialAccelerator(trial, mixed_precision="bf16"))
+
+
+def of_a_rank(world):
+    found = []
+    outcome = trained(found, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+    return weights(outcome), found
+
+
+def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
+    first, second = ranks(of_a_rank, tmp_path)
+    assert_equal(first[0], second[0])
+    assert first[1] != second[1]

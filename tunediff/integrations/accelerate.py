@@ -1,0 +1,115 @@
+"""A loop with an `Accelerator` as a workload: the loop stays, under the clock of the trial.
+
+from tunediff.integrations.accelerate import TrialAccelerator
+
+def train(trial):
+    accelerator = TrialAccelerator(trial)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    trial.evaluate_with(lambda: {"accuracy": accuracy(model)})
+    for epoch, loader in accelerator.epochs(loader):
+        for batch in loader:
+            ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tunediff.integrations import require
+from tunediff.integrations.seam import (
+    BudgetScheduler,
+    in_float32,
+    ranks_for_accelerate,
+    refuse_knobs,
+    refuse_settings,
+)
+from tunediff.training.epochs import EpochLoader
+from tunediff.training.trial import Trial
+
+require("accelerate", "accelerate")
+
+from accelerate import Accelerator  # noqa: E402
+from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin  # noqa: E402
+
+_SET_BY = {
+    "mixed_precision": "precision.amp", "gradient_accumulation_steps": "loader.accumulation",
+    "gradient_accumulation_plugin": "loader.accumulation", "cpu": "the search", "dynamo_backend": "compile.mode",
+    "dynamo_plugin": "compile.mode", "deepspeed_plugin": "parallel.strategy", "fsdp_plugin": "parallel.strategy",
+    "parallelism_config": "parallel.strategy", "step_scheduler_with_optimizer": "the budget",
+}  # fmt: skip
+"""Arguments of an Accelerator, and what sets them here."""
+
+
+class TrialAccelerator(Accelerator):  # type: ignore[misc]
+    """An Accelerator whose settings are the knobs of a trial."""
+
+    def __init__(self, trial: Trial, *, schedule_steps: int | None = None, **options: Any) -> None:
+        """`schedule_steps`: of the learning rate's schedule in all; the budget stands for them. None: a scheduler steps
+        with the optimizer, whatever the budget is."""
+        refuse_settings(trial, options, _SET_BY, "Accelerator")
+        refuse_knobs(trial, "accelerate", ["accumulation"])
+        self._trial, self._schedule_steps = trial, schedule_steps
+        self._loader: EpochLoader | None = None
+        self._budget_schedulers: list[BudgetScheduler] = []
+        config, handlers = trial.config, list(options.pop("kwargs_handlers", None) or [])
+        if trial.world.size > 1 and not any(isinstance(one, DistributedDataParallelKwargs) for one in handlers):
+            parallel = config.parallel
+            handlers.append(
+                DistributedDataParallelKwargs(
+                    bucket_cap_mb=int(parallel.bucket_mib), static_graph=parallel.static_graph
+                )
+            )
+        if config.compile.active:
+            mode, dynamic = config.compile.mode, config.compile.dynamic or None
+            options["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=mode, dynamic=dynamic)
+        with ranks_for_accelerate(trial):
+            super().__init__(
+                mixed_precision={"none": "no"}.get(config.precision.amp, config.precision.amp),
+                gradient_accumulation_steps=config.loader.accumulation, cpu=trial.device.type == "cpu",
+                kwargs_handlers=handlers, **options,
+            )  # fmt: skip
+
+    def prepare(self, *objects: Any, **options: Any) -> Any:
+        """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's checkpoints."""
+        trial = self._trial
+        for module in (one for one in objects if isinstance(one, nn.Module)):
+            if trial.engine.model is not None:
+                raise trial.engine.mistake("accelerator.prepare takes one model; put them into one nn.ModuleDict")
+            trial.adopt(module)
+            trial.keep(model=module)
+        prepared = super().prepare(*map(self._over_the_budget, objects), **options)
+        for one in prepared if len(objects) > 1 else [prepared]:
+            if isinstance(one, Optimizer) or hasattr(one, "get_last_lr"):
+                trial.keep(**{f"{type(one).__name__}{len(trial.engine.state.names)}": one})
+        return prepared
+
+    def _over_the_budget(self, one: Any) -> Any:
+        if self._schedule_steps is None or not isinstance(one, LRScheduler):
+            return one
+        self._budget_schedulers.append(BudgetScheduler(one, self._schedule_steps, self._trial))
+        return self._budget_schedulers[-1]
+
+    def epochs(self, loader: Iterable[Any], *, samples: int | None = None) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Yield the number of each pass over the prepared loader, and its batches, until the budget is spent."""
+        engine, trial = self._trial.engine, self._trial
+        if (judge := engine.evaluation) is not None and self._models:
+            trial.evaluate_with(lambda: in_float32(self.unwrap_model(self._models[0]), judge))
+        if self.scaler is not None:
+            trial.keep(scaler=self.scaler)
+        steps = self.gradient_accumulation_steps
+        own = self._loader = EpochLoader(engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1)
+        own.before_step = lambda: [scheduler.follow() for scheduler in self._budget_schedulers]
+        while own.fill():
+            yield own.position.epoch, own
+
+    def _do_sync(self) -> None:
+        """Update the weights with the last batch of a step: batches are fetched before, a whole step's at a time."""
+        if self._loader is None:
+            super()._do_sync()
+        else:
+            self.gradient_state._set_sync_gradients(self._loader.last_of_step)
