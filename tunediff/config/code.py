@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tunediff.config.knobs import ConfigError, refuse
+from tunediff.config.script_arguments import script_arguments
 from tunediff.core.errors import TunediffError
 
 FOLDER = "workload"
@@ -193,7 +194,8 @@ def _put_first(code: Code) -> None:
 def _import(code: Code) -> ModuleType:
     """Import the module. Raises `ConfigError` for any error, and for an exit, of the user's code."""
     try:
-        return importlib.import_module(code.module)
+        with script_arguments(code.file):
+            return importlib.import_module(code.module)
     except ConfigError:
         raise
     except BaseException as error:  # a script that ends with sys.exit() too

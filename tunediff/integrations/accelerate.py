@@ -103,9 +103,13 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
         own = self._loader = EpochLoader(engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1)
-        own.before_step = lambda: [scheduler.follow() for scheduler in self._budget_schedulers]
+        own.before_step = self._follow_budget
         while own.fill():
             yield own.position.epoch, own
+
+    def _follow_budget(self) -> None:
+        for scheduler in self._budget_schedulers:
+            scheduler.follow()
 
     def _do_sync(self) -> None:
         """Update the weights with the last batch of a step: batches are fetched before, a whole step's at a time."""

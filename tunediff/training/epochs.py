@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from tunediff.distributed import World
 from tunediff.training.engine import Engine
@@ -100,9 +100,11 @@ class EpochLoader:
 
 
 def divided(loader: Any, world: World, seed: int) -> Any:
-    """Return a DataLoader whose ranks have parts of the data; itself where it has a sampler of another kind."""
-    kinds = (RandomSampler, SequentialSampler)
-    if world.size == 1 or not isinstance(loader, DataLoader) or not isinstance(loader.sampler, kinds):
+    """Return a DataLoader whose ranks have parts of the data; itself where a sampler of the user's own decides."""
+    plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
+    if world.size == 1 or not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        return loader
+    if len(loader.sampler) != len(loader.dataset):
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)
     sampler = DistributedSampler[Any](loader.dataset, world.size, world.rank, shuffle, seed)

@@ -19,12 +19,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tunediff.config import Systems, of
+from tunediff.config.script_arguments import script_arguments
 from tunediff.data import loader
 from tunediff.distributed import World
 from tunediff.training import hardware, losses, memory, state
@@ -355,8 +357,11 @@ def run(engine: Engine) -> Outcome:
     Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same
     step.
     """
+    workload = of(engine.config)
+    path, seed = workload.file.file if workload.file is not None else Path(workload.title), engine.config.seed
     try:
-        of(engine.config).code.train(Trial(engine))
+        with script_arguments(path, engine.knobs, seed=seed):
+            workload.code.train(Trial(engine))
     finally:
         engine.close()
     return engine.outcome()

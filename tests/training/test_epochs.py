@@ -1,0 +1,185 @@
+"""Loops by epochs over a loader of one's own, and loops that make their steps by themselves."""
+
+import argparse
+import itertools
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, error, network
+
+DATA = TensorDataset(INPUTS, TARGETS)
+STEPS = 14
+
+
+def body(found, own_loader=lambda: DataLoader(DATA, 8, shuffle=True)):
+    """As scripts have it: everything is made, then prepared at once; the loop makes its own steps."""
+
+    def run(trial):
+        net = network(trial.knobs)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        net = trial.prepare(net, optimizer=optimizer, scheduler=scheduler)
+        trial.evaluate_with(lambda: error(net))
+        for epoch, loader in trial.epochs(own_loader()):
+            for inputs, targets in loader:
+                loss = F.mse_loss(net(inputs), targets)
+                found.append((epoch, loss.item(), optimizer.param_groups[0]["lr"], trial.warming_up))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            scheduler.step()
+
+    return run
+
+
+def trained(found, steps=STEPS, run=None, **how):
+    return train(toy(), samples=8 * steps, body=run or body(found), evaluates=True, **how)
+
+
+def test_epoch_schedulers_step_once_an_epoch():
+    found, told = [], Told()
+    outcome = trained(found, observer=told)
+    assert [epoch for epoch, *_, warming in found if not warming] == [0] * 6 + [1] * 6 + [2] * 2
+    assert [rate for _, _, rate, warming in found if not warming] == [0.01] * 6 + [0.005] * 6 + [0.0025] * 2
+    assert outcome.steps == STEPS
+    assert told.values[-1]["loss"] == pytest.approx(found[-1][1]), "of loss.backward()"
+    assert told.values[-1]["learning_rate"] == 0.0025
+
+
+@pytest.mark.parametrize("stopped", [4, 6, 9])
+def test_resume_of_a_loader_of_ones_own_is_exact(tmp_path, stopped):
+    found = []
+    whole = weights(trained(found))
+    trained([], folder=tmp_path, observer=Told(stop=lambda told: told.steps >= stopped))
+    again = []
+    assert_equal(weights(trained(again, folder=tmp_path)), whole)
+    assert again[-1] == found[-1]
+
+
+def test_resume_is_exact_where_items_are_drawn(tmp_path):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(INPUTS)
+
+        def __getitem__(self, index):
+            return INPUTS[index] + torch.randn(4), TARGETS[index]
+
+    def run(found):
+        return body(found, lambda: DataLoader(Noisy(), 8, shuffle=True))
+
+    whole = weights(trained([], run=run([])))
+    trained([], run=run([]), folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 9))
+    assert_equal(weights(trained([], run=run([]), folder=tmp_path)), whole)
+
+
+def test_a_loader_without_length_has_epochs():
+    found = []
+    stream = [(INPUTS[:8], TARGETS[:8])] * 3
+
+    class Stream:
+        def __iter__(self):
+            return iter(stream)
+
+    trained(found, run=body(found, Stream), steps=7)
+    assert [epoch for epoch, *_, warming in found if not warming] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_count_goes_on_after_a_resume(tmp_path):
+    counted = []
+
+    def run(trial):
+        net = network(trial.knobs)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        net = trial.prepare(net, optimizer=optimizer)
+        trial.evaluate_with(lambda: error(net))
+        for number in trial.steps(itertools.count(), samples=8):
+            counted.append(number)
+            for part in (slice(4), slice(4, 8)):
+                (F.mse_loss(net(INPUTS[part]), TARGETS[part]) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trained([], run=run, folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 5))
+    trained([], run=run, folder=tmp_path)
+    assert counted[1:6] == [0, 1, 2, 3, 4]
+    assert counted[7:] == list(range(5, STEPS))
+
+
+def test_a_loss_under_a_scaler_of_ones_own_is_recorded_unscaled():
+    told, losses = Told(), []
+
+    def run(trial):
+        net = network(trial.knobs)
+        optimizer, scaler = torch.optim.SGD(net.parameters(), 0.01), torch.amp.GradScaler("cpu")
+        net = trial.prepare(net, optimizer=optimizer, scaler=scaler)
+        trial.evaluate_with(lambda: error(net))
+        for _, loader in trial.epochs(DataLoader(DATA, 8)):
+            for inputs, targets in loader:
+                loss = F.mse_loss(net(inputs), targets)
+                losses.append(loss.item())
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+    backward = torch.Tensor.backward
+    trained([], run=run, steps=3, observer=told)
+    assert told.values[-1]["loss"] == pytest.approx(losses[-1])
+    assert torch.Tensor.backward is backward
+
+
+def test_loader_options_are_the_knobs():
+    made = []
+
+    def run(trial):
+        made.append(trial.loader_options)
+        body([], lambda: DataLoader(DATA, shuffle=True, **trial.loader_options))(trial)
+
+    trained([], run=run, steps=2)
+    assert made == [{"batch_size": 8, "num_workers": 0, "pin_memory": False}]
+
+
+def of_a_rank(world):
+    found = []
+    outcome = train(toy(parallel__workers=2, width=4, norm=False), samples=8 * 4, body=body(found), world=world)
+    return weights(outcome), [loss for _, loss, *_ in found]
+
+
+def test_ranks_divide_a_plain_loader(tmp_path):
+    first, second = ranks(of_a_rank, tmp_path)
+    assert_equal(first[0], second[0])
+    assert first[1] != second[1]
+
+
+def test_a_sampler_of_ones_own_is_left_alone():
+    from tunediff.distributed import World
+    from tunediff.training.epochs import divided
+
+    own = DataLoader(DATA, 8, sampler=RandomSampler(DATA, num_samples=8))
+    two = World(0, 2, torch.device("cpu"))
+    assert divided(own, two, 0) is own
+    assert len(divided(DataLoader(DATA, 8), two, 0)) == 3
+    batches = DataLoader(DATA, batch_sampler=[[0], [1]])
+    assert divided(batches, two, 0) is batches
+
+
+def test_parse_args_gets_the_knobs():
+    seen = []
+
+    def run(trial):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float, required=True)
+        parser.add_argument("--seed", type=int, default=1)
+        parser.add_argument("--epochs", type=int, default=14)
+        seen.append((vars(parser.parse_args()), len(sys.argv), parser.parse_args(["--lr", "3"]).lr))
+        body([])(trial)
+
+    before = list(sys.argv)
+    trained([], run=run, steps=2)
+    assert seen == [({"lr": 0.05, "seed": 0, "epochs": 14}, 1, 3.0)]
+    assert sys.argv == before
