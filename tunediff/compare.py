@@ -14,11 +14,13 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tunediff import cli
 from tunediff.analysis import pairs
 from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
+from tunediff.core.files import write_text
 from tunediff.core.progress import EventLines
 from tunediff.report import pair_plan
 
@@ -30,6 +32,7 @@ EXITS = {"better": cli.OK, "no significant difference": NO_DIFFERENCE, "worse": 
 class CommandOptions(CompareOptions):
     """The options of the command: those of a comparison, and how it prints."""
 
+    comment: Path | None = None
     json: bool = False
     quiet: bool = False
     progress: str = "text"
@@ -57,6 +60,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--force", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
     add("--dry-run", action="store_true", help="print what would run and what it costs at most, and start nothing")
+    add("--comment", type=Path, metavar="FILE", help="also write the result as Markdown, for a pull request")
     cli.add_printing(parser)
     return CommandOptions(**vars(parser.parse_intermixed_args(argv)))
 
@@ -65,14 +69,20 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     options = arguments(argv)
+    if options.comment is not None:
+        cli.check_writable("--comment", options.comment)
     if options.dry_run and options.resume is None:
         with compare_setup.prepare(options, print) as request:
             planned = compare_setup.planned(request, options, print)
         cli.print_json(planned) if options.json else print("\n".join(pair_plan.lines(planned)))
         return cli.OK
     from tunediff.api import compare_run  # imports matplotlib
+    from tunediff.report import pairs as report
 
     folder = compare_run.run(options, EventLines.of(options))
+    if options.comment is not None:
+        with cli.writing("--comment", options.comment):
+            write_text(options.comment, report.comment(pairs.read(folder)))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.json:
             cli.print_json(compare_run.as_json(folder))

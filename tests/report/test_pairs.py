@@ -240,3 +240,22 @@ def test_searches_and_comparisons_share_a_folder(capsys):
     assert compare.main(["--resume", "night"]) == 2
     assert "night: no such comparison in" in (error := capsys.readouterr().err)
     assert error.endswith("there are: x\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- comment
+def test_a_comment_has_verdict_reason_and_every_pair(capsys):
+    made(BETTER)
+    assert told(capsys, "--comment", "comment.md")[0] == 0
+    comment = Path("comment.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    first, *_ = comment.splitlines()
+    assert first.startswith("**tunediff: better.** B (digits loader.batch_size=64) is better than A (digits) by more")
+    assert "| 1    | 2                  | 1                  | B     |" in comment
+    assert comment.count("\n| ") == 4
+    assert comment.endswith("20s of training per run, judged by FD (classifier); slow one")
+
+
+def test_a_comment_that_cannot_be_written_is_refused_first(capsys):
+    made(BETTER)
+    Path("taken").write_text("")
+    assert compare.main(["--resume", "x", "--comment", "taken/comment.md"]) == 2
+    assert capsys.readouterr().err.startswith("error: --comment: taken/comment.md cannot be written")

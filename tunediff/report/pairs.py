@@ -22,7 +22,7 @@ from tunediff.report.files import FOLDER, Files, listed, write
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
-from tunediff.report.words import OPEN, interval, percent, rounded, with_sd
+from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded, with_sd
 
 _WHY = {
     "hopeless": "up to {most} pairs would most likely show no significant difference either",
@@ -151,10 +151,17 @@ def frame(pairs: Pairs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _pairs(pairs: Pairs, files: Files) -> Html:
-    """Write pairs.csv and return the table with one row per pair."""
-    files.csv("pairs", values_of_pairs := frame(pairs))
-    lines = []
+def comment(pairs: Pairs) -> str:
+    """Return verdict, sentences and the table of pairs in Markdown, as a comment of a pull request has them."""
+    first, *more = sentences(pairs)
+    rows = markdown_table(_rows(pairs, frame(pairs)))
+    head = f"**tunediff: {pairs.verdict}.** {first}"
+    return "\n\n".join([head, *more, f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>", _about(pairs)])
+
+
+def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
+    """Return the table with one row per pair; the first line holds the headings."""
+    lines = [["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s"]]
     for row in values_of_pairs.astype(object).where(values_of_pairs.notna(), None).to_dict("records"):
         columns = (pairs.metric.name, f"{pairs.unit}_per_s")
         values, rates = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
@@ -163,7 +170,13 @@ def _pairs(pairs: Pairs, files: Files) -> Html:
         ended = [row[f"{side}_status"] or "" for side in "ab"]
         shown_ = [word if value is None else rounded(value) for value, word in zip(values, ended, strict=True)]
         lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, rates)])
-    header = ["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s"]
+    return lines
+
+
+def _pairs(pairs: Pairs, files: Files) -> Html:
+    """Write pairs.csv and return the table with one row per pair."""
+    files.csv("pairs", values_of_pairs := frame(pairs))
+    header, *lines = _rows(pairs, values_of_pairs)
     method = (
         "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict account for "
         "a look after every pair (the error of 5 % is spent in equal parts over the looks, after Lan and DeMets). "
