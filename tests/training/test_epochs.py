@@ -183,3 +183,40 @@ def test_parse_args_gets_the_knobs():
     trained([], run=run, steps=2)
     assert seen == [({"lr": 0.05, "seed": 0, "epochs": 14}, 1, 3.0)]
     assert sys.argv == before
+
+
+def test_prepare_exports_and_keeps_an_average():
+    def run(trial):
+        net = network(trial.knobs)
+        average = torch.optim.swa_utils.AveragedModel(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        net = trial.prepare(net, optimizer=optimizer, export=average)
+
+        @trial.evaluate_with
+        def judge():
+            return error(average)
+
+        assert trial.engine.result is average
+        assert trial.engine.state.names == ["net", "optimizer", "export"]
+        assert callable(judge)
+        for _, loader in trial.epochs(DataLoader(DATA, 8)):
+            for inputs, targets in loader:
+                F.mse_loss(net(inputs), targets).backward()
+                optimizer.step()
+                average.update_parameters(net)
+
+    trained([], run=run, steps=3)
+
+
+def test_flags_of_absl_get_the_knobs():
+    flags = pytest.importorskip("absl.flags")
+    if "lr" not in flags.FLAGS:
+        flags.DEFINE_float("lr", 1.0, "")
+    seen = []
+
+    def run(trial):
+        seen.append(flags.FLAGS.lr)
+        body([])(trial)
+
+    trained([], run=run, steps=2)
+    assert seen == [0.05]

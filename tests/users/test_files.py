@@ -57,6 +57,24 @@ def test_its_knobs_are_knobs_like_ours(mine):
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+def test_a_plain_class_of_annotated_fields_is_a_frozen_dataclass(mine):
+    mine.write_text(PLAIN.replace("@dataclass(frozen=True)\n", ""))
+    config = cfg.baseline("mine.py")
+    assert (config.width, config.knobs.lr) == (8, 0.01)
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.knobs.lr = 1.0
+
+
+def test_parse_args_at_the_top_of_a_file_gets_no_options_of_tunediff(mine, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tunediff", "--trials", "4"])
+    lines = "import argparse\nimport sys\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', default=3)\n"
+    mine.write_text(PLAIN + lines + "args, given = parser.parse_args(), list(sys.argv)\n")
+    declared = cfg.find("mine.py").declared
+    assert declared.args.lr == 3
+    assert declared.given == [str(mine)]
+
+
 def test_a_module_of_a_package_brings_what_it_imports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in {

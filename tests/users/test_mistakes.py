@@ -39,7 +39,7 @@ READ = [
     ("a script that ends by itself", PLAIN + "\nraise SystemExit(3)\n", r"mine.py: does not import: SystemExit: 3 \(mine.py"),
     ("no Knobs", edited(("class Knobs", "class Nobs")), r"mine.py: has no class Knobs; write @dataclass\(frozen=True\)"),
     ("Knobs not frozen", edited(("frozen=True", "")), r"mine.py: Knobs: is not frozen; write @dataclass\(frozen=True\)"),
-    ("Knobs no dataclass", edited(("@dataclass(frozen=True)\n", "")), r"mine.py: Knobs: is not a dataclass"),
+    ("Knobs no dataclass", edited(("@dataclass(frozen=True)\nclass Knobs:", "class Knobs(dict):")), r"mine.py: Knobs: is not a dataclass"),
     ("a knob without a default", edited(("dropout: float = 0.0", "dropout: float")), r"(mine.py: Knobs: dropout: has no default|non-default argument 'dropout')"),
     ("a knob of no kind", edited(("dropout: float = 0.0", "dropout: object = None")), r"mine.py: Knobs: dropout: unsupported type <class 'object'>; allowed: int, float"),
     ("a default of the wrong type", edited(("dropout: float = 0.0", "dropout: int = 0.5")), r"mine.py: Knobs: dropout: 0.5 is not allowed; allowed: a whole number"),

@@ -15,7 +15,8 @@ from typing import Any
 def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[None]:
     """Give command line parsers the arguments of a script that was started without any.
 
-    Options that have the name of a field of `knobs` or of one of `values` get that value, the others their defaults.
+    Options of argparse and flags of absl that have the name of a field of `knobs`, or of one of `values`, get that
+    value; the others keep their defaults.
     Example: with a knob `lr`, `parser.parse_args().lr` is its value, and `sys.argv` is `["mine.py"]`.
     """
     names = {field.name for field in dataclasses.fields(knobs)} if knobs is not None else set()
@@ -32,6 +33,10 @@ def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[N
         return parse(parser, args, namespace)
 
     sys.argv = [str(file)]
+    if (absl := sys.modules.get("absl.flags")) is not None and knobs is not None:
+        absl.FLAGS(sys.argv, known_only=True)
+        for name in names & set(absl.FLAGS):
+            absl.FLAGS[name].value = getattr(knobs, name)
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
     try:
         yield

@@ -203,8 +203,11 @@ def _users(name: str, version: str) -> Workload:
     """Import a user's workload and check its declarations, once for each content of the file."""
     code = users.read(Path(name))
     workload, place = Workload(name, users.load(code), file=code), users.shown(code.file)
+    own: Any
     own, objective, train = (getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train"))
     refuse(not inspect.isclass(own), f"{place}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:")
+    if not dataclasses.is_dataclass(own) and own.__bases__ == (object,) and inspect.get_annotations(own):
+        dataclasses.dataclass(frozen=True)(own)  # a plain class of annotated fields
     metric = 'OBJECTIVE = Metric("accuracy", "max")'
     refuse(not isinstance(objective, Metric), f"{place}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}")
     modes, mode = ("min", "max"), typing.cast(Metric, objective).mode

@@ -121,19 +121,23 @@ class Trial:
     # ------------------------------------------------------------------------------------------------- before training
     def prepare(
         self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None,
-        **kept: state.Stateful,
+        export: nn.Module | None = None, **kept: state.Stateful,
     ) -> nn.Module:  # fmt: skip
         """Return the model on its device, under the parallel strategy and torch.compile; make the optimizer after this.
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
         `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
-        device's peak. `kept`: an optimizer and what else was made before, which `keep` takes with the model.
+        device's peak. `kept`: an optimizer and what else was made before, which `keep` takes with the model;
+        `export`: averaged weights, kept as well, for `export_model`.
         """
         engine = self.engine
         self._begin(model, blocks)
         prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
         engine.model = engine.program.after_prepare(engine, model, prepared)
         engine.flops_per_sample = flops_per_sample
+        if export is not None:
+            self.export_model(export)
+            kept["export"] = export
         if kept:
             self._keep_made_before(model, kept)
         return engine.model
@@ -193,14 +197,15 @@ class Trial:
         """Set the model that is the result if it is not the prepared one, such as averaged weights."""
         self.engine.result = model
 
-    def evaluate_with(self, judge: Facts) -> None:
+    def evaluate_with(self, judge: Facts) -> Facts:
         """Call `judge` at every point, while the budget's clock stands still.
 
         The prepared model and the exported one are in evaluation mode, no gradients are kept, and everything is
         computed in IEEE float32, whatever number format the training has. `judge` returns a dictionary of numbers, the
-        objective among them.
+        objective among them. Also a decorator: returns `judge`.
         """
         self.engine.evaluation = judge
+        return judge
 
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, also where nothing is evaluated, for facts that cost next to nothing."""
