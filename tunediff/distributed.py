@@ -124,6 +124,24 @@ def alone(device: torch.device | str | None = None) -> World:
 
 
 @contextlib.contextmanager
+def described_in_environment(world: World) -> Iterator[None]:
+    """Describe the ranks in the environment as torchrun does, and nothing there where a process trains alone."""
+    before = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        os.environ.pop(name, None)
+    if world.size > 1:
+        local = before.get("LOCAL_RANK", str(world.rank)) if world.device.index is None else str(world.device.index)
+        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
 def from_environment() -> Iterator[World]:
     """Yield the world that torchrun describes in the environment; without torchrun, that of one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import os
 import sys
 
 import pytest
@@ -206,6 +207,19 @@ def test_prepare_exports_and_keeps_an_average():
                 average.update_parameters(net)
 
     trained([], run=run, steps=3)
+
+
+def test_a_process_alone_is_none_of_several_ranks(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    seen = []
+
+    def run(trial):
+        seen.append(os.environ.get("RANK"))
+        body([])(trial)
+
+    trained([], run=run, steps=2)
+    assert seen == [None]
+    assert os.environ["RANK"] == "0"
 
 
 def test_flags_of_absl_get_the_knobs():

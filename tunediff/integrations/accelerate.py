@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from tunediff.integrations import require
 from tunediff.integrations.seam import (
     BudgetScheduler,
+    begin_accelerate,
     in_float32,
-    ranks_for_accelerate,
     refuse_knobs,
     refuse_settings,
 )
@@ -67,12 +67,12 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         if config.compile.active:
             mode, dynamic = config.compile.mode, config.compile.dynamic or None
             options["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=mode, dynamic=dynamic)
-        with ranks_for_accelerate(trial):
-            super().__init__(
-                mixed_precision={"none": "no"}.get(config.precision.amp, config.precision.amp),
-                gradient_accumulation_steps=config.loader.accumulation, cpu=trial.device.type == "cpu",
-                kwargs_handlers=handlers, **options,
-            )  # fmt: skip
+        begin_accelerate(trial)
+        super().__init__(
+            mixed_precision={"none": "no"}.get(config.precision.amp, config.precision.amp),
+            gradient_accumulation_steps=config.loader.accumulation, cpu=trial.device.type == "cpu",
+            kwargs_handlers=handlers, **options,
+        )  # fmt: skip
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's checkpoints."""

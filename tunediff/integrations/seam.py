@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -86,25 +85,14 @@ def check_finished(trial: Trial, finished: bool, framework: str, causes: str) ->
         raise trial.engine.mistake(f"{framework} ended its training after {steps} steps, before the budget: {causes}")
 
 
-@contextlib.contextmanager
-def ranks_for_accelerate(trial: Trial) -> Iterator[None]:
-    """Describe the ranks in the environment as torchrun does, and let accelerate look at them anew."""
+def begin_accelerate(trial: Trial) -> None:
+    """Let accelerate look at the ranks of this trial, not at those of an old one in the same process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    world, before = trial.world, dict(os.environ)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    if world.size > 1:
-        local = str(world.device.index or 0) if world.device.type == "cuda" else str(world.rank)
-        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # the process group is there already
+    if trial.world.size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or accelerate would change it
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:

@@ -18,9 +18,9 @@ from tunediff.integrations import require
 from tunediff.integrations.seam import (
     Attributes,
     BudgetScheduler,
+    begin_accelerate,
     check_finished,
     in_float32,
-    ranks_for_accelerate,
     refuse_knobs,
     refuse_settings,
 )
@@ -55,21 +55,21 @@ def fit(
     schedule, which the budget stands for.
     """
     refuse_knobs(trial, "transformers", _LOADER)
-    with ranks_for_accelerate(trial):
-        args = _with_knobs(trial, args)
-        if model is None:
-            if model_init is None:
-                raise trial.engine.mistake("fit(trial, args, …) needs model= or model_init=")
-            set_seed(args.seed)
-            model = model_init()
-        drawn = trial.engine.state.own()
-        kind = type(f"Trial{trainer_class.__name__}", (_UnderClock, trainer_class), {})
-        trainer = kind(model=model, args=args, **trainer_options)
-        trainer.begin(trial)
-        if model_init is not None:  # as Trainer.train has it, which would make the model again
-            trial.engine.state.set_own(*drawn)
-        trainer.train()
-        check_finished(trial, trainer.own_loader.finished, "Trainer", "a callback such as EarlyStoppingCallback did it")
+    begin_accelerate(trial)
+    args = _with_knobs(trial, args)
+    if model is None:
+        if model_init is None:
+            raise trial.engine.mistake("fit(trial, args, …) needs model= or model_init=")
+        set_seed(args.seed)
+        model = model_init()
+    drawn = trial.engine.state.own()
+    kind = type(f"Trial{trainer_class.__name__}", (_UnderClock, trainer_class), {})
+    trainer = kind(model=model, args=args, **trainer_options)
+    trainer.begin(trial)
+    if model_init is not None:  # as Trainer.train has it, which would make the model again
+        trial.engine.state.set_own(*drawn)
+    trainer.train()
+    check_finished(trial, trainer.own_loader.finished, "Trainer", "a callback such as EarlyStoppingCallback did it")
     return trainer
 
 

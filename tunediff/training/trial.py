@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tunediff.config import Systems, of
 from tunediff.config.script_arguments import script_arguments
 from tunediff.data import loader
-from tunediff.distributed import World
+from tunediff.distributed import World, described_in_environment
 from tunediff.training import hardware, losses, memory, state
 from tunediff.training.engine import Engine, Outcome
 from tunediff.training.epochs import EpochLoader, divided
@@ -365,7 +365,7 @@ def run(engine: Engine) -> Outcome:
     workload = of(engine.config)
     path, seed = workload.file.file if workload.file is not None else Path(workload.title), engine.config.seed
     try:
-        with script_arguments(path, engine.knobs, seed=seed):
+        with described_in_environment(engine.world), script_arguments(path, engine.knobs, seed=seed):
             workload.code.train(Trial(engine))
     finally:
         engine.close()
