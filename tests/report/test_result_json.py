@@ -1,6 +1,8 @@
 """`--json` of a search: the same keys whatever the outcome, each with its type."""
 
+import html
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,10 @@ from tests.json_schemas import validate
 from tests.report.test_evidence import GRID, curve, searched, told
 from tests.searches import FILE, make, night, noisy, write
 from tunediff import analysis, cli, search
+from tunediff.report import context
+from tunediff.report.files import Files
+from tunediff.report.headline import headline
+from tunediff.report.sections import won
 from tunediff.tuning import experiment
 
 
@@ -48,6 +54,17 @@ def test_search_json_has_the_documented_keys_and_types_for_every_outcome(tmp_pat
     assert (block["metric"], block["objective"], block["direction"]) == ("FD (classifier)", "frechet", "min")
     assert all(isinstance(value, float) for value in (block["best_value"], block["baseline_value"]))
     assert block["statuses"]["ok"] == block["trials"]
+
+
+@pytest.mark.parametrize("build", OUTCOMES.values(), ids=OUTCOMES)
+def test_console_json_and_report_say_the_same_sentence_first(tmp_path, capsys, build):
+    found = build(tmp_path / "night")
+    text, block = told(found, capsys)
+    read = context.read(found.folder)
+    assert block["headline"] == headline(read.evidence)
+    assert text.count(block["headline"]) == 1
+    page = re.sub(r"<[^>]+>", "", won.won(read, Files(tmp_path / "data")))
+    assert html.unescape(page).startswith(block["headline"])
 
 
 def test_search_json_of_a_confirmed_winner(tmp_path, capsys):

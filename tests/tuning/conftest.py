@@ -53,6 +53,15 @@ class Search:
         assert code in (0, 3), self.log
         return code
 
+    def interrupt(self):
+        """Interrupt it as Ctrl-C does: it ends with all its processes and says how it is resumed."""
+        family = of_search(self.process)
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(60) == 130
+        assert f"resume: python -m tunediff.search --resume {self.name}" in self.log
+        assert "Traceback" not in self.log
+        assert all_gone(family) == []
+
     @property
     def log(self):
         return (self.storage.parent / f"{self.name}.log").read_text()

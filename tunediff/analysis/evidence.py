@@ -79,6 +79,13 @@ class Evidence:
         runs = (trial for trial in self.results.ranked if not without_seed(self.results.changed(trial)))
         return min(runs, key=lambda trial: trial.number, default=None)
 
+    @property
+    def baseline_of_best(self) -> TrialRecord | None:
+        """Return the run of the baseline on the seed of the best trial; the best trial itself if it is a baseline."""
+        if self.best is None or self.is_baseline(self.best):
+            return self.best or self.results.baseline
+        return self.results.baseline_of(self.best) or self.results.baseline
+
     @functools.cached_property
     def _baseline_by_name(self) -> dict[str, bool]:
         """Return the cache of `is_baseline`."""

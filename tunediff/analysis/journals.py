@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,16 @@ def sessions(folder: Path) -> list[Session]:
         elif line.get("event") == "end" and periods and is_number(line.get("time")):
             periods[-1].end = line["time"]
     return periods
+
+
+def over(results: Results, periods: Sequence[Session]) -> bool:
+    """Return whether a search has ended.
+
+    All its trials have ended, and either its last session has ended or all planned trials exist.
+    """
+    ended = periods[-1].end is not None if periods else False
+    enough = len(results.trials) >= results.space.budget.trials
+    return (ended or enough) and all(trial.finished for trial in results.trials)
 
 
 def _lines(path: Path) -> Iterator[Line]:

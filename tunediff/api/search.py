@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class SearchVerdict:
     """What a search has shown; fields have the names and meanings of the keys in `Search.json()`."""
 
+    headline: str
     best_trial: str | None
     best_configuration: dict[str, Any] | None
     best_value: float | None

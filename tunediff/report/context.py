@@ -8,7 +8,7 @@ import functools
 import time
 from pathlib import Path
 
-from tunediff.analysis import Results, effects, failed, journals
+from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation, confirm, latest, longer_budgets
 from tunediff.analysis.effects import Effect
@@ -60,22 +60,8 @@ class ReportContext:
 
     @property
     def over(self) -> bool:
-        """Whether the search has ended.
-
-        All its trials have ended, and either its last session has ended or all planned trials exist.
-        """
-        ended = self.sessions[-1].end is not None if self.sessions else False
-        enough = len(self.results.trials) >= self.results.space.budget.trials
-        return (ended or enough) and all(trial.finished for trial in self.results.trials)
-
-    @property
-    def unfinished(self) -> str:
-        """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`; '' if none did."""
-        trials = self.results.trials
-        early, bad = sum(trial.status == "pruned" for trial in trials), sum(map(failed, trials))
-        words = [f"{pluralize(early, 'trial was', 'trials were')} stopped early"] * bool(early)
-        words += [f"{bad:,} failed" if words else f"{pluralize(bad, 'trial')} failed"] * bool(bad)
-        return f"{', '.join(words)}." if words else ""
+        """Whether the search has ended."""
+        return journals.over(self.results, self.sessions)
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -121,20 +107,6 @@ class ReportContext:
         """Return the baseline if another trial is best, else None."""
         base, winner = self.highlights.baseline, self.highlights.winner
         return base if base is not None and winner is not None and base.name != winner.name else None
-
-    @property
-    def crossing_s(self) -> float | None:
-        """Return after how many seconds the winner is as good as the baseline at its end; None if undetermined.
-
-        The seconds are those of the budget's unit.
-        """
-        return self.highlights.reached_s
-
-    @property
-    def crosses_before_first(self) -> bool:
-        """Whether the winner is that good at its first evaluation already, so that `crossing_s` is an upper bound."""
-        winner = self.highlights.winner
-        return self.crossing_s is not None and winner is not None and self.results.at_first(winner)
 
     def by_weight(self) -> list[str]:
         """Return the searched knobs, sorted by their share of the objective's variance, largest first."""

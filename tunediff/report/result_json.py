@@ -22,6 +22,7 @@ from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import verdicts
+from tunediff.report.headline import headline
 from tunediff.report.study_table import Table
 
 COSTS = (
@@ -56,6 +57,7 @@ def search(
         "seeds": results.space.seeds,
         "trials": len(results.trials),
         "statuses": {status: statuses[status] for status in (*record.STATUSES, "unfinished")},
+        "headline": headline(evidence),
         **_best(evidence, best),
         **_speedup(evidence, best, block),
         "noise": None if noise is None else {

@@ -72,10 +72,9 @@ class Highlights:
     @classmethod
     def of(cls, evidence: Evidence) -> Highlights:
         """Return the best trial and the baseline run with the same seed."""
-        results, best = evidence.results, evidence.best
+        best, base = evidence.best, evidence.baseline_of_best
         if best is None:
-            return cls(results.baseline, None, "best")
-        base = best if evidence.is_baseline(best) else results.baseline_of(best) or results.baseline
+            return cls(base, None, "best")
         return cls(base, best, "winner" if evidence.winner else "best", evidence.seconds_to_baseline(best))
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:

@@ -17,6 +17,7 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, page, result_json, study_table, verdicts, words
+from tunediff.report.headline import headline
 from tunediff.report.result_json import records
 from tunediff.report.words import columns, has_value, plain_table
 from tunediff.tuning import sessions
@@ -47,7 +48,13 @@ def lines(evidence: Evidence) -> list[str]:
     studied = study_table.table(results) if results.space.study is not None else None
     front = results.pareto_table() if results.space.cost is not None else None
     block = _block(evidence)
-    remarks = [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results), verdicts.caution_words(evidence)]
+    first = headline(evidence) if confirmed is None else ""  # else it stands below the table of the confirming runs
+    remarks = [
+        first,
+        verdicts.disturbed_words(evidence),
+        verdicts.unmoved_words(results),
+        verdicts.caution_words(evidence),
+    ]
     output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())

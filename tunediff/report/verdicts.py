@@ -12,6 +12,7 @@ from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
 from tunediff.config import ConfigError
 from tunediff.core.text import number, pluralize
+from tunediff.report.headline import of_confirmation
 from tunediff.report.words import OPEN, interval, percent, rounded, speedup, times, verdict, with_sd
 
 
@@ -160,21 +161,21 @@ def block(confirmation: Confirmation) -> dict[str, str]:
 
 def sentences(confirmation: Confirmation) -> list[str]:
     """Return the result of the confirming runs in sentences: the verdict, its reason, then the numbers."""
+    return [of_confirmation(confirmation), *details(confirmation)]
+
+
+def details(confirmation: Confirmation) -> list[str]:
+    """Return what `sentences` adds to the verdict of the confirming runs: its reason, then the numbers."""
     if (group := confirmation.leader) is None:
-        return ["No finalist ran to its end: nothing is confirmed."]
-    noise = f"better than the baseline by more than the noise on {len(confirmation.values(group))} new seeds"
+        return []
+    lines, primary = list[str](), confirmation.primary
     if confirmation.winner is None:
-        stays = ": the baseline stays" if confirmation.settled else ""
-        lines = [f"No finalist is {noise}{stays}. {group.name} was the best finalist in the search."]
         lines += _undecided(confirmation)
-    elif group is confirmation.primary:
-        lines = [f"{group.name} wins: {noise}."]
-    else:
+    elif group is not primary:
         # Another finalist than the search's best one wins: the new seeds have selected it themselves.
-        primary = confirmation.primary
         before = "" if primary is None else f"The best finalist in the search was {primary.name}. "
         selected = f"{group.name} was selected on these new seeds: its interval accounts for that, its mean is too good"
-        lines = [f"{group.name} wins: {noise}.", f"{before}{selected}."]
+        lines.append(f"{before}{selected}.")
     runs = confirmation.compared.results.trials
     if remark := _disturbed(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
         lines.append(remark)

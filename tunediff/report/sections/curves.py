@@ -20,6 +20,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import ReportContext, lead, marked, note
 from tunediff.report.files import Files
+from tunediff.report.headline import unfinished
 from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Highlights, annotate, label_line_ends, objective_axis, plain_numbers, ring, sheet
 from tunediff.report.verdicts import comparison_table, conclusions
@@ -64,7 +65,7 @@ def curves(context: ReportContext, files: Files) -> Html | None:
         sentence = f"{count} a result; the baseline has none to compare them with."
     elif not others:
         so_far = "" if context.over else " so far"
-        sentence = f"Only the baseline has a result{so_far}. {context.unfinished}".rstrip()
+        sentence = f"Only the baseline has a result{so_far}. {unfinished(results)}".rstrip()
     else:
         better = sum(results.loss(trial.value(results.metric) or 0.0) < results.loss(end) for trial in others)
         side = "below" if results.falls else "above"

@@ -10,17 +10,15 @@ from PIL import Image
 
 from tunediff import config as cfg
 from tunediff.analysis import RATE, last, shown, without_seed
-from tunediff.analysis.comparison import Comparison, speedup_values
+from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
-from tunediff.analysis.evidence import NOT_SIGNIFICANT
-from tunediff.analysis.statistics import BETTER
-from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
+from tunediff.report import headline
 from tunediff.report.context import ReportContext, lead, marked, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table
-from tunediff.report.verdicts import INTERVALS, caution_words, confirmation_table, noise_words, sentences, unmoved_words
-from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, with_sd
+from tunediff.report.verdicts import INTERVALS, caution_words, confirmation_table, details, noise_words, unmoved_words
+from tunediff.report.words import secs
 
 MOST_NAMES = 8
 """Maximum number of trial names in a sentence."""
@@ -30,17 +28,14 @@ MOST_NAMES = 8
 def won(context: ReportContext, files: Files) -> Html:
     """Return the section with the result and what the winner changes."""
     winner = context.highlights.winner
+    sentence = headline.parts(context.evidence, context.over)
+    parts: list[object] = [lead(*(el("span", text, class_=role) if role else text for text, role in sentence))]
     if winner is None:
-        return lead(_no_result(context))
-    # The strongest evidence first: confirming runs, then several seeds, then one run each.
-    parts: list[object] = []
+        return join(*parts)
     if context.confirmation is not None:
-        first, *more = sentences(context.confirmation)
-        parts += [lead(first), *(el("p", sentence) for sentence in more), _confirmation(context.confirmation, files)]
-    elif context.compared is not None:
-        parts.append(lead(*_best_of_seeds(context, context.compared, winner)))
-    else:
-        parts.append(lead(*_single(context, winner)))
+        parts += [el("p", sentence) for sentence in details(context.confirmation)]
+        parts.append(_confirmation(context.confirmation, files))
+    elif context.compared is None:
         parts += [*(el("p", sentence) for sentence in [_as_good(context)] if sentence), note(_chance(context))]
         files.csv("won", pd.DataFrame([_row(context, trial, role) for trial, _, role in context.highlights.pairs()]))
     # Remarks, and the changed knobs.
@@ -51,81 +46,6 @@ def won(context: ReportContext, files: Files) -> Html:
     if context.rival is not None and (changed := without_seed(context.results.changed(winner))):
         parts += [el("h3", f"What {context.leader} changes"), _changed(context, winner, changed)]
     return join(*parts)
-
-
-def _no_result(context: ReportContext) -> str:
-    """Return the state of a search in which no trial has a result."""
-    trials = context.results.trials
-    begun = [trial for trial in trials if not trial.finished]
-    ended = len(trials) - len(begun)
-    if not trials:
-        return "No trial has begun yet."
-    if not begun:
-        none_of = f"none of the {pluralize(ended, 'trial')} that ended has a result"
-        return f"No result: {none_of}; the reasons are under Failures."
-    farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
-    sentence = f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
-    if seconds := last(farthest, farthest.along):
-        sentence += f", {farthest.name} farthest, at {number(seconds)} of {duration(context.budget_s)}"
-    return f"{sentence}, and {ended} ended without one." if ended else f"{sentence}."
-
-
-def _single(context: ReportContext, winner: TrialRecord) -> list[object]:
-    """Return the result of a search with one run per configuration, as parts of a sentence."""
-    # The baseline itself is best, or the best trial.
-    metric, base, others = context.results.metric, context.highlights.baseline, len(context.results.ranked) - 1
-    value, of_base = winner.value(metric) or 0.0, base.value(metric) if base is not None else None
-    if base is not None and context.rival is None:
-        itself = el("span", f"The baseline ({base.name})", class_="baseline")
-        if not others:
-            so_far = "" if context.over else " so far"
-            alone = f" is the only trial with a result{so_far}: {context.label} {number(value)}."
-            return [itself, f"{alone} {context.unfinished}".rstrip()]
-        rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
-        mean = context.evidence.values.get(base.name, value)
-        runs = "" if mean == value else " (mean of its runs)"
-        return [itself, f" itself is best: {rest} its {context.label} of {number(mean)}{runs}."]
-    # Another trial leads: its value, then the comparison with the baseline as far as the noise allows one.
-    spent = f"{number(float(winner.points[-1][winner.along]))} {context.results.clock.seconds}"
-    after = f"after {spent} its {context.label} is"
-    is_ = f"{rounded(value)} {context.unit}/s" if context.results.by_rate else f"{after} {number(value)}"
-    better = context.evidence.better(winner)
-    parts: list[object] = [el("span", winner.name, class_="winner"), f" is {'best' if better else 'ahead'}: {is_}"]
-    if none := context.results.no_baseline(winner):
-        return [*parts, f"; how much better or faster that is than the baseline is not determined: {none}."]
-    if base is None or of_base is None or (context.results.ratios and not of_base):
-        return [*parts, "; the baseline's result has no ratio to compare it with."]
-    itself = el("span", f"the baseline ({base.name})", class_="baseline")
-    if not better:
-        which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
-        return [*parts, f" beside the {rounded(of_base)} of ", itself, f": {which}."]
-    if context.results.by_rate:
-        return [*parts, f", {number(value / of_base)} times the {rounded(of_base)} of ", itself, "."]
-    by = percent(abs(1 - value / of_base)) if context.results.ratios else number(abs(value - of_base))
-    parts += [f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of ", itself, "."]
-    if context.crossing_s:
-        ratio = base.points[-1][base.along] / context.crossing_s
-        when = f"after {secs(context.crossing_s)}: {number(ratio)}"
-        if context.crosses_before_first:
-            when = f"before its first evaluation, at {secs(context.crossing_s)}: at least {number(ratio)}"
-        parts.append(f" It is as good as the baseline at its end {when} times faster.")
-    return parts
-
-
-def _best_of_seeds(context: ReportContext, compared: Comparison, winner: TrialRecord) -> list[object]:
-    """Return the result of a search with several seeds, as parts of a sentence."""
-    group = compared.of(winner)
-    values, difference = group.values(compared.metric), group.difference
-    name = el("span", group.name, class_="winner" if group.changed else "baseline")
-    reached = f"{context.label} {with_sd(values)} over {pluralize(len(values), 'seed')}"
-    if not group.changed:
-        return ["No configuration is shown to be better than the ", name, f": {reached}."]
-    parts: list[object] = [name, f" is best: {reached}"]
-    if difference.verdict != BETTER:
-        return [*parts, f" ({difference.verdict})."]
-    if (effect := interval(difference, compared.ratios)) != OPEN:
-        parts.append(f", {effect} {'times' if compared.ratios else 'beside'} the baseline's")
-    return [*parts, ". The difference from the baseline is significant at 5 %, corrected for all comparisons."]
 
 
 def _as_good(context: ReportContext) -> str:

@@ -1,0 +1,145 @@
+"""Say in one sentence what a search has shown: the first line of its report, of its console output and of its JSON."""
+
+from __future__ import annotations
+
+from tunediff.analysis import Results, failed, journals, last
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
+from tunediff.analysis.statistics import BETTER
+from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import TrialRecord
+from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, with_sd
+
+Part = tuple[str, str]
+"""A part of the sentence: its text, and the role of what it names, `baseline` or `winner`; '' for plain text."""
+
+
+def headline(evidence: Evidence) -> str:
+    """Return the sentence as text."""
+    results = evidence.results
+    over = journals.over(results, journals.sessions(results.folder))
+    return "".join(text for text, _ in parts(evidence, over))
+
+
+def parts(evidence: Evidence, over: bool) -> list[Part]:
+    """Return the parts of the sentence, from the strongest evidence: confirming runs, several seeds, one run each.
+
+    over: whether the search has ended.
+    """
+    if evidence.best is None:
+        return [(_no_result(evidence.results), "")]
+    if evidence.confirmation is not None:
+        return [(of_confirmation(evidence.confirmation), "")]
+    if evidence.compared is not None:
+        return _best_of_seeds(evidence.compared, evidence.best)
+    base = evidence.baseline_of_best
+    if base is not None and base.name == evidence.best.name:
+        return _baseline_is_best(evidence, base, over)
+    return _one_run_each(evidence, evidence.best, base)
+
+
+def unfinished(results: Results) -> str:
+    """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`; '' if none did."""
+    early, bad = sum(trial.status == "pruned" for trial in results.trials), sum(map(failed, results.trials))
+    words = [f"{pluralize(early, 'trial was', 'trials were')} stopped early"] * bool(early)
+    words += [f"{bad:,} failed" if words else f"{pluralize(bad, 'trial')} failed"] * bool(bad)
+    return f"{', '.join(words)}." if words else ""
+
+
+def _label(results: Results) -> str:
+    """Return the display name of the objective."""
+    return results.quantity(results.label).label
+
+
+def _no_result(results: Results) -> str:
+    """Return the state of a search in which no trial has a result."""
+    begun = [trial for trial in results.trials if not trial.finished]
+    ended = len(results.trials) - len(begun)
+    if not results.trials:
+        return "No trial has begun yet."
+    if not begun:
+        none_of = f"none of the {pluralize(ended, 'trial')} that ended has a result"
+        return f"No result: {none_of}; the reasons are under Failures."
+    farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
+    sentence = f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
+    if seconds := last(farthest, farthest.along):
+        sentence += f", {farthest.name} farthest, at {number(seconds)} of {duration(results.space.budget.per_trial_s)}"
+    return f"{sentence}, and {ended} ended without one." if ended else f"{sentence}."
+
+
+def of_confirmation(confirmation: Confirmation) -> str:
+    """Return the verdict of the confirming runs."""
+    if (group := confirmation.leader) is None:
+        return "No finalist ran to its end: nothing is confirmed."
+    noise = f"better than the baseline by more than the noise on {len(confirmation.values(group))} new seeds"
+    if confirmation.winner is not None:
+        return f"{group.name} wins: {noise}."
+    stays = ": the baseline stays" if confirmation.settled else ""
+    return f"No finalist is {noise}{stays}. {group.name} was the best finalist in the search."
+
+
+def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:
+    """Return the result of a search with several seeds."""
+    group = compared.of(best)
+    values, difference = group.values(compared.metric), group.difference
+    reached = f"{_label(compared.results)} {with_sd(values)} over {pluralize(len(values), 'seed')}"
+    if not group.changed:
+        none = "No configuration is shown to be better than the "
+        return [(none, ""), (group.name, "baseline"), (f": {reached}.", "")]
+    parts = [(group.name, "winner"), (f" is best: {reached}", "")]
+    if difference.verdict != BETTER:
+        return [*parts, (f" ({difference.verdict}).", "")]
+    if (effect := interval(difference, compared.ratios)) != OPEN:
+        parts.append((f", {effect} {'times' if compared.ratios else 'beside'} the baseline's", ""))
+    significant = "The difference from the baseline is significant at 5 %, corrected for all comparisons."
+    return [*parts, (f". {significant}", "")]
+
+
+def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list[Part]:
+    """Return the result of a search with one run each in which no trial is ahead of the baseline."""
+    results, others = evidence.results, len(evidence.results.ranked) - 1
+    itself, value = (f"The baseline ({base.name})", "baseline"), base.value(results.metric) or 0.0
+    if not others:
+        so_far = "" if over else " so far"
+        alone = f" is the only trial with a result{so_far}: {_label(results)} {number(value)}."
+        return [itself, (f"{alone} {unfinished(results)}".rstrip(), "")]
+    rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
+    mean = evidence.values.get(base.name, value)
+    runs = "" if mean == value else " (mean of its runs)"
+    return [itself, (f" itself is best: {rest} its {_label(results)} of {number(mean)}{runs}.", "")]
+
+
+def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | None) -> list[Part]:
+    """Return the value of the leading trial, compared with the baseline as far as the noise of one run allows it."""
+    results, better = evidence.results, evidence.better(best)
+    value = best.value(results.metric) or 0.0
+    of_base = base.value(results.metric) if base is not None else None
+    spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
+    reached = f"after {spent} its {_label(results)} is {number(value)}"
+    reached = f"{rounded(value)} {results.unit}/s" if results.by_rate else reached
+    parts = [(best.name, "winner"), (f" is {'best' if better else 'ahead'}: {reached}", "")]
+    if none := results.no_baseline(best):
+        return [*parts, (f"; how much better or faster that is than the baseline is not determined: {none}.", "")]
+    if base is None or of_base is None or (results.ratios and not of_base):
+        return [*parts, ("; the baseline's result has no ratio to compare it with.", "")]
+    itself = (f"the baseline ({base.name})", "baseline")
+    if not better:
+        which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
+        return [*parts, (f" beside the {rounded(of_base)} of ", ""), itself, (f": {which}.", "")]
+    if results.by_rate:
+        return [*parts, (f", {number(value / of_base)} times the {rounded(of_base)} of ", ""), itself, (".", "")]
+    by = percent(abs(1 - value / of_base)) if results.ratios else number(abs(value - of_base))
+    beside = f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of "
+    return [*parts, (beside, ""), itself, (f".{_crossing(evidence, best, base)}", "")]
+
+
+def _crossing(evidence: Evidence, best: TrialRecord, base: TrialRecord) -> str:
+    """Return how many times sooner the best trial is as good as the baseline at its end; '' if undetermined."""
+    if not (seconds := evidence.seconds_to_baseline(best)):
+        return ""
+    ratio = base.points[-1][base.along] / seconds
+    when = f"after {secs(seconds)}: {number(ratio)}"
+    if evidence.results.at_first(best):  # it may have been that good before
+        when = f"before its first evaluation, at {secs(seconds)}: at least {number(ratio)}"
+    return f" It is as good as the baseline at its end {when} times faster."
