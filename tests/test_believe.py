@@ -1,25 +1,13 @@
 """Planted differences are looked for in noise that was measured; what the rules say is known in advance."""
 
 import csv
-import importlib.util
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 
-ROOT = Path(__file__).parent.parent
-
-
-def _load():
-    spec = importlib.util.spec_from_file_location("believe", ROOT / "benchmarks" / "believe.py")
-    module = sys.modules["believe"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-believe = _load()
+from benchmarks.believe import __main__ as believe
+from benchmarks.believe.noise import measured
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +27,7 @@ def test_measured_noise_has_standard_deviation_1_and_keeps_its_seeds(sources):
 
 def test_its_size_is_that_of_the_kept_runs(sources):
     """Against the pooled deviation by hand, of two configurations with three seeds."""
-    found = believe.measured([believe.REFERENCE / "cifar10-cpu" / "confirm-trials.csv"])
+    found = measured([believe.REFERENCE / "cifar10-cpu" / "confirm-trials.csv"])
     with open(believe.REFERENCE / "cifar10-cpu" / "confirm-trials.csv") as file:
         values = [np.log(float(row["frechet"])) for row in csv.DictReader(file)]
     pooled = np.sqrt((np.var(values[::2], ddof=1) + np.var(values[1::2], ddof=1)) / 2)

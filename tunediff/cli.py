@@ -13,12 +13,11 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
@@ -214,62 +213,6 @@ def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
         for name in sorted(machine.emulated().intersection(formats)):
             why = "this CPU has no units for it and will be slower than in float32, without AVX-512 many times"
             log.warning("precision.amp=%s: %s", name, why)
-
-
-class MachineOptions(Protocol):
-    """The options of `add_machine`."""
-
-    address: str | None
-    cpus: int | None
-    gpus: int | None
-
-
-def check_machine(args: MachineOptions) -> None:
-    """Apply the options of `add_machine`. Raises `ConfigError` for more than there is."""
-    args.address = args.address or os.environ.get("RAY_ADDRESS")
-    if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
-        why = "Ray Client keeps the search away from its cluster's files; run it on a node: ray job submit does"
-        where = f" ({why})" if args.address.startswith("ray://") else ""
-        raise ConfigError(f"--address: {args.address!r} is not allowed{where}; allowed: auto or HOST:PORT")
-    if args.address not in (None, "auto"):  # Ray would look for it for minutes
-        host, _, port = args.address.rpartition(":")
-        try:
-            answers = _speaks_http2(host.strip("[]"), int(port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
-        if not answers:
-            raise ConfigError(f"--address: what answers at {args.address} is no head of a Ray cluster")
-    if args.address is None:
-        if (why := machine.unused()) and args.gpus != 0:
-            log.warning(why)
-        machine.take(args.cpus, args.gpus)
-    elif (option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None) is not None:
-        raise ConfigError(
-            f"{option}: takes a part of this machine; of the cluster at {args.address} Ray gives out what is free"
-        )
-
-
-def _speaks_http2(host: str, port: int) -> bool:
-    """Return whether a server answers as gRPC does, which a head of Ray speaks: HTTP/2 settings after its preface.
-
-    Raises OSError where nobody listens.
-    """
-    with socket.create_connection((host, port), timeout=10) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") != "0":
-            return True
-        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4 (RFC 9113, 4.1 and 6.5)
-        try:
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
-            head = connection.recv(4, socket.MSG_WAITALL)
-        except (TimeoutError, ConnectionError):
-            return False
-        return len(head) == 4 and head[3] == 4
-
-
-def machine_words(args: MachineOptions) -> list[str]:
-    """Return the options of `add_machine` that were given, for the command that goes on."""
-    options = {f"--{name}": getattr(args, name) for name in ("address", "cpus", "gpus")}
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 def command_of(module: str, kind: type[Any], options: Any) -> str:

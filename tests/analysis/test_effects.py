@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from tests.searches import make, write
-from tunediff import analysis
 from tunediff.analysis import effects, importance, journals, speed
 from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN
+from tunediff.analysis.pareto import front
 
 
 def test_effects_are_means_with_their_noise(tmp_path):
@@ -58,5 +58,5 @@ def test_the_front_is_what_none_beats():
     rng = np.random.default_rng(1)
     points = [tuple(map(float, point)) for point in rng.integers(0, 12, (80, 2))]
     brute = [not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points) for p in points]
-    assert analysis.front(points) == brute
-    assert analysis.front([]) == []
+    assert front(points) == brute
+    assert front([]) == []

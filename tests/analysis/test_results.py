@@ -8,6 +8,7 @@ from tests.helpers import point
 from tests.searches import make, write
 from tunediff import analysis
 from tunediff.analysis import why
+from tunediff.analysis.pareto import pareto
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
 
@@ -37,8 +38,8 @@ def test_best_and_front_follow_the_direction(found):
     for trial, cost in zip(found.trials, (500.0, 600.0, 500.0), strict=True):
         trial.points[-1] = dataclasses.replace(trial.points[-1], peak_memory_mib=cost)
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))
-    assert [trial.name for trial in of_two.pareto] == ["t0001", "t0000"]
-    assert [trial.name for trial in upwards(of_two).pareto] == ["t0002"]
+    assert [trial.name for trial in pareto(of_two)] == ["t0001", "t0000"]
+    assert [trial.name for trial in pareto(upwards(of_two))] == ["t0002"]
 
 
 def test_what_differs_from_the_baseline(tmp_path):

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
+from tunediff.data.items import Uniform, mix, to_device
 from tunediff.training.feed import RepeatingLoader
 
 
@@ -139,10 +140,10 @@ def test_indivisible_batch_is_refused() -> None:
 
 
 def test_seeds_differ() -> None:
-    seeds = {loader.mix(name, seed, step) for name in ("flip", "epoch") for seed in range(20) for step in range(20)}
+    seeds = {mix(name, seed, step) for name in ("flip", "epoch") for seed in range(20) for step in range(20)}
     assert len(seeds) == 800
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert loader.mix("a", 1) == loader.mix("a", 1)
+    assert mix("a", 1) == mix("a", 1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -315,7 +316,7 @@ def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
     assert given.collate_fn is torch.utils.data.default_collate, "what is the user's stays as it is"
 
 
-def untouched(batch: Any, uniform: loader.Uniform) -> Any:
+def untouched(batch: Any, uniform: Uniform) -> Any:
     return batch
 
 
@@ -355,7 +356,7 @@ def test_too_little_shared_memory_is_refused_with_the_ways_out(monkeypatch: pyte
 
 
 def test_numbers_that_are_drawn_for_items_do_not_depend_on_how_a_step_is_divided() -> None:
-    def drawn(batch: Any, uniform: loader.Uniform) -> Tensor:
+    def drawn(batch: Any, uniform: Uniform) -> Tensor:
         return torch.stack((uniform("a"), uniform("b")))
 
     whole = take(2, config(), prepare=drawn)
@@ -375,7 +376,7 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize("kind", [tuple, list, Pair])
 def test_all_tensors_of_a_batch_are_moved(kind: Any) -> None:
     parts = kind(torch.ones(1), "name") if kind is Pair else kind([torch.ones(1), "name"])
-    moved = loader.to_device({"x": parts, "n": 3}, torch.device("meta"))
+    moved = to_device({"x": parts, "n": 3}, torch.device("meta"))
     assert isinstance(moved["x"], kind)
     assert (moved["x"][0].device.type, moved["x"][1], moved["n"]) == ("meta", "name", 3)
 

@@ -14,7 +14,7 @@ from tests.report.pages import rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
 from tests.searches import night as night_of
 from tunediff import analysis, search_space
-from tunediff.analysis import effects, evidence, journals, noise, speed
+from tunediff.analysis import effects, evidence, journals, noise, pareto, speed
 from tunediff.analysis.effects import ABOVE, WITHIN
 from tunediff.analysis.importance import Importance
 from tunediff.analysis.why import Why
@@ -252,7 +252,7 @@ def test_a_quantity_that_no_trial_has_leaves_its_front_empty(tmp_path, plain):
     for number, value in enumerate((4.0, 2.0)):
         journal = write(tmp_path / "night", wanted, number, curve=((20.0, 4000, value),)) / "journal.jsonl"
         journal.write_text(re.sub(r'"peak_memory_mib": [0-9.]+, ', "", journal.read_text()))
-    assert not speed.trade_offs(journals.read(tmp_path / "night")[0])["on_front_peak_memory_mib"].any()
+    assert not pareto.trade_offs(journals.read(tmp_path / "night")[0])["on_front_peak_memory_mib"].any()
     assert "Result" in written(tmp_path / "night")
 
 
@@ -266,7 +266,7 @@ def test_a_second_objective_has_its_front(tmp_path):
         place = write(tmp_path / "night", wanted, number, point, ((20.0, 4000, value),))
         journal = place / "journal.jsonl"
         journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": 20.0, "device_s": {cost}'))
-    frame = speed.trade_offs(journals.read(tmp_path / "night")[0])
+    frame = pareto.trade_offs(journals.read(tmp_path / "night")[0])
     assert list(frame["trial"][frame["on_front_device_s"]]) == ["t0001", "t0000"]
     assert "2 in FD (classifier) and device-seconds" in written(tmp_path / "night")
 

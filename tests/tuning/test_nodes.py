@@ -13,9 +13,10 @@ from ray.exceptions import RayError
 
 import tunediff
 from tests.helpers import tiny
-from tunediff import cli, search
 from tunediff import config as cfg
+from tunediff import search
 from tunediff.config import ConfigError
+from tunediff.core import machine_options
 from tunediff.tuning import cluster, experiment, slots
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
@@ -227,9 +228,9 @@ def test_an_address_of_another_server_is_refused_before_ray_asks_it(answer, mess
         threading.Thread(target=serve, daemon=True).start()
         args = argparse.Namespace(address=address, cpus=None, gpus=None)
         if message is None:
-            return cli.check_machine(args)
+            return machine_options.check(args)
         with pytest.raises(ConfigError) as refusal:
-            cli.check_machine(args)
+            machine_options.check(args)
         assert str(refusal.value) == f"--address: {message.format(address)}"
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, end, study
+from tunediff.analysis.pareto import pareto, pareto_table
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
@@ -38,8 +39,8 @@ def test_two_objectives_end_with_their_trade_offs(make):
     found = analysis.Results(
         searcher.proposer.experiment, searcher.proposer.space, record.read_trials(searcher.proposer.experiment)
     )
-    assert [trial.name for trial in found.pareto] == ["t0003", "t0005", "t0000", "t0004"]
-    rows = found.pareto_table()
+    assert [trial.name for trial in pareto(found)] == ["t0003", "t0005", "t0000", "t0004"]
+    rows = pareto_table(found)
     assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]
     assert list(rows["frechet"]) == sorted(rows["frechet"])
     assert rows["configuration"][2] == "baseline"

@@ -175,34 +175,12 @@ class Results:
         runs = _grouped(self.ranked)
         most = max(map(len, runs), default=0)
         full = [trials for trials in runs if len(trials) == most]
-        best = min(full, key=lambda trials: sum(map(self._ended, trials)), default=[])
+        best = min(full, key=lambda trials: sum(map(self.loss_at_end, trials)), default=[])
         return min(best, key=lambda trial: trial.number, default=None)
 
-    def _ended(self, trial: TrialRecord) -> float:
+    def loss_at_end(self, trial: TrialRecord) -> float:
         """Return the loss at the end of a successful trial."""
         return self.loss(trial.value(self.metric) or 0.0)
-
-    @property
-    def pareto(self) -> list[TrialRecord]:
-        """Return the trade-offs of a search with two objectives: no other trial is as good in both and
-        better in one.
-
-        From the best in the first objective to the smallest in the second.
-        """
-        assert self.space.cost is not None
-        costs = [(trial, cost) for trial in self.ranked if (cost := trial.value(self.space.cost)) is not None]
-        rows = sorted(((self._ended(trial), cost, trial) for trial, cost in costs), key=lambda row: row[:2])
-        return [trial for (*_, trial), on in zip(rows, front([row[:2] for row in rows]), strict=True) if on]
-
-    def pareto_table(self) -> pd.DataFrame:
-        """Return `pareto` as rows: trial, both objectives by name, versus_baseline, and the knobs that differ."""
-        names = [self.metric, self.space.cost or ""]
-        rows = [
-            {"trial": trial.name, **{name: trial.value(name) for name in names}}
-            | {"versus_baseline": self.versus_baseline(trial), "configuration": text.knobs(self.changed(trial))}
-            for trial in self.pareto
-        ]
-        return pd.DataFrame(rows)
 
     def versus(self, value: float | None, base: float | None) -> float | None:
         """Return the ratio of two values of the objective, or their difference if `ratios` is false; None
@@ -340,19 +318,6 @@ def disturbed(trial: TrialRecord) -> bool:
 def failed(trial: TrialRecord) -> bool:
     """Return whether a trial ran and ended without a result, unless it was only stopped early."""
     return trial.status not in (None, "ok", "pruned", "skipped")
-
-
-def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return for each pair whether it is on the front: no other pair is at most as large in both and
-    smaller in one.
-    """
-    on, least = [False] * len(pairs), math.inf
-    before: tuple[float, float] | None = None
-    for place in sorted(range(len(pairs)), key=lambda place: pairs[place]):
-        on[place] = pairs[place][1] < least or pairs[place] == before
-        if pairs[place][1] < least:
-            least, before = pairs[place][1], pairs[place]
-    return on
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -8,7 +8,7 @@ which decides initial weights, order of the data and everything drawn; with one 
 t-test. The statistics are Student's t with few degrees of freedom, whose distribution under equality does
 not depend on the noise: the bounds are simulated from it. No kept library does that: scipy.stats.dunnett
 looks once and has no blocks, and methods that are valid without an end (confidence sequences, e-values)
-are for bounded values or need more runs (`benchmarks/believe.py`).
+are for bounded values or need more runs (`benchmarks/believe`).
 """
 
 from __future__ import annotations

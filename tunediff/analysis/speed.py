@@ -1,6 +1,4 @@
-"""Measure how fast trials were: rates, parts of a step, when torch.compile pays, and trade-offs of speed
-and quality.
-"""
+"""Measure how fast trials were: rates, parts of a step, and when torch.compile pays."""
 
 from __future__ import annotations
 
@@ -8,9 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 
-import pandas as pd
-
-from tunediff.analysis import RATE, Results, front, last, seconds_of, without_seed
+from tunediff.analysis import RATE, Results, last, seconds_of, without_seed
 from tunediff.analysis.statistics import mean
 from tunediff.core.trial_record import TrialRecord
 
@@ -132,28 +128,3 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
 def _mean(runs: list[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
     counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
     return mean([value for trial in counted if trial.points and (value := quantity(trial)) is not None])
-
-
-# ---------------------------------------------------------------------------------------------------------- trade-offs
-def trade_offs(results: Results) -> pd.DataFrame:
-    """Return one row per trial that ended ok: objective, samples/s, memory, and on which Pareto fronts it lies.
-
-    A second objective of the search is included.
-    """
-    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({results.space.cost: 1.0} if results.space.cost is not None else {})
-    signs.pop(results.metric, None)
-    rows = [
-        [trial.name, trial.value(results.metric), *(rate(trial) if n == RATE else last(trial, n) for n in signs)]
-        for trial in results.ranked
-    ]
-    frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
-    for name, sign in signs.items():
-        measured = frame[name].notna()
-        pairs = [
-            (results.loss(a), sign * b)
-            for a, b in zip(frame[results.metric][measured], frame[name][measured], strict=True)
-        ]
-        frame[f"on_front_{name}"] = False
-        if pairs:  # journals of another version or origin may lack one of them completely
-            frame.loc[measured, f"on_front_{name}"] = front(pairs)
-    return frame

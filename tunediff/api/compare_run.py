@@ -15,7 +15,6 @@ from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
 from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions, Say
-from tunediff.api.stopping import resumable
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines, log_exceptions
@@ -43,7 +42,7 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
             heart.beat()
 
     shown = contextlib.nullcontext() if lines.quiet else heart
-    with resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
+    with experiment.resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
         _run(pairs.read(folder), options, say)
     report.write_all(pairs.read(folder))
     return folder

@@ -19,7 +19,7 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, pairs
 from tunediff.config import ConfigError, Systems
-from tunediff.core import text
+from tunediff.core import machine_options, text
 from tunediff.core.files import write_text
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -75,7 +75,7 @@ class CompareRequest:
 
 def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
-    cli.check_machine(options)
+    machine_options.check(options)
     fixed = (options.name, options.budget, options.unit, options.pairs, options.resolution, options.compile,
              options.dry_run or None)  # fmt: skip
     if options.words or any(option is not None for option in fixed):
@@ -89,7 +89,7 @@ def resume(options: CompareOptions) -> Path:
 @contextlib.contextmanager
 def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises `ConfigError`."""
-    cli.check_machine(options)
+    machine_options.check(options)
     budget_s = duration_s("60s" if options.budget is None else options.budget, "--budget")
     most = MOST if options.pairs is None else options.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")

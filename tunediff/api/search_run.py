@@ -16,7 +16,6 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
-from tunediff.api.stopping import resumable
 from tunediff.core import text
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
@@ -48,7 +47,7 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
         say = functools.partial(lines.aside.say, timed=False)
         space, planned = search_setup.create(request, options, say, lines.quiet)
     with (
-        resumable("search", request.folder, options),
+        experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
         tracking.tracked(request.folder, space, lines.aside.say) as tracked,
     ):

@@ -15,7 +15,7 @@ from typing import Any, cast
 from tunediff import cli, search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
-from tunediff.core import text
+from tunediff.core import machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.integrations import tracking
 from tunediff.integrations.services import SERVICES
@@ -73,7 +73,7 @@ class SearchRequest:
 
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
-    cli.check_machine(options)
+    machine_options.check(options)
     cli.allow(options.track in (None, *SERVICES), "--track", options.track, f"one of {', '.join(SERVICES)}")
     request = requested(options)
     if is_asked(request.folder):

@@ -26,8 +26,8 @@ from tunediff.core import machine
 from tunediff.core.progress import Progress
 from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
+from tunediff.data.items import Prepare, Uniform
 from tunediff.data.knobs import Data
-from tunediff.data.loader import Prepare, Uniform
 
 log = logging.getLogger(__name__)
 

@@ -8,23 +8,19 @@ training sees, and before a collate function makes a batch of them. A stream has
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import hashlib
 import itertools
 import multiprocessing
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
-    TensorDataset,
     default_collate,
     get_worker_info,
 )
@@ -34,21 +30,11 @@ from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
 from tunediff.data import randomness
 from tunediff.data.gate import Gate, GatedCollate, GatedItems
-
-Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
-"""Training data: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch of items."""
-Uniform = Callable[[str], Tensor]
-"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however
-the batch is divided over processes and passes."""
-Prepare = Callable[[Any, Uniform], Any]
-"""Turns a batch on the device into what the training gets, such as bytes into floats, some of them mirrored."""
-
-
-def mix(*parts: object) -> int:
-    """Return a seed in [0, 2⁶³) from any printable parts; different parts give unrelated seeds."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
+from tunediff.data.items import Collate, columns, mix, select, tensors, to_device
+from tunediff.data.items import Order as Order
+from tunediff.data.items import Prepare as Prepare
+from tunediff.data.items import Source as Source
+from tunediff.data.items import length as length
 
 
 def build(
@@ -67,92 +53,10 @@ def build(
         allowed_kinds = "only tensors, tuples and dictionaries of them, and a TensorDataset can lie on the device"
         refuse(tensor_source is None, f"loader.resident: True is not allowed: {allowed_kinds}; allowed: false")
         tensor_source = to_device(tensor_source, device)
-        made = (_selected(tensor_source, order.indices(number)) for number in itertools.count(start))
+        made = (select(tensor_source, order.indices(number)) for number in itertools.count(start))
     else:
         made = _Loaded(source if tensor_source is None else tensor_source, loader, order, device, start, collate)
     return Batches(made, order, device, start, loader.non_blocking, prepare)
-
-
-def tensors(source: Any) -> Any:
-    """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary; else None."""
-    content = source.tensors if isinstance(source, TensorDataset) else source
-    if isinstance(content, Mapping):
-        parts = list(content.values())
-    else:
-        parts = list(content) if isinstance(content, tuple) else [content]
-    return content if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
-
-
-def columns(source: Any) -> list[Tensor]:
-    """Return the tensors of a source that is only tensors; [] otherwise."""
-    content = tensors(source)
-    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, tuple) else (content,)
-    return [] if content is None else list(parts)
-
-
-def length(source: Any) -> int | None:
-    """Return the number of items; None for a stream. Raises `ConfigError` for anything but a source."""
-    if lengths := [len(column) for column in columns(source)]:
-        refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}")
-        return lengths[0]
-    if isinstance(source, IterableDataset):
-        return None
-    if isinstance(source, DataLoader):
-        raise ConfigError("trial.batches takes a data set; a loader of your own goes to trial.steps(loader)")
-    is_group = isinstance(source, Mapping | tuple)
-    is_indexed = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_group
-    if not is_indexed and isinstance(source, Iterable) and not is_group:
-        return None
-    odd = f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__ and __getitem__, an "
-    refuse(not is_indexed, f"trial.batches: {odd}IterableDataset, a list of items")
-    return len(source)
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """Which samples make up which batch.
-
-    The set is run through again and again, each time in a new order, as one endless stream. Optimizer step k takes
-    the next `batch_size` of it; each pass of the step takes its part, and within a pass each process takes its share.
-    """
-
-    count: int
-    batch_size: int
-    passes: int
-    rank: int
-    world: int
-    seed: int
-
-    @property
-    def micro(self) -> int:
-        """Samples per process and pass."""
-        return self.batch_size // (self.world * self.passes)
-
-    def first(self, number: int) -> int:
-        """Return the position of the first sample of this process's micro-batch among all samples of the training."""
-        return (number * self.world + self.rank) * self.micro
-
-    def indices(self, number: int) -> Tensor:
-        """Return the samples of this process's micro-batch `number`, counted from 0: int64 [micro]."""
-        first = self.first(number)
-        last, pieces = first + self.micro, []
-        while first < last:
-            epoch, offset = divmod(first, self.count)
-            pieces.append(_permutation(self.count, self.seed, epoch)[offset : offset + last - first])
-            first += len(pieces[-1])
-        return torch.cat(pieces)
-
-    def uniform(self, number: int, purpose: str) -> Tensor:
-        """Return a number in [0, 1) for each item of the micro-batch, float32 [micro], drawn for the whole step."""
-        step, turn = divmod(number, self.passes)
-        generator = torch.Generator().manual_seed(mix(purpose, self.seed, step))
-        first = (turn * self.world + self.rank) * self.micro
-        return torch.rand(self.batch_size, generator=generator)[first : first + self.micro]
-
-
-@functools.lru_cache(maxsize=2)
-def _permutation(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(mix("epoch", seed, epoch)))
 
 
 class Batches:
@@ -192,28 +96,6 @@ class Batches:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """Return the content with all tensors in tuples, lists and dictionaries on the device."""
-    if isinstance(content, Tensor):
-        return content.to(device, non_blocking=non_blocking)
-    if isinstance(content, Mapping):
-        return {key: to_device(value, device, non_blocking) for key, value in content.items()}
-    if isinstance(content, tuple | list):
-        parts = [to_device(part, device, non_blocking) for part in content]
-        return type(content)(*parts) if hasattr(content, "_fields") else type(content)(parts)
-    return content
-
-
-def _selected(source: Any, indices: Tensor, as_float: bool = False) -> Any:
-    """Return these rows of a tensor, or of each of several; `as_float`: bytes become float32."""
-    if isinstance(source, tuple):
-        return tuple(_selected(part, indices, as_float) for part in source)
-    if isinstance(source, Mapping):
-        return {name: _selected(part, indices, as_float) for name, part in source.items()}
-    rows = source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
-    return rows.float() if as_float and rows.dtype == torch.uint8 else rows
 
 
 class _Loaded:
@@ -305,7 +187,7 @@ def _items(source: Any, as_float: bool, collate: Collate | None, seed: int, micr
     """Return a whole batch, from the position of its first item and the items' indices."""
     first, indices = micro_batch
     if collate is None and tensors(source) is not None:
-        return _selected(source, torch.tensor(indices), as_float)
+        return select(source, torch.tensor(indices), as_float)
     if collate is None and type(source) is list:
         return default_collate([source[index] for index in indices])
     # In a loader process nothing else uses the generators.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tunediff.data.loader import mix
+from tunediff.data.items import mix
 
 
 @dataclasses.dataclass(frozen=True)

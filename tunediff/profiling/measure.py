@@ -24,7 +24,7 @@ from tunediff.config import Systems, Values
 from tunediff.core import environment, machine
 from tunediff.core.clock import Budget
 from tunediff.core.point import Point
-from tunediff.data import loader
+from tunediff.data import items, loader
 from tunediff.distributed import World, alone
 from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
 from tunediff.training import hardware, memory
@@ -91,7 +91,7 @@ class Look(Program):
 
     source: loader.Source | None = None  # a loader of the workload's own
     made: loader.Prepare | None = None
-    collate: loader.Collate | None = None
+    collate: items.Collate | None = None
 
     def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
         self.source, self.made, self.collate = source, options.get("prepare"), options.get("collate")
@@ -110,7 +110,7 @@ class Bench:
             run(Engine(config, Budget(samples=1), world, observer, look, evaluates=False))
         self._source, self._prepare, self._collate = look.source, look.made, look.collate
         count = 0 if look.source is None else loader.length(look.source) or 0
-        size = sum(column.nbytes for column in loader.columns(look.source))
+        size = sum(column.nbytes for column in items.columns(look.source))
         self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
         self.state_mib: dict[str, float] = {}
         """What the last training kept at its end, by name: it stays from one step to the next."""
@@ -178,7 +178,7 @@ class Bench:
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
         """Return what `speed` measures with all samples on the device; None where they do not fit or are no tensors."""
-        if not loader.columns(self._source):
+        if not items.columns(self._source):
             return None
         try:
             return self.speed(cfg.override(config, {"loader.resident": True}), steps)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tunediff.analysis import Results
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import read as read_evidence
+from tunediff.analysis.pareto import pareto_table
 from tunediff.core.environment import hardware
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import seconds
@@ -46,7 +47,7 @@ def write_all(results: Results) -> dict[str, Path]:
     written = _csv(results, "trials.csv", evidence.table()) | _csv(results, "curves.csv", results.curves())
     written |= _png(results, "curves.png", lambda: curves.of_trials(results, Highlights.of(evidence)), title)
     if results.space.cost is not None:
-        written |= _csv(results, "pareto.csv", results.pareto_table())
+        written |= _csv(results, "pareto.csv", pareto_table(results))
     # Several seeds: a comparison of the configurations.
     if (compared := evidence.compared) is not None:
         best = compared.of(evidence.best) if evidence.best is not None else None

@@ -18,6 +18,7 @@ from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, speedup_val
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pairs import Pairs
+from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
@@ -235,7 +236,7 @@ def _pareto(results: Results) -> list[dict[str, Any]]:
             "cost": trial.value(results.space.cost),
             "versus_baseline": results.versus_baseline(trial),
         }
-        for trial in results.pareto
+        for trial in pareto(results)
     ]
 
 

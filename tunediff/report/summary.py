@@ -12,6 +12,7 @@ from tunediff.analysis.comparison import Comparison, speedup_values
 from tunediff.analysis.confirmation import longer_budgets
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import unmoved
+from tunediff.analysis.pareto import pareto_table
 from tunediff.analysis.statistics import Estimate
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -46,7 +47,7 @@ def lines(evidence: Evidence) -> list[str]:
     """Return the result of a search as lines of text: values first, then tables, each with its conclusions."""
     results, compared, confirmed = evidence.results, evidence.compared, evidence.confirmation
     studied = study_table.table(results) if results.space.study is not None else None
-    front = results.pareto_table() if results.space.cost is not None else None
+    front = pareto_table(results) if results.space.cost is not None else None
     block = _block(evidence)
     first = headline(evidence) if confirmed is None else ""  # else it stands below the table of the confirming runs
     remarks = [

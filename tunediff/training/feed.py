@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tunediff.data import randomness
 from tunediff.data.gate import Gate, gated
-from tunediff.data.loader import to_device
+from tunediff.data.items import to_device
 
 
 class Feed(Protocol):

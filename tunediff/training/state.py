@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tunediff.core.files import write_atomically
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
-from tunediff.data.loader import mix
+from tunediff.data.items import mix
 from tunediff.distributed import World
 
 

@@ -29,9 +29,10 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
-from tunediff.core import environment, text
+from tunediff.core import environment, machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.core.machine_options import MachineOptions
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
@@ -60,6 +61,19 @@ def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path
     message = "interrupted" if isinstance(why, KeyboardInterrupt) else str(why)
     resume = text.command(module, "--resume", folder.name, *where, storage=folder.parent)
     return f"{message}; everything measured is in {folder}\nresume: {resume}"
+
+
+@contextlib.contextmanager
+def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[None]:
+    """Give a `KeyboardInterrupt` or `StoppedError` from inside the message that says how to resume what ran.
+
+    `module`: the command that resumes; `options`: the machine or cluster that was chosen.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, StoppedError) as error:
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StoppedError
+        raise kind(why_stopped(error, module, folder, machine_options.words(options))) from error
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results
+from tunediff.analysis.pareto import trade_offs as table_of
 from tunediff.analysis.speed import Compiled, compiled
-from tunediff.analysis.speed import trade_offs as table_of
 from tunediff.core.text import graphs, number, pluralize, truncate
 from tunediff.report import style
 from tunediff.report.context import ReportContext, lead, note

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tunediff.data.images import in_unit_range, load
-from tunediff.data.loader import Prepare, Uniform
+from tunediff.data.items import Prepare, Uniform
 from tunediff.distributed import World
 from tunediff.evaluation import networks
 from tunediff.training.trial import Trial

@@ -16,8 +16,8 @@ from torch import Tensor
 from tunediff.config import ConfigError
 from tunediff.core.progress import Progress
 from tunediff.data.images import Images, load
+from tunediff.data.items import mix
 from tunediff.data.knobs import Data
-from tunediff.data.loader import mix
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import Noise, shares

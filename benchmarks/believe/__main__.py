@@ -1,4 +1,4 @@
-"""What may be believed of `tunediff.compare` and of a confirmed search: `python benchmarks/believe.py [--out DIR]`.
+"""What may be believed of `tunediff.compare` and of a confirmed search: `python -m benchmarks.believe [--out DIR]`.
 
 Differences of known size are planted and looked for, thousands of times, in noise that was measured: what the runs kept
 in ray_results/reference differ by within a configuration, on the scale on which they are compared (logarithms of
@@ -24,7 +24,6 @@ Writes believe.csv. About three minutes on one core.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
 import sys
@@ -38,6 +37,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
+from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli, search_space
 from tunediff import config as cfg
 from tunediff.analysis import Results, noise, statistics
@@ -49,8 +49,6 @@ from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, TrialRecord
 
-Numbers = NDArray[np.float64]
-REFERENCE = Path(__file__).parent.parent / "ray_results" / "reference"
 MOST = 12
 FIRST = 3
 """Pairs before a rule without one of its own first looks."""
@@ -58,77 +56,6 @@ SD = 0.1
 """Of the logarithm of a single run; t statistics do not depend on it."""
 GAINS = (0.0, 0.5, 1.0, 2.0)
 CONFIGURATIONS = 16
-
-
-# ---------------------------------------------------------------------------------------------------------------- noise
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What single runs differ by from the mean of their configuration, in standard deviations: [seeds, configurations].
-
-    NaN: the search of that seed had no more configurations.
-    """
-
-    blocks: Numbers
-    sds: dict[str, float]
-    """Standard deviation of a single run, by folder."""
-
-    def draw(self, rng: np.random.Generator, size: tuple[int, ...], configurations: int) -> Numbers:
-        """[*size, configurations]: each of `size` is a seed that was run, and configurations that were run with it."""
-        blocks = self.blocks[rng.integers(len(self.blocks), size=math.prod(size))]
-        order = np.argsort(np.where(np.isnan(blocks), np.inf, rng.random(blocks.shape)), axis=1)[:, :configurations]
-        return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
-
-    @property
-    def common(self) -> float:
-        """Share of the variance that configurations on one seed have in common: the mean product of two of them."""
-        many = np.isfinite(self.blocks).sum(axis=1)
-        sums, squares = np.nansum(self.blocks, axis=1), np.nansum(self.blocks**2, axis=1)
-        return float((sums**2 - squares).sum() / (many * (many - 1)).sum())
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Independent noise of standard deviation 1."""
-
-    freedom: float = math.inf
-
-    def draw(self, rng: np.random.Generator, size: tuple[int, ...], configurations: int) -> Numbers:
-        """[*size, configurations]."""
-        shape = (*size, configurations)
-        if math.isinf(self.freedom):
-            return rng.standard_normal(shape)
-        return np.asarray(rng.standard_t(self.freedom, shape) / math.sqrt(self.freedom / (self.freedom - 2)))
-
-
-def measured(files: Sequence[Path]) -> Measured:
-    """The noise in tables of runs: each has the metric in its third column and the knobs behind `reason`."""
-    blocks: list[Numbers] = []
-    sds = {}
-    for file in files:
-        frame = pd.read_csv(file)
-        names = list(frame.columns)
-        metric, knobs = names[2], [name for name in names[names.index("reason") + 1 :] if name != "seed"]
-        alike = frame.groupby(knobs, dropna=False, sort=False).ngroup()
-        values = frame.assign(alike=alike).pivot(index="alike", columns="seed", values=metric).to_numpy(float)
-        y = np.log(values) if metric == "frechet" else values
-        seeds = y.shape[1]
-        off = (y - y.mean(axis=1, keepdims=True)) * math.sqrt(seeds / (seeds - 1))
-        sds[file.parent.name] = math.sqrt(float((off**2).mean()))
-        blocks += [*(off / sds[file.parent.name]).T]
-    widest = max(map(len, blocks))
-    padded = [np.pad(block, (0, widest - len(block)), constant_values=np.nan) for block in blocks]
-    return Measured(np.array(padded), sds)
-
-
-def sources() -> dict[str, Measured | Drawn]:
-    """All noise that is drawn from, by name."""
-    return {
-        "digits": measured([REFERENCE / "digits-methods" / "trials.csv"]),
-        "cifar10": measured([REFERENCE / "cifar10-methods" / "trials.csv"]),
-        "confirmed": measured(sorted(REFERENCE.glob("*/confirm-trials.csv"))),
-        "normal": Drawn(),
-        "heavy": Drawn(4.0),
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- compare
