@@ -86,17 +86,9 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
     wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
     """
     results, best, compared = evidence.results, evidence.best, evidence.compared
-    # Seconds by part, in the search and in its confirming runs.
-    parts, folder, study = (
-        statistics.totals([runs.seconds() for runs in (results, *confirming)]),
-        results.folder,
-        results.space.study,
-    )
-    again = statistics.totals([runs.seconds() for runs in confirming])
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
-    # Trials and their results.
     block: dict[str, Any] = {
-        "search": folder.name,
+        "search": results.folder.name,
         "trials": len(results.trials),
         **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
@@ -109,9 +101,15 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         block["disturbed_trials"] = count
     if count := unmoved(results):
         block["unmoved_trials"] = count
-    # Costs.
+    return block | _costs(results, wall_s, confirming) | _files(evidence)
+
+
+def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:
+    """Return the seconds of a search by part, those of its confirming runs included, and what else it used."""
+    parts = statistics.totals([runs.seconds() for runs in (results, *confirming)])
+    again = statistics.totals([runs.seconds() for runs in confirming])
     training = parts["train"] + parts["data_wait"]
-    block |= {
+    return {
         "wall_s": wall_s,
         "training_s": training,
         **statistics.totals([runs.used() for runs in (results, *confirming)]),
@@ -120,25 +118,27 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         "training_share": training / wall_s if wall_s else 0.0,
         "confirm_wall_s": sum(sessions.spent_s(runs.folder) for runs in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
-        "results": str(folder),
     }
-    # Files that were written, and commands that continue from here.
+
+
+def _files(evidence: Evidence) -> dict[str, str]:
+    """Return the files that a search has written, and the commands that continue from here."""
+    folder, space, best = evidence.results.folder, evidence.results.space, evidence.best
     files = (
         ("table", "trials.csv", True),
         ("curves", "curves.png", True),
-        ("comparison", "comparison.png", compared is not None),
-        ("pareto", "pareto.csv", results.space.cost is not None),
-        ("study_table", "study.md", study is not None),
-        ("study_figure", "study.png", study is not None and study.has_figure),
+        ("comparison", "comparison.png", evidence.compared is not None),
+        ("pareto", "pareto.csv", space.cost is not None),
+        ("study_table", "study.md", space.study is not None),
+        ("study_figure", "study.png", space.study is not None and space.study.has_figure),
     )
-    block |= {key: str(folder / name) for key, name, exists in files if exists}
+    block = {"results": str(folder)} | {key: str(folder / name) for key, name, exists in files if exists}
     block["study"] = study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
         block["export"] = text.command("export", folder.name, storage=folder.parent)
-    written = folder / page.PAGE
-    command = text.command("report", folder.name, storage=folder.parent)
+    written, command = folder / page.PAGE, text.command("report", folder.name, storage=folder.parent)
     return block | {"report": str(written) if written.is_file() else command}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,14 +45,7 @@ def train(trial: Trial) -> None:
     images = data.load(knobs.data)
     trial.about(data=images.name, samples=len(images), summary=images.summary)
     if trial.evaluates:
-        evaluator = evaluator_of(knobs.data, knobs.evaluation, trial.world)
-
-        def judged() -> dict[str, object]:
-            scores = evaluator(ema.model, process, should_stop=trial.should_stop)
-            trial.show("samples", evaluator.judge.last_images)
-            return {**scores}
-
-        trial.evaluate_with(judged)
+        trial.evaluate_with(judgement(trial, ema.model, process))
 
     def described() -> dict[str, object]:
         trial.show("timesteps", objective.table())
@@ -89,6 +83,18 @@ def train(trial: Trial) -> None:
         with trial.phase("sampler"):
             sampler.after_step(errors_at)
             objective.refresh()
+
+
+def judgement(trial: Trial, model: torch.nn.Module, process: Diffusion) -> Callable[[], dict[str, object]]:
+    """Return the function that judges a model by its samples, and shows some of them."""
+    evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, trial.world)
+
+    def judged() -> dict[str, object]:
+        scores = evaluator(model, process, should_stop=trial.should_stop)
+        trial.show("samples", evaluator.judge.last_images)
+        return {**scores}
+
+    return judged
 
 
 def squared_errors(output: Tensor, target: Tensor) -> Tensor:
