@@ -118,8 +118,8 @@ def configuration(path: Path, words: list[str]) -> Systems:
     return cfg.named(path, words)
 
 
-def main() -> int:
-    """See the module's docstring."""
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
     parser.add_argument(
@@ -132,9 +132,15 @@ def main() -> int:
     parser.add_argument("--sampling", action="store_true", help="DDIM with evaluation.steps instead of training")
     parser.add_argument("--tuned", action="store_true", help="tuned contenders on a CPU too")
     parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
-    args = parser.parse_args()
+    args: argparse.Namespace = parser.parse_args()
     if not 1 <= args.rounds <= 99 or args.steps < 1:
         parser.error("--rounds goes from 1 to 99, --steps from 1")
+    return args
+
+
+def main() -> int:
+    """See the module's docstring."""
+    args = arguments()
     batch = [] if args.batch is None else [f"loader.batch_size={args.batch}"]
     config = configuration(args.config, [*args.words, *batch])
     device = alone().device

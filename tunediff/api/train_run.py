@@ -29,6 +29,7 @@ from tunediff.search_space import duration_s
 if TYPE_CHECKING:
     from tunediff.distributed import World
     from tunediff.training.run_trial import TrialResult
+    from tunediff.training.trial import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -210,17 +211,23 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
         if (outcome := result.outcome) is None:
             _fail(result, config, journal, world)
 
-        # ---- conclude, on rank 0
-        stopped = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
         if world.main:
-            metadata = weights.about(config, folder, outcome.steps)
-            weights.save(outcome.model.state_dict(), folder / weights.NAME, metadata)
-            for knob in outcome.unread:
-                log.warning("train(trial) never reads the knob %s: not effective", knob)
-            if outcome.finished:
-                assert result.end is not None
-                journal.end(result.end)
+            _conclude(result, outcome, config, journal)
+        stopped = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
         return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
+
+
+def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: Journal) -> None:
+    """Write the weights of a training that has ended or was stopped, and the `end` of one that has ended."""
+    from tunediff.training import weights
+
+    metadata = weights.about(config, journal.folder, outcome.steps)
+    weights.save(outcome.model.state_dict(), journal.folder / weights.NAME, metadata)
+    for knob in outcome.unread:
+        log.warning("train(trial) never reads the knob %s: not effective", knob)
+    if outcome.finished:
+        assert result.end is not None
+        journal.end(result.end)
 
 
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:

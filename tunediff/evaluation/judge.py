@@ -61,21 +61,9 @@ class Judge:
         """
         world = self._world
         statistics = FeatureStatistics(self.extractor.dim, world.device)
-        first_images: list[Tensor] = []
-        first_features: list[Tensor] = []
-        failure = ""
+        first_images, first_features, failure = list[Tensor](), list[Tensor](), ""
         try:
-            with torch.no_grad(), evaluation_precision(world.device):  # a trial's own number format must not judge it
-                for batch in batches:
-                    features = self.extractor(batch)
-                    statistics.update(features)
-                    # The first images for the grid, the first features for the kernel distance.
-                    for collected, part, most in (
-                        (first_images, batch, GRID_IMAGES),
-                        (first_features, features, KID_IMAGES),
-                    ):
-                        if sum(map(len, collected)) * world.size < most:
-                            collected.append(part.cpu())
+            self._collect(batches, statistics, first_images, first_features)
         except NonFiniteError as error:
             failure = str(error)
 
@@ -99,6 +87,18 @@ class Judge:
             with torch.no_grad(), evaluation_precision(world.device):
                 distances["precision_shift"] = self._shift(statistics, first, exact())
         return distances
+
+    def _collect(
+        self, batches: Iterable[Tensor], statistics: FeatureStatistics, images: list[Tensor], features: list[Tensor]
+    ) -> None:
+        """Add this rank's images to the statistics; keep the first for the grid, and the first features for KID."""
+        with torch.no_grad(), evaluation_precision(self._world.device):  # a trial's number format must not judge it
+            for batch in batches:
+                batch_features = self.extractor(batch)
+                statistics.update(batch_features)
+                for kept, part, most in ((images, batch, GRID_IMAGES), (features, batch_features, KID_IMAGES)):
+                    if sum(map(len, kept)) * self._world.size < most:
+                        kept.append(part.cpu())
 
     def _shift(self, statistics: FeatureStatistics, first: Tensor, others: Tensor) -> float:
         """Return `precision_shift`; `first`: features of the first images judged."""

@@ -20,18 +20,9 @@ SECONDS = 5.0
 
 
 def profile(
-    config: Systems,
-    folder: Path,
-    say: Callable[[str], None],
-    *,
-    name: str,
-    command: str,
-    workers: int,
-    steps: int | None,
-    sweep_batches: bool,
-    compile_too: bool | None,
-    attempt: bool,
-) -> Profile:
+    config: Systems, folder: Path, say: Callable[[str], None], *, name: str, command: str, workers: int,
+    steps: int | None, sweep_batches: bool, compile_too: bool | None, attempt: bool,
+) -> Profile:  # fmt: skip
     """Measure everything and return the profile; raise what a training raises. The trace goes to `folder`.
 
     `say` is called with what is measured next; `steps` to measure, None: about five seconds of them; `compile_too`: the
@@ -52,11 +43,7 @@ def profile(
     traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
     snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
     swept = sweep(bench, config, step["step_s"], lambda batch: say(f"batch {batch}")) if sweep_batches else None
-    why = "it takes minutes on a CPU; --compile measures it" if compile_too is None else "--no-compile"
-    cost: CompileCost | Failed | Skipped = {"skipped": why}
-    if bench.cuda if compile_too is None else compile_too:
-        say("torch.compile, in a process of its own and with an empty cache")
-        cost = compiling.compile_cost(config, steps, folder)
+    cost = _compile_cost(config, steps, folder, say, bench.cuda, compile_too)
     result: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "unit": workload.unit, "names": named(workload),
@@ -74,6 +61,18 @@ def profile(
         advice.tried = bench.attempt(config, advice.change, steps)
     result["wall_s"] = time.monotonic() - began
     return result
+
+
+def _compile_cost(
+    config: Systems, steps: int, folder: Path, say: Callable[[str], None], cuda: bool, compile_too: bool | None
+) -> CompileCost | Failed | Skipped:
+    """Measure what torch.compile costs and gains, if that is wanted; `compile_too`: as in `profile`."""
+    if compile_too is None and not cuda:
+        return {"skipped": "it takes minutes on a CPU; --compile measures it"}
+    if compile_too is False:
+        return {"skipped": "--no-compile"}
+    say("torch.compile, in a process of its own and with an empty cache")
+    return compiling.compile_cost(config, steps, folder)
 
 
 def named(workload: Workload) -> dict[str, str]:

@@ -35,14 +35,9 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
     spent, points = cost.parts(share.least), search_space.size(space)
     ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
     trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
-    # Devices: a budget in device-seconds is shared by the devices of a trial, any other budget holds for each of them.
-    devices, parameters = 1 if budget.unit == "device" else max(sizes), measured.get("parameters", 0)
-    device_hours: float = (
-        devices * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in space.again)) / 3600
-    )
-    if budget.total_s is not None:
-        device_hours = min(device_hours, devices * share.slots * budget.total_s / 3600)
+    device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price, stored_runs = budget.price_per_device_hour, trials + sum(runs for runs, _ in space.again)
+    parameters = measured.get("parameters", 0)
     # Disk: float32 weights of every run are kept. A running trial also has a checkpoint (weights, averages and two
     # moments of the optimizer), and two of them while it replaces the old one.
     disk = 4 * parameters * (stored_runs + 2 * 4 * share.slots) if space.evaluates else 0
@@ -75,6 +70,17 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:
+    """Return the device-hours of all trainings at most; `workers`: of the largest trial, `slots`: trials at once."""
+    budget = space.budget
+    # A budget in device-seconds is shared by the devices of a trial, any other budget holds for each of them.
+    devices = 1 if budget.unit == "device" else workers
+    seconds = devices * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in space.again))
+    if budget.total_s is not None:
+        seconds = min(seconds, devices * slots * budget.total_s)
+    return seconds / 3600
 
 
 def _objective(space: SearchSpace) -> str | None:

@@ -48,15 +48,8 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     if kind == "grid":
         _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
         values += combinations(dimensions)
-    candidates = []
-    for point in {json.dumps(point, sort_keys=True): point for point in values}.values():  # without duplicates
-        try:
-            cfg.override(space.baseline, point, where=where if kind != "search" else listed)
-            candidates.append(point)
-        except ConfigError as error:  # a listed point must be valid; a grid may contain invalid combinations
-            if kind != "grid" or not candidates:
-                raise
-            skipped.append(str(error))
+    candidates, invalid = _valid(values, space, where if kind != "search" else listed)
+    skipped += invalid
     if kind == "grid" and not space.evaluates:
         candidates[1:] = sorted(candidates[1:], key=lambda point: _group(point, space.baseline))
     # Seed after seed: a drift of a shared machine's speed then affects all points alike
@@ -71,6 +64,23 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
         rungs=rungs,
         skipped=tuple(skipped),
     )
+
+
+def _valid(points: Sequence[Values], space: SearchSpace, where: str) -> tuple[list[Values], list[str]]:
+    """Return the points without duplicates, and why combinations of a grid are left out.
+
+    Raises `ConfigError` for any other point that is not valid.
+    """
+    valid, invalid = list[Values](), list[str]()
+    for point in {json.dumps(point, sort_keys=True): point for point in points}.values():
+        try:
+            cfg.override(space.baseline, point, where=where)
+            valid.append(point)
+        except ConfigError as error:
+            if space.kind != "grid" or not valid:
+                raise
+            invalid.append(str(error))
+    return valid, invalid
 
 
 def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:

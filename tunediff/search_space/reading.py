@@ -138,14 +138,9 @@ def parse(
     )  # fmt: skip
     # Evaluations and longer budgets of finished and confirming runs
     _check_final(space.final, f"{source}: final", space)
-    budgets = [int(times[:-1]) for times in space.confirm.budgets] if space.confirm is not None else [1]
-    rising = budgets[0] == 1 and budgets == sorted(set(budgets))
-    place = f"{source}: confirm: budgets"
-    refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
-    refuse(
-        len(budgets) > 1 and not space.evaluates, f"{place}: {space.metric} has no curve that goes on; allowed: [1x]"
-    )
-    _check_final(space.confirm.final if space.confirm is not None else {}, f"{source}: confirm: final", space)
+    if space.confirm is not None:
+        _check_longer(space.confirm, space)
+        _check_final(space.confirm.final, f"{source}: confirm: final", space)
     # Dimensions and candidates, the runs of the baseline first
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
@@ -272,6 +267,15 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
     deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
     refuse(deadline <= space.longest_s, f"{where}: deadline: {content.get('deadline')!r} is not above {per_trial}")
     refuse(total < space.longest_s, f"{where}: total: {content.get('total')!r} is less than {per_trial}")
+
+
+def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
+    """Raise `ConfigError` unless the budgets of the confirming runs rise from 1x, and longer ones can be judged."""
+    budgets, place = [int(times[:-1]) for times in confirm.budgets], f"{space.source}: confirm: budgets"
+    rising = budgets[0] == 1 and budgets == sorted(set(budgets))
+    refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
+    endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
+    refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
 
 
 def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tunediff.analysis import Results
-from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN, Effect, effects_table
+from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN, Effect, Level, effects_table
 from tunediff.analysis.importance import ENOUGH, FAIR, Importance, searched
 from tunediff.core import colors
 from tunediff.core.colors import WINNER
@@ -201,31 +202,17 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
         1 if results.by_rate else 2, 0.7 + 0.215 * sum(1 + len(e.levels) for e in chosen), sharey=True
     )
     at, ticks, names = 0.0, list[float](), list[str]()
-    inside = {"xycoords": ("axes fraction", "data")}
     # One block of rows per knob: its name and verdict, then one row per value.
     for effect in chosen:
-        pale = effect.verdict != ABOVE
         for axes in filter(in_first_column, panels):
             annotate(axes, short(effect.knob, max_characters(44)), (0, at), (-6, 0), ha="right", fontsize=9,
-                     fontweight="bold", color=INK, annotation_clip=False, **inside)  # fmt: skip
-        annotate(panels[0], effect.verdict, (0, at), (6, 0), fontsize=8, color=SOFT, style="italic", **inside)
+                     fontweight="bold", color=INK, annotation_clip=False, **BESIDE)  # fmt: skip
+        annotate(panels[0], effect.verdict, (0, at), (6, 0), fontsize=8, color=SOFT, style="italic", **BESIDE)
         for axes in panels:
             axes.axhline(at - 0.62, color=RULE, linewidth=0.8)
         for level in effect.levels:
             at += 1
-            for axes, mean in zip(panels, (level.objective, level.rate), strict=False):
-                if mean is None:
-                    continue
-                color = colors.PLAIN if axes is not panels[0] else GREY if pale else STRONG  # rates are not tested
-                if mean.low is not None and mean.high is not None:
-                    axes.plot([mean.low, mean.high], [at, at], color=color, linewidth=1.6, solid_capstyle="butt")
-                axes.plot([mean.mean], [at], "o", markersize=5, color=color, markeredgewidth=1.2,
-                          markerfacecolor="white" if mean.runs < 3 else color)  # fmt: skip
-            for trial, color, _ in highlights.pairs():  # outside the panel, beside the row
-                if trial.name in level.members:
-                    shift = 6.0 if color == WINNER else 14.0
-                    annotate(panels[0], "■", (1, at), (shift, 0), ha="center", fontsize=8, color=color,
-                        annotation_clip=False, **inside)  # fmt: skip
+            _level(panels, level, at, GREY if effect.verdict != ABOVE else STRONG, highlights)
             ticks.append(at)
             names.append(f"{short(level.label, max_characters(40))}  ({len(level.members)})")
         at += 1.25
@@ -243,6 +230,33 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
         axes.grid(True, axis="x")
         axes.grid(False, axis="y")
         axes.margins(x=0.08)
+    _legend(figure, results, highlights)
+    return figure
+
+
+BESIDE: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
+"""Coordinates of text that lies outside a panel, beside a row."""
+
+
+def _level(panels: Sequence[Axes], level: Level, at: float, color: str, highlights: Highlights) -> None:
+    """Draw the row of one value at height `at`: its means, in the objective's panel in this color, and its marks."""
+    for axes, mean in zip(panels, (level.objective, level.rate), strict=False):
+        if mean is None:
+            continue
+        shade = color if axes is panels[0] else colors.PLAIN  # rates are not tested
+        if mean.low is not None and mean.high is not None:
+            axes.plot([mean.low, mean.high], [at, at], color=shade, linewidth=1.6, solid_capstyle="butt")
+        axes.plot([mean.mean], [at], "o", markersize=5, color=shade, markeredgewidth=1.2,
+                  markerfacecolor="white" if mean.runs < 3 else shade)  # fmt: skip
+    for trial, mark, _ in highlights.pairs():
+        if trial.name in level.members:
+            shift = 6.0 if mark == WINNER else 14.0
+            annotate(panels[0], "■", (1, at), (shift, 0), ha="center", fontsize=8, color=mark,
+                     annotation_clip=False, **BESIDE)  # fmt: skip
+
+
+def _legend(figure: Figure, results: Results, highlights: Highlights) -> None:
+    """Add the legend of the effects."""
     dot: dict[str, Any] = {"marker": "o", "markersize": 5, "linewidth": 1.6}
     style.legend(figure, {
         "larger than the noise": style.key(STRONG, **dot),
@@ -252,4 +266,3 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
         **{f"value of the {role}": style.key(color, marker="s", linestyle="none", markersize=5)
            for _, color, role in highlights.shown()},
     })  # fmt: skip
-    return figure

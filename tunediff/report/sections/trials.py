@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunediff.analysis import RATE, failed, shown
+from tunediff.analysis import RATE, Results, failed, shown
 from tunediff.analysis.effects import failures_table, suspects
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.analysis.statistics import BETTER
@@ -25,7 +25,6 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     results = context.results
     if not results.trials:
         return None
-    # Order: by rank, repeats of the baseline beside it, then by number.
     frame = context.evidence.table()
     # New seeds decide: the speed-up of one run is no result for a trial that they did not show to be better.
     if "speedup" in frame:
@@ -36,11 +35,8 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         *(d.name for d in results.space.dimensions),
     ]
     reasons = any(trial.remarks for trial in results.trials)
-    ranks = {trial.name: rank for rank, trial in enumerate(results.ranked)}
     lines = list(zip(results.trials, frame.astype(object).to_dict("records"), strict=True))
-    if results.baseline is not None and results.baseline.name in ranks:
-        again = [trial.name for trial in results.trials if results.repeats(trial) and trial.status == "ok"]
-        ranks |= dict.fromkeys(again, ranks[results.baseline.name])
+    ranks = _ranks(results)
     lines.sort(key=lambda line: (ranks.get(line[0].name, len(results.trials)), line[0].number))
     rows = [
         [
@@ -72,6 +68,15 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         table([*header, *(["reason"] if reasons else [])], rows, marks, words=2, id_="trials-table"),
         note(empty, files.links("trials")),
     )
+
+
+def _ranks(results: Results) -> dict[str, int]:
+    """Return the ranks of the trials with a result, by name; repeats of the baseline have its rank."""
+    ranks = {trial.name: rank for rank, trial in enumerate(results.ranked)}
+    if results.baseline is not None and results.baseline.name in ranks:
+        again = [trial.name for trial in results.trials if results.repeats(trial) and trial.status == "ok"]
+        ranks |= dict.fromkeys(again, ranks[results.baseline.name])
+    return ranks
 
 
 def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:

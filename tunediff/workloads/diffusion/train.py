@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,14 +43,7 @@ def train(trial: Trial) -> None:
     # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
     trial.about(data=images.name, samples=len(images), summary=images.summary)
-    if trial.evaluates:
-        trial.evaluate_with(judgement(trial, ema.model, process))
-
-    def described() -> dict[str, object]:
-        trial.show("timesteps", objective.table())
-        return {**objective.facts()}
-
-    trial.describe_with(described)
+    add_evaluation(trial, ema.model, process, objective)
 
     # ---- train
     shard = trial.shard
@@ -85,16 +77,23 @@ def train(trial: Trial) -> None:
             objective.refresh()
 
 
-def judgement(trial: Trial, model: torch.nn.Module, process: Diffusion) -> Callable[[], dict[str, object]]:
-    """Return the function that judges a model by its samples, and shows some of them."""
-    evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, trial.world)
+def add_evaluation(trial: Trial, model: torch.nn.Module, process: Diffusion, objective: Objective) -> None:
+    """Let the trial judge `model` by its samples at every point, and describe how timesteps are drawn and weighted."""
+    if trial.evaluates:
+        evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, trial.world)
 
-    def judged() -> dict[str, object]:
-        scores = evaluator(model, process, should_stop=trial.should_stop)
-        trial.show("samples", evaluator.judge.last_images)
-        return {**scores}
+        def judged() -> dict[str, object]:
+            scores = evaluator(model, process, should_stop=trial.should_stop)
+            trial.show("samples", evaluator.judge.last_images)
+            return {**scores}
 
-    return judged
+        trial.evaluate_with(judged)
+
+    def described() -> dict[str, object]:
+        trial.show("timesteps", objective.table())
+        return {**objective.facts()}
+
+    trial.describe_with(described)
 
 
 def squared_errors(output: Tensor, target: Tensor) -> Tensor:
