@@ -96,7 +96,7 @@ def night(folder):
         place = write(folder, wanted, number, point, curve)
         Image.new("L", (40, 40), 90 * number).save(place / "samples.png")
     (folder / "sessions.jsonl").write_text(
-        json.dumps({"event": "begin", "time": 990.0, "command": "/x/tunediff/search.py digits --name night"}) + "\n"
+        json.dumps({"event": "begin", "time": 990.0, "command": "python -m tunediff.search digits --name night"}) + "\n"
         + json.dumps({"event": "end", "time": 1090.0}) + "\n"
     )  # fmt: skip
     return folder

@@ -109,7 +109,7 @@ BROKEN = [
     (site_machine.memory, patched(measure, "memory_limit_mib", lambda device: 1024.0), "weak", "small batches"),
     (site_machine.gpus, patched(machine, "gpus", lambda: ["0"]), "missing", "1 GPU by the driver, 0 by torch"),
     (site_machine.gpus, torch_sees(2), "missing", "0 GPUs by the driver, 2 by torch"),
-    (site_machine.gpus, patched(site_machine, "SIGNS", ("/dev/null",)), "missing", "a search would run on the CPU"),
+    (site_machine.gpus, patched(site_machine.machine, "signs", lambda: ["/dev/null"]), "missing", "a search would run on the CPU"),
     (site_machine.shared_memory, patched(site_machine, "SHM", site_machine.Path("/nowhere")), "missing", "no /nowhere"),
     (site_machine.shared_memory, patched(environment, "unwritable", lambda folder: "Permission denied"), "missing", "Permission"),
     (site_machine.shared_memory, disk(1 / 16, 1 / 16), "weak", "--shm-size"),
@@ -157,7 +157,7 @@ def test_the_gpus_that_are_there_and_those_that_torch_sees_are_one(site, monkeyp
     assert "NVIDIA H200, 140 GiB, compute capability 9.0" in both.found
     torch_sees(0)(monkeypatch)
     monkeypatch.setattr(machine, "gpus", lambda: [])
-    monkeypatch.setattr(site_machine, "SIGNS", ("/dev/null",))
+    monkeypatch.setattr(site_machine.machine, "signs", lambda: ["/dev/null"])
     monkeypatch.setenv(machine.VISIBLE, "")  # hidden on purpose
     assert site_machine.gpus(site).state == "weak"
 

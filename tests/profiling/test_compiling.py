@@ -7,17 +7,18 @@ import pytest
 
 from tests.helpers import tiny
 from tunediff import config as cfg
+from tunediff.analysis.speed import break_even
 from tunediff.profiling import compiling
 from tunediff.profiling.measure import Bench
 
 
 def test_break_even():
-    found = compiling.break_even(eager=100.0, compiled=150.0, compile_s=60.0)
-    assert found == {"samples": pytest.approx(18_000), "seconds": pytest.approx(180)}
-    assert 60 + found["samples"] / 150 == pytest.approx(found["seconds"]), "both trainings are there at that second"
-    assert compiling.break_even(100.0, 100.0, 1.0) is None
-    assert compiling.break_even(100.0, 90.0, 0.0) is None
-    assert compiling.break_even(100.0, 110.0, 0.0) == {"samples": 0.0, "seconds": 0.0}
+    samples, seconds = break_even(60.0, 150.0, 1.5)
+    assert (samples, seconds) == (pytest.approx(18_000), pytest.approx(180))
+    assert 60 + samples / 150 == pytest.approx(seconds), "both trainings are there at that second"
+    assert break_even(1.0, 100.0, 1.0) is None
+    assert break_even(0.0, 90.0, 0.9) is None
+    assert break_even(0.0, 110.0, 1.1) == (0.0, 0.0)
 
 
 def measured(samples_per_s, sd=1.0, **values):

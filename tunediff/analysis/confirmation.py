@@ -208,8 +208,8 @@ def latest(results: Results) -> Path | None:
 
 
 def read(results: Results) -> Confirmation | None:
-    """Read the newest confirming runs of a search; None if none of them has ended."""
+    """Read the newest confirming runs of a search; None if there are none."""
     if results.space.confirm is None or (folder := latest(results)) is None:
         return None
     runs = analysis.read(folder)
-    return confirm(results, runs) if runs.ranked else None
+    return confirm(results, runs) if runs.trials else None  # `budget: total` may leave no time for them

@@ -30,7 +30,7 @@ class Evidence:
 
     results: Results
     confirmation: Confirmation | None = None
-    """Its confirming runs, if any of them ended."""
+    """Its confirming runs, if there are any."""
 
     judged: Comparison | None = None
     """The sequential test of these runs, if they are confirming runs themselves."""

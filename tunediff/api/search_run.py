@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import analysis
-from tunediff.analysis import Results, confirmation
+from tunediff.analysis import confirmation, evidence
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
@@ -70,10 +70,10 @@ def _write_tables(evidence: Evidence) -> None:
 def _send_verdict(folder: Path, tracked: Tracking) -> None:
     from tunediff.report import result_json, summary  # imports matplotlib
 
-    printed = summary.as_json(evidence := read(folder))
+    printed = summary.as_json(shown := read(folder))
     values = {name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)}
-    if (best := evidence.best) is not None:
-        values["best_configuration"] = text.knobs(evidence.results.changed(best))
+    if (best := shown.best) is not None:
+        values["best_configuration"] = text.knobs(shown.results.changed(best))
     tracked.finish(values)
 
 
@@ -85,22 +85,13 @@ def _report(folder: Path) -> None:
 
 def read(folder: Path) -> Evidence:
     """Return what a search has shown so far, its newest confirming runs included. Raises `ConfigError`."""
-    results = analysis.read(folder)
-    return Evidence(results, _confirmed(results))
+    return evidence.read(analysis.read(folder))
 
 
 def console(lines: EventLines) -> Display:
     """Return what shows the progress: a live table in a terminal, a line per event elsewhere."""
     terminal = not (lines.quiet or lines.on_stderr or lines.logged) and sys.stdout.isatty()
     return functools.partial(LiveTable if terminal else Console, lines=lines)
-
-
-def _confirmed(results: Results) -> Confirmation | None:
-    """Return what the newest confirming runs show; None where there are none."""
-    if results.space.confirm is None or (folder := confirmation.latest(results)) is None:
-        return None
-    runs = analysis.read(folder)
-    return confirmation.confirm(results, runs) if runs.trials else None  # --total may leave no time for them
 
 
 def _run(

@@ -17,7 +17,7 @@ from tunediff.config import Configuration, Values
 from tunediff.core import environment
 from tunediff.core.clock import UnitName
 from tunediff.core.point import Point
-from tunediff.core.trial_record import JOURNAL, RESTARTED, End, events
+from tunediff.core.trial_record import JOURNAL, End, events
 
 
 class Journal:
@@ -42,7 +42,7 @@ class Journal:
         # A restart voids all earlier points, so only those after the last restart count.
         written: set[tuple[int, int]] = set()
         for line in events(self.folder):
-            if line["event"] in RESTARTED:
+            if line["event"] == "restarted":
                 written.clear()
             elif line["event"] == "point":
                 written.add((line["index"], line["steps"]))

@@ -6,7 +6,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `start`: an attempt begins, with configuration, drawn knobs, budget and environment.
 - `worker`: device and threads of the worker that trains the trial.
 - `about`: data and model.
-- `restarted` (`anew` in older journals): the training begins at its first step although an earlier attempt had come
+- `restarted`: the training begins at its first step although an earlier attempt had come
   further, with the reason.
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
@@ -37,8 +37,6 @@ loss or weights not finite; `timeout`: past its deadline; `error`: anything else
 never run, because another trial has shown that it would fail."""
 
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
-RESTARTED = ("restarted", "anew")
-"""Names of the restart event: the current one, and the one of older journals."""
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
 Line = dict[str, Any]
@@ -254,7 +252,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             points[event["index"]] = Point.of(event)
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], "train(trial) never reads it")
-        elif kind in RESTARTED:
+        elif kind == "restarted":
             points, final = {}, {}
             record.restarts.append(event.get("reason", ""))
         # Final evaluation and end

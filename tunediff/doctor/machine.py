@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 import shutil
@@ -28,8 +27,6 @@ FULL_DISK = 0.95
 SHARED = Loader(batch_size=1024, workers=8, prefetch_factor=4)
 """A hungry search's loader, whose batches of 3 × 32 × 32 float32 lie in shared memory."""
 SHM = Path("/dev/shm")
-SIGNS = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/version", "/usr/lib/wsl/lib/nvidia-smi")
-"""Files that are there where an NVIDIA GPU or its driver is."""
 
 
 @check("CPU")
@@ -85,7 +82,7 @@ def gpus(site: Site) -> Answer:
         )
         return Answer("ok", f"{listed}; {build}", f"{seen} at once: one for each worker of a trial", numbers)
     hidden = os.environ.get(machine.VISIBLE)
-    if signs := [path for sign in SIGNS for path in glob.glob(sign)] if hidden is None else []:
+    if signs := machine.signs() if hidden is None else []:
         return Answer("missing", f"{', '.join(signs)}, but no GPU that can be used ({build})",
                       "a search would run on the CPU: look at nvidia-smi, and give the container its GPUs",
                       numbers)  # fmt: skip

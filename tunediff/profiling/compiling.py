@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from tunediff import config as cfg
+from tunediff.analysis.speed import break_even
 from tunediff.config import Lines, Systems
 from tunediff.profiling.measure import Bench, in_a_line, spread
 from tunediff.profiling.result import CompileCost, Failed, Speed
@@ -65,22 +66,12 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
     noise = math.hypot(max(rates) - min(rates), spread(*eager, compiled))
     # compile_s is compilation and the first step, which an eager training has as well.
     seconds = max(0.0, compiled["compile_s"] - eager[-1]["first_step_s"])
+    paid = break_even(seconds, faster, faster / rate)
     return {
         "mode": mode, "eager_samples_per_s": rate, "compiled_samples_per_s": faster, "speedup": faster / rate,
         "within_noise": abs(faster - rate) <= 2 * noise, "compile_s": seconds,
-        "break_even": break_even(rate, faster, seconds), "graphs": compiled.get("compiled_graphs"),
-        "expected_graphs": compiled.get("expected_graphs"),
+        "break_even": None if paid is None else {"samples": paid[0], "seconds": paid[1]},
+        "graphs": compiled.get("compiled_graphs"), "expected_graphs": compiled.get("expected_graphs"),
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
         "disturbed": any(speed["disturbed"] for speed in (*eager, compiled)),
     }  # fmt: skip
-
-
-def break_even(eager: float, compiled: float, compile_s: float) -> dict[str, float] | None:
-    """Return the samples and training seconds after which compiling has paid; None when it never does.
-
-    `eager`, `compiled`: samples/s; n samples take n/eager, or compile_s + n/compiled. The seconds include compiling.
-    """
-    if compiled <= eager:
-        return None
-    samples = compile_s / (1 / eager - 1 / compiled)
-    return {"samples": samples, "seconds": samples / eager}

@@ -121,7 +121,8 @@ def run(
             log_exceptions("how far the confirming runs are", tell, result)
         return result.over or not has_time(results, folder, space)
 
-    with sessions.noted(folder):
+    resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
+    with sessions.noted(folder, resume):
         listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
         rounds.run(folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners)
 

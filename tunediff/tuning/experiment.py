@@ -44,18 +44,11 @@ if TYPE_CHECKING:
     from tunediff.tuning.slots import Slots
 
 
-def stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> int:
-    """Print that the search in `folder` was interrupted or had to stop, and how to resume it; return the exit code.
+def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> str:
+    """Return why what runs in `folder` ended early, and how to resume it.
 
     `where`: the command's options that choose the machine or cluster.
     """
-    by_hand = isinstance(why, KeyboardInterrupt)
-    print(f"{chr(10) if by_hand else 'error: '}{why_stopped(why, module, folder, where)}", file=sys.stderr)
-    return cli.INTERRUPTED if by_hand else cli.FAILED
-
-
-def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> str:
-    """Return why what runs in `folder` ended early, and how to resume it; the arguments are those of `stopped`."""
     if isinstance(why, NotStartedError) and not folder.exists():  # a new search without any trial
         return str(why)
     message = "interrupted" if isinstance(why, KeyboardInterrupt) else str(why)
@@ -261,9 +254,8 @@ def _headless(folder: Path, address: str) -> None:
     """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
     why = StoppedError("the head of the cluster does not answer any more")
-    code = stopped(why, module, folder, ["--address", address])
-    sys.stderr.flush()
-    os._exit(code)
+    print(f"error: {why_stopped(why, module, folder, ['--address', address])}", file=sys.stderr, flush=True)
+    os._exit(cli.FAILED)
 
 
 def warm(space: SearchSpace) -> Systems | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shlex
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,9 +83,9 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, command: str = "") -> Iterator[None]:
-    """Note that a session begins, with its command (default: that of this process) and hardware, and that it ends."""
-    _note(folder, "begin", command=command or shlex.join(sys.argv), environment=environment.describe())
+def noted(folder: Path, command: str) -> Iterator[None]:
+    """Note that a session begins, with the command that started it and the hardware, and that it ends."""
+    _note(folder, "begin", command=command, environment=environment.describe())
     try:
         yield
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pandas as pd
 import yaml
 
@@ -51,7 +49,7 @@ def reproduce(context: ReportContext, files: Files) -> Html:
 def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
     """Return (description, command lines) of what was run and of what repeats it."""
     winner, place = context.highlights.winner, context.storage / context.name
-    ran = list(dict.fromkeys(_typed(session.command) for session in context.sessions if session.command))
+    ran = list(dict.fromkeys(session.command for session in context.sessions if session.command))
     commands = [("The search was started with", ran)] if ran else []
     name = f"{context.results.folder.name}-again"
     again = text.command("search", place / "search.yaml", "--name", name, storage=context.storage)
@@ -63,17 +61,6 @@ def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
         export = context.command("export", "--trial", winner.name, "--out", out)
         commands.append((words, [export, text.command("train", "--config", out, "--budget", budget)]))
     return commands
-
-
-def _typed(recorded: str) -> str:
-    """Return a recorded command as a user types it: the record begins with the path of a file."""
-    try:
-        words = shlex.split(recorded)
-    except ValueError:
-        return recorded
-    if words and words[0].replace("\\", "/").endswith("tunediff/search.py"):
-        return shlex.join(["python", "-m", "tunediff.search", *words[1:]])
-    return recorded
 
 
 def _environment(context: ReportContext) -> Html:
