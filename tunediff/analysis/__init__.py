@@ -67,15 +67,12 @@ class Results:
 
     @property
     def falls(self) -> bool:
-        """Return whether a smaller value is better; only this property decides on the direction of the
-        objective.
-        """
+        """Return whether a smaller value is better: the one place that decides on the objective's direction."""
         return self.space.mode == "min"
 
     @functools.cached_property
     def ratios(self) -> bool:
-        """Return whether values are compared by their ratios: rates, and objectives that fall and are
-        always positive.
+        """Return whether values are compared by ratios: rates, and objectives that fall and stay positive.
 
         Others are compared by their differences: a zero or negative value has no ratio, and the ratio of
         two accuracies depends on whether one counts the right or the wrong answers.
@@ -99,9 +96,7 @@ class Results:
         return self._with_seed(self.space.baseline.seed)
 
     def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
-        """Return the baseline's run with the seed of a trial; in a search with one seed, the baseline's
-        first run.
-        """
+        """Return the baseline's run on the seed of a trial; in a search with one seed, its first run."""
         return self._with_seed(trial.config["seed"]) if self.space.seeds > 1 else self.baseline
 
     def quantity(self, name: str) -> Quantity:
@@ -122,9 +117,7 @@ class Results:
         return _grouped(self.trials)
 
     def repeats(self, trial: TrialRecord) -> bool:
-        """Return whether a trial only measures the noise: a further run of the baseline in a search with
-        one seed.
-        """
+        """Return whether a trial is a further run of the baseline in a search with one seed."""
         return self.space.seeds == 1 and "seed" in trial.drawn
 
     @property
@@ -183,9 +176,7 @@ class Results:
         return self.loss(trial.value(self.metric) or 0.0)
 
     def versus(self, value: float | None, base: float | None) -> float | None:
-        """Return the ratio of two values of the objective, or their difference if `ratios` is false; None
-        if one is missing.
-        """
+        """Return the ratio of two values, or their difference without `ratios`; None if one is missing."""
         if value is None or base is None:
             return None
         return value - base if not self.ratios else value / base if base else None
@@ -214,9 +205,7 @@ class Results:
         return reach.time_to_target_speedup(*curves)
 
     def at_first(self, trial: TrialRecord) -> bool:
-        """Return whether its first evaluation is as good as the baseline's last: its speed-up is then a
-        lower bound.
-        """
+        """Return whether a trial is as good at its first evaluation as the baseline at its last."""
         ratio, base, line = self.time_to_target_speedup(trial), self.baseline_of(trial), curve(trial, self.metric)
         if ratio is None or self.by_rate or base is None or not line:
             return False
@@ -292,9 +281,7 @@ def last(trial: TrialRecord, name: str) -> Any:
 
 
 def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
-    """Return (seconds in the unit of its budget, value) of every evaluation with a value; with `along`,
-    that instead of seconds.
-    """
+    """Return (seconds in the budget's unit, or `along`; value) of every evaluation that has a value."""
     along = along or trial.along
     return [(float(p[along]), float(p[metric])) for p in trial.points if p.get(metric) is not None and along in p]
 

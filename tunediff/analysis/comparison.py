@@ -86,9 +86,7 @@ class Comparison:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """Return the values at the end of the budget [groups, seeds], the seeds in ascending order; NaN:
-        missing.
-        """
+        """Return the values at the end [groups, seeds], seeds in ascending order; NaN: missing."""
         seeds = sorted({trial.config["seed"] for group in self.groups for trial in group.runs})
         values = np.full((len(self.groups), len(seeds)), np.nan)
         for row, group in enumerate(self.groups):
@@ -153,8 +151,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:
-        """Return how many times sooner a configuration reaches the baseline's final value, or why that is
-        not determined.
+        """Return how many times sooner a configuration reaches the baseline's final value, or why that is unknown.
 
         The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
         determined only if the configuration is significantly better than the baseline and the interval

@@ -33,9 +33,7 @@ def folder_name(number: int) -> str:
 
 
 def folder_within(folder: Path) -> str:
-    """Return the folder of confirming runs relative to that of their search, `confirm/4x`; '' for a search
-    itself.
-    """
+    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search itself."""
     inside = (folder.parent / "search.yaml").is_file()
     return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 
@@ -92,17 +90,13 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Return whether no further seed is needed: the test has ended, or the baseline or all rivals have
-        failed.
-        """
+        """Return whether no further seed is needed: it is decided, or the baseline or all rivals have failed."""
         failures = [any(map(failed, group.runs)) for group in self.compared.groups]
         return self.look.over or failures[0] or (len(failures) > 1 and all(failures[1:]))
 
     @property
     def primary(self) -> Group | None:
-        """Return the search's leader among the finalists: it was chosen before these runs, so its mean is
-        unbiased.
-        """
+        """Return the search's leader among the finalists, whose mean is unbiased: it was chosen before."""
         return next(iter(self.compared.others), None)
 
     @property
@@ -117,9 +111,7 @@ class Confirmation:
         return primary if primary in better and not self._beyond(best, primary) else best
 
     def _beyond(self, group: Group | None, other: Group | None) -> bool:
-        """Return whether two groups differ significantly: their difference has the same standard error as
-        one to the baseline.
-        """
+        """Return whether two groups differ significantly, by the standard error of a difference to the baseline."""
         groups = (group, other)
         first, second = (math.nan if entry is None else entry.difference.estimate or math.nan for entry in groups)
         distance = abs(math.expm1(abs(math.log(first / second)))) if self.look.ratios else abs(first - second)
@@ -143,9 +135,7 @@ class Confirmation:
         return group.values(self.metric)
 
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
-        """Return (value in the search, values of the confirming runs) of a finalist, both in the search's
-        own protocol.
-        """
+        """Return (value in the search, values of the confirming runs) of a finalist, in the search's protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
         value = chosen.value(self.search.metric) if chosen is not None else None
         return (value, ends) if ends and value is not None else None
@@ -159,9 +149,7 @@ class Confirmation:
         return next((group for group in self.compared.groups if _knobs(group.runs[0]) == _knobs(trial)), None)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: mean, sd, difference, speed-up, both with intervals, and the
-        verdict.
-        """
+        """Return one row per configuration: mean, sd, difference and speed-up with intervals, verdict."""
         effect = self.compared.effect
         columns = [effect, f"{effect}_low", f"{effect}_high", *SPEEDUP, "verdict"]
         values = [self.values(group) for group in self.compared.groups]

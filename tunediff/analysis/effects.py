@@ -146,8 +146,7 @@ def _ran(trial: TrialRecord) -> bool:
 
 
 def suspects(results: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level]]:
-    """Return values with at least two failures and at least twice the failure rate of the other trials,
-    the worst first.
+    """Return values with two failures or more, at twice the rate of other trials or more, the worst first.
 
     They are a hint, not a proof.
     """

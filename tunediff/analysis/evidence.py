@@ -93,9 +93,7 @@ class Evidence:
 
     @functools.cached_property
     def values(self) -> dict[str, float]:
-        """Return the values of configurations, by the name of the trial that stands for them in
-        `Results.standings`.
-        """
+        """Return the values of configurations, by the name of their trial in `Results.standings`."""
         return {trial.name: value for trial, value in self.results.standings}
 
     def runs(self, trial: TrialRecord | None) -> list[float]:
@@ -110,9 +108,7 @@ class Evidence:
         return self._baseline_by_name[trial.name]
 
     def better(self, trial: TrialRecord) -> bool | None:
-        """Return whether a trial is better than the baseline by more than the noise; None: not known, or
-        it is a baseline.
-        """
+        """Return whether a trial beats the baseline by more than the noise; None: unknown, or it is a baseline."""
         if self.is_baseline(trial):
             return None
         if (group := self._runs(trial)) is not None:
@@ -151,9 +147,7 @@ class Evidence:
         return Estimate(ratio, None, None, 1, self.results.at_first(trial))
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
-        """Return when a trial reaches the final value of the baseline of its seed, by this pair of runs;
-        None: not determined.
-        """
+        """Return when a trial reaches the final value of the baseline of its seed; None: not determined."""
         ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
         if isinstance(self.speedup(trial), str) or self.results.by_rate or base is None or not ratio or ratio <= 1:
             return None
@@ -181,9 +175,7 @@ class Evidence:
 
 
 def read(results: Results) -> Evidence:
-    """Return what a search has shown, its confirming runs included; of confirming runs, the verdicts of
-    their own test.
-    """
+    """Return what a search, with its confirming runs, has shown; of confirming runs, their own test."""
     if confirmation.folder_within(results.folder):
         confirmed = confirmation.confirm(analysis.read(results.folder.parent), results)
         return Evidence(results, judged=confirmed.compared if confirmed.metric == results.metric else None)

@@ -1,6 +1,4 @@
-"""Read the journals of a running search again and again, at a cost that does not grow with the number of
-its trials.
-"""
+"""Read the journals of a running search again and again; the cost does not grow with its trials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Estimate which knobs matter: the share of the differences between trials that a random forest attributes
-to each.
-"""
+"""Estimate which knobs matter: a random forest attributes shares of the differences to them."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Seque
 
 
 def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistribution:
-    """Return a distribution of the search file, extended to the values in the journals, which may be older
-    than the file.
-    """
+    """Return a dimension's distribution, extended to the values of trials, which may be older than the file."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     if is_range(dimension, values):

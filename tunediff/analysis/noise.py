@@ -50,8 +50,7 @@ class Noise:
         return not (self.within(first, second) and self.within(second, first))
 
     def within(self, value: float, best: float) -> bool:
-        """Return whether `value` is behind `best` by no more than the noise; without any noise, whether it
-        is not behind.
+        """Return whether `value` is behind `best` by no more than the noise; without noise, not at all.
 
         If a value that is compared by ratios is not positive, return whether both are equal.
         """
@@ -62,8 +61,7 @@ class Noise:
 
 
 def measured(results: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
-    """Return the noise of a search, including that of the runs that confirm it; None: no configuration
-    ended ok twice.
+    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice.
 
     `metric`: the objective by default, or `RATE`.
     """
@@ -118,9 +116,7 @@ def unmoved(results: Results) -> int:
 
 
 def within_best(results: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:
-    """Return the trials of a search with one seed that are behind its best by no more than the noise, best
-    first.
-    """
+    """Return the trials of a search with one seed that are within the noise of its best, best first."""
     value = next((value for trial, value in results.standings if best is not None and trial.name == best.name), None)
     if noise is None or value is None or best is None or results.space.seeds > 1:
         return []
@@ -128,8 +124,7 @@ def within_best(results: Results, noise: Noise | None, best: TrialRecord | None)
 
 
 def candidates(results: Results, of: int) -> list[TrialRecord]:
-    """Return the trials of a search that may be better than its baseline: the leader, and what lies within
-    its noise.
+    """Return the trials that may be better than the baseline: the leader, and what is within its noise.
 
     The first is the best that differs from the baseline. The next best follow, as long as they differ from
     each other and are behind the first by no more than the noise; at most `of`. Without a known noise, the

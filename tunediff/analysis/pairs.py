@@ -108,8 +108,7 @@ class Pairs:
 
     @property
     def one_run_tells(self) -> float | None:
-        """Return the smallest difference that would be significant at 95 % with one run each: a ratio − 1,
-        or in units; None while `rough`.
+        """Return the smallest significant difference of one run each: a ratio − 1, or in units; None while `rough`.
 
         It is Student's bound for the noise of these pairs. That of `resolution` also allows for every look: after few
         pairs it is so much wider that several pairs would seem to detect less than one run each.

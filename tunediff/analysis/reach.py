@@ -37,8 +37,7 @@ def seconds_to(falling: Curve, loss: float) -> float | None:
 
 
 def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
-    """Return how many times sooner `other` reaches the baseline's final value, by `smooth` curves; None:
-    one is empty.
+    """Return how many times sooner `other` reaches the baseline's final value; None: a curve is empty.
 
     Below 1 if it ends worse: then the result is when the baseline reached the other's final value.
     Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any noise,

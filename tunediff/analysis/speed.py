@@ -58,9 +58,7 @@ class Compiled:
 
 
 def compiled(results: Results) -> list[Compiled]:
-    """Return every configuration under torch.compile, in the order of its first trial; rates are means
-    over its runs.
-    """
+    """Return the configurations under torch.compile, by first trial; rates are means over runs."""
     alike: dict[str, list[list[TrialRecord]]] = {}
     for runs in results.groups:
         if "parallel.workers" in runs[0].config:
@@ -78,9 +76,7 @@ def _compiles(trial: TrialRecord) -> bool:
 
 
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
-    """Return the row of a compiled configuration; `plain`: the runs of the same one without compilation,
-    if there are any.
-    """
+    """Return the row of a compiled configuration; `plain`: runs of the same one without compilation."""
     name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
     graphs = {to: last(runs[0], of) for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))}
     if plain is None:  # nothing to compare with
@@ -104,8 +100,7 @@ def break_even(cost_s: float | None, rate: float | None, ratio: float | None) ->
 
 
 def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices: int) -> float:
-    """Predict the seconds of a `ddp` step on `devices` equal devices, from those of one and two, all of
-    the same batch.
+    """Predict the seconds of a `ddp` step on `devices` devices from those of one and two, of one batch.
 
     `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices. For
     `devices` = 2 the result is the measured value. The model is step(n) = compute(n) + exposed(n) + rest:

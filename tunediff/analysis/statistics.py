@@ -66,9 +66,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:
-    """Return the mean (geometric for `ratios`) with its 95 % interval, or ± one standard error for
-    `errors`; None without values.
-    """
+    """Return the mean (geometric for `ratios`) with its 95 % interval, or for `errors` ± one standard error."""
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
@@ -162,9 +160,7 @@ def block_sd(values: NDArray[np.float64]) -> float:
 def _judged(
     test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, ratios: bool, lower_is_better: bool
 ) -> Difference:
-    """Return the difference of a test (difference, standard error, degrees of freedom) with interval and
-    verdict.
-    """
+    """Return the result of a test (difference, its standard error, degrees of freedom)."""
     if test is None:
         return Difference()
     back = math.exp if ratios else float
@@ -188,9 +184,7 @@ def quantile(probability: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for their number by Holm's method: the smallest times m, the next times m−1, …, not
-    falling.
-    """
+    """Correct p-values by Holm's method: the smallest times m, the next times m−1, …, not falling."""
     ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0
@@ -201,9 +195,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def anova(samples: Sequence[Sequence[float]]) -> float | None:
-    """Return the p-value of the F test that all groups with at least two values have the same mean; None:
-    not possible.
-    """
+    """Return the p-value of the F test over groups of at least two values; None: not possible."""
     groups = [np.asarray(sample) for sample in samples if len(sample) > 1]
     everything = np.concatenate(groups) if groups else np.empty(0)
     between, within = len(groups) - 1, len(everything) - len(groups)

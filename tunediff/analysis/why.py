@@ -75,9 +75,7 @@ def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "mi
 
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
-    """Return (seconds, samples, objective) of every evaluation; for `ratios` the logarithm of positive
-    objectives.
-    """
+    """Return (seconds, samples, objective) of every evaluation; for `ratios` the objective's logarithm."""
     rows = [(point[trial.along], point["samples"], float(point[metric])) for point in trial.points if metric in point]
     logs = [(seconds, samples, math.log(value)) for seconds, samples, value in rows if value > 0] if ratios else rows
     return np.array(logs, dtype=float)

@@ -235,8 +235,7 @@ def shown(path: Path) -> str:
 
 
 def described(error: BaseException, *roots: Path) -> str:
-    """Describe an error with the innermost line of the user's code: `ValueError: no such file (mine.py,
-    line 12: x = read())`.
+    """Describe an error with the innermost line of the user's code: `ValueError: … (mine.py, line 12: x = read())`.
 
     The user's code is what lies below one of `roots` or of the folders from which workloads were imported.
     """

@@ -1,5 +1,4 @@
-"""Declare and check single knobs: what a dataclass may declare, which values each knob takes, and the
-error messages.
+"""Declare and check single knobs: what a dataclass may declare, the values of each knob, error messages.
 
 A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each other,
 a method `not_effective(config, device)`, which yields knobs that have no effect, and why, and a method
@@ -208,8 +207,7 @@ def arms(kind: Any) -> list[Any]:
 
 
 def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
-    """Yield the knobs of a dataclass in the order of its fields; a knob shared by several union members
-    appears for each.
+    """Yield the knobs of a dataclass in field order; one that several union members share, for each.
 
     A field that a subclass declares again keeps its marks, and its description if the subclass gives no
     other.

@@ -95,8 +95,7 @@ def describe() -> Environment:
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
-    """Return what a trial ran on, from its environment: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`;
-    '' if unknown.
+    """Return what a trial ran on: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`; '' if unknown.
 
     The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does not
     include them.
@@ -116,8 +115,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def differences(there: Mapping[str, Any], device: str) -> list[str]:
-    """Return why measurements from the environment `there` of a trial cannot be compared with measurements
-    made here.
+    """Return why measurements from the environment `there` cannot be compared with those made here.
 
     `device`: "cpu" or "cuda", the kind of device that trains here. Each reason is a text such as `torch
     2.14 there, 2.15 here`; an empty list means that they can be compared.

@@ -42,8 +42,7 @@ def _affinity() -> int:
 
 
 def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the CPU seconds per second that the cgroups (v1 or v2) of this process and all above it
-    allow; inf: no limit.
+    """Return the CPU seconds per second that the cgroups (v1 or v2) of this process allow; inf: no limit.
 
     Inside a container the path in `own` may be that of the host, which does not exist there; then the root
     is the container's own group.
@@ -83,8 +82,7 @@ HALVES = {"bf16": ("avx512_bf16", "amx_bf16", "bf16"), "fp16": ("avx512_fp16", "
 
 
 def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the values of `precision.amp` that this CPU only emulates, slower than float32; empty if that
-    is not known.
+    """Return the values of `precision.amp` that this CPU only emulates; empty if that is not known.
 
     With AVX-512 the emulation reaches nine tenths of the speed of float32; with AVX2 alone convolutions
     reach a tenth to a sixtieth.
@@ -98,8 +96,7 @@ def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
 def gpus() -> list[str]:
-    """Return the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them: an index or
-    a UUID each.
+    """Return the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them.
 
     If a GPU is split by MIG and nobody has chosen devices, its MIG devices are listed: each serves one
     worker.

@@ -22,8 +22,7 @@ _measured = functools.partial(_required, default=None)
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One evaluation: the progress of the training, its speed since the previous evaluation, and the
-    quality of the model.
+    """One evaluation: progress of the training, its speed since the one before, quality of the model.
 
     `point[name]`, `point.get(name)` and `name in point` look up a value by the flat name under which the
     journal and all tables have it: a field, `step_<phase>_s`, or a value that the workload's evaluation

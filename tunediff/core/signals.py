@@ -1,5 +1,4 @@
-"""Handle Ctrl-C while the modules of a command are imported, which takes seconds: print a line and exit
-with code 130.
+"""Handle Ctrl-C while the modules of a command are imported: print a line and exit with code 130.
 
 Imported before all other modules of the package. Later `cli.guarded` replaces this handler.
 """

@@ -79,8 +79,7 @@ class End:
 
     @property
     def crowded_out(self) -> bool:
-        """Return whether the trial ran out of memory because of other processes; then its configuration is
-        not to blame.
+        """Return whether it ran out of memory because of other processes, not of its configuration.
 
         That is assumed if they held over a quarter of the memory and over half of what the trial held and
         asked for.
@@ -152,8 +151,7 @@ class TrialRecord:
 
     @property
     def effective(self) -> Values:
-        """Return `config` with every knob that had no effect at a fixed value; equal for two trials that
-        trained alike.
+        """Return `config` with knobs without effect at fixed values: equal for trials that trained alike.
 
         If the workload does not exist any more or the knobs are not valid, return `config` unchanged.
         """

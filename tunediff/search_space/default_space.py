@@ -41,8 +41,7 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
 
 
 def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu: bool) -> Lines:
-    """Return a search file's content with an inferred `search:` if it names only a user's workload and no
-    form of search.
+    """Return a search file's content, with an inferred `search:` if it only names a user's workload.
 
     Raises `ConfigError`.
     """

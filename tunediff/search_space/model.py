@@ -238,8 +238,7 @@ class SearchSpace(RunOptions):
 
     @property
     def again(self) -> list[tuple[int, float]]:
-        """Return the most confirming runs and the seconds of each, in the budget's unit, for every budget
-        of `confirm:`.
+        """Return the most confirming runs and the seconds of each, for every budget of `confirm:`.
 
         The search's own budget comes first, then the longer ones.
         """
@@ -264,8 +263,7 @@ class SearchSpace(RunOptions):
         return cfg.differences(of, self.baseline)
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
-        """Return a value for every dimension that applies: from `point`, else from the baseline, else the
-        union member's default.
+        """Return a value for every dimension that applies: of `point`, the baseline, or the union member's default.
 
         Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value outside
         the space.
