@@ -153,7 +153,7 @@ class Session:
 def sessions(folder: Path) -> list[Session]:
     """Return the periods for which the search ran, as far as they were recorded."""
     periods: list[Session] = []
-    for line in _lines(folder / "sessions.jsonl"):
+    for line in lines(folder / "sessions.jsonl"):
         if line.get("event") == "begin" and is_number(line.get("time")):
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
@@ -173,7 +173,8 @@ def over(results: Results, periods: Sequence[Session]) -> bool:
     return (ended or enough) and all(trial.finished for trial in results.trials)
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def lines(path: Path) -> Iterator[Line]:
+    """Yield the readable lines of a file, with clean text and finite numbers."""
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError, RecursionError):

@@ -197,6 +197,3 @@ class Console:
 
     def _left(self) -> str:
         return self._remaining.words(self._done(), self.results)
-
-    def _elapsed(self) -> str:
-        return text.seconds(time.monotonic() - self.started)

@@ -15,7 +15,6 @@ from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import Session
-from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
@@ -62,21 +61,6 @@ class ReportContext:
     def over(self) -> bool:
         """Whether the search has ended."""
         return journals.over(self.results, self.sessions)
-
-    @property
-    def confirmation(self) -> Confirmation | None:
-        """Return the comparison of the confirming runs; None if none of them has ended."""
-        return self.evidence.confirmation
-
-    @property
-    def compared(self) -> Comparison | None:
-        """Return the comparison over seeds; None for a search with one seed."""
-        return self.evidence.compared
-
-    @property
-    def noise(self) -> Noise | None:
-        """Return the noise of one run; None if it is unknown or every configuration has several runs."""
-        return self.evidence.noise
 
     @property
     def label(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from tunediff.core.files import write_atomically
 from tunediff.report import style
 from tunediff.report.html import Html, el, join, picture
 
@@ -57,7 +56,7 @@ class Files:
 
     def keep(self, name: str, content: bytes) -> None:
         """Write a file into the folder."""
-        write(self.folder / name, content)
+        write_atomically(self.folder / name, lambda file: file.write(content))
         self.written.append(name)
 
     def tidy(self) -> None:
@@ -87,14 +86,6 @@ class Figures(Files):
 def listed(parts: Sequence[object]) -> Html:
     """Join parts with commas."""
     return join(*(piece for place, part in enumerate(parts) for piece in ((", ", part) if place else (part,))))
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a browser that reloads the page never sees half of it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(content)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
 
 
 def _no_formula(value: Any) -> Any:

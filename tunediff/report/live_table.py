@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ class LiveTable(Console):
         search = self.folder.parents[self.confirming.count("/")].name
         name = f"{search}: confirming runs ({self.confirming})" if self.confirming else self.folder.name
         words = [name, f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}"]
-        words += [self._elapsed(), self._left(), self._best()]
+        words += [text.seconds(time.monotonic() - self.started), self._left(), self._best()]
         if isinstance(faster, Estimate):
             least = "at least " if faster.at_least else ""
             words.append(f"{least}{text.number(faster.bound or faster.mean)}× as fast as the baseline")

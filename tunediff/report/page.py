@@ -13,9 +13,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from tunediff.core.environment import hardware
+from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
 from tunediff.report.context import ReportContext, protocol
-from tunediff.report.files import FOLDER, Figures, Files, listed, write
+from tunediff.report.files import FOLDER, Figures, Files, listed
 from tunediff.report.html import Html, el, join, page
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.words import duration
@@ -53,7 +54,7 @@ def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
             # The name of an objective may begin in lower case, a heading does not.
             sections.append((name, named[:1].upper() + named[1:], content))
     text = page(f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files))
-    write(out / PAGE, text.encode("utf-8", "replace"))
+    write_atomically(out / PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
     files.tidy()
     return {"report": out / PAGE, "data": out / FOLDER}
 

@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from tunediff import config as cfg
 from tunediff.analysis import curve, shown
 from tunediff.analysis.pairs import SIDES, Pairs
-from tunediff.analysis.statistics import is_wide
 from tunediff.core import environment, text
 from tunediff.core.colors import BASELINE, SERIES, WINNER
+from tunediff.core.files import write_atomically
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
+from tunediff.report import result_json
 from tunediff.report.context import lead, note
-from tunediff.report.files import FOLDER, Files, listed, write
+from tunediff.report.files import FOLDER, Files, listed
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
@@ -42,10 +43,8 @@ def block(pairs: Pairs) -> dict[str, Any]:
     for place, side in enumerate("ab"):
         numbers = [float(value) for value in values[place] if value == value]
         entries[f"{side}_{pairs.label}"] = with_sd(numbers) or None
-    difference, effect = look.differences[0], "ratio" if look.ratios else "difference"
-    open_ = look.ratios and is_wide(difference.low, difference.high)
-    ends = (None,) * 3 if open_ else (difference.estimate, difference.low, difference.high)
-    entries |= dict(zip((effect, f"{effect}_low", f"{effect}_high"), ends, strict=True))
+    effects, effect = result_json.effects(look.differences[0], look.ratios), "ratio" if look.ratios else "difference"
+    entries |= {name: value for name, value in effects.items() if name.startswith(effect)}
     entries["resolution"] = None if look.resolution is None else f"{number(look.resolution)}{_rough(pairs)}"
     if (least := pairs.one_run_tells) is not None:
         entries["one_run_each_tells"] = number(least)
@@ -121,8 +120,8 @@ def write_all(pairs: Pairs) -> Path:
     sections.append(("changes", "What B changes", _changes(pairs)))
     head = join(el("h1", pairs.folder.name), el("p", _about(pairs), class_="soft"))
     again = el("p", "Data: ", listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)]))
-    text = page(f"{pairs.folder.name}: comparison", head, sections, again)
-    write(pairs.folder / PAGE, text.encode("utf-8", "replace"))
+    content = page(f"{pairs.folder.name}: comparison", head, sections, again).encode("utf-8", "replace")
+    write_atomically(pairs.folder / PAGE, lambda file: file.write(content))
     files.tidy()
     return pairs.folder / PAGE
 

@@ -59,7 +59,7 @@ def search(
         "trials": len(results.trials),
         "statuses": {status: statuses[status] for status in (*record.STATUSES, "unfinished")},
         "headline": headline(evidence),
-        **_best(evidence, best),
+        **best_and_baseline(evidence),
         **_speedup(evidence, best, block),
         "noise": None if noise is None else {
             "sd": noise.sd, "relative": noise.ratios, "runs": noise.runs, "configurations": noise.configurations,
@@ -137,9 +137,9 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ its parts
-def _best(evidence: Evidence, best: TrialRecord | None) -> dict[str, Any]:
+def best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     """Return the best configuration and the baseline; values are means over the runs of each in the search."""
-    compared = evidence.compared
+    compared, best = evidence.compared, evidence.best
     groups: tuple[Group | None, Group | None] = (None, None)
     if compared is not None:
         groups = (compared.of(best) if best is not None else None, compared.baseline)

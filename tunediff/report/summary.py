@@ -8,7 +8,7 @@ from typing import Any
 
 from tunediff import analysis, cli
 from tunediff.analysis import Results, confirmation, statistics
-from tunediff.analysis.comparison import Comparison, speedup_values
+from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import longer_budgets
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import unmoved
@@ -19,7 +19,6 @@ from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, page, result_json, study_table, verdicts, words
 from tunediff.report.headline import headline
-from tunediff.report.result_json import records
 from tunediff.report.words import columns, has_value, plain_table
 from tunediff.tuning import sessions
 from tunediff.tuning.study_url import study_url
@@ -85,7 +84,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
 
     wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
     """
-    results, best, compared = evidence.results, evidence.best, evidence.compared
+    results, best = evidence.results, evidence.best
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     block: dict[str, Any] = {
         "search": results.folder.name,
@@ -93,8 +92,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
         **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
     }
     if best is not None:
-        block |= _best(evidence, best) if compared is None else _best_of_seeds(compared, best)
-        block |= _speedup(evidence, best) | verdicts.noise_block(evidence)
+        block |= _best(evidence) | _speedup(evidence, best) | verdicts.noise_block(evidence)
     if evidence.confirmation is None and (why := confirmation.nothing_to_confirm(results)):
         block["nothing_to_confirm"] = why
     if count := sum(map(analysis.disturbed, results.trials)):
@@ -142,13 +140,16 @@ def _files(evidence: Evidence) -> dict[str, str]:
     return block | {"report": str(written) if written.is_file() else command}
 
 
-def _best(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
-    """Return the best trial of a search with one seed and the baseline, whose value is the mean of its runs."""
-    results, label = evidence.results, evidence.results.label
-    runs = {"best": evidence.runs(best), "baseline": evidence.runs(evidence.baseline)}
-    block: dict[str, Any] = {"best_trial": best.name, "best_configuration": text.knobs(results.changed(best))}
-    block |= {f"{role}_{label}": statistics.mean(values) for role, values in runs.items()}
-    if (many := len(runs["baseline"])) > 1:
+def _best(evidence: Evidence) -> dict[str, Any]:
+    """Return the best configuration and the baseline, with the means over their runs."""
+    values, label = result_json.best_and_baseline(evidence), evidence.results.label
+    block = {"best_trial": values["best_trial"], "best_configuration": text.knobs(values["best_configuration"])}
+    if evidence.compared is not None:
+        block["best_verdict"] = values["best_verdict"]
+    block |= {f"{role}_{label}": values[f"{role}_value"] for role in ("best", "baseline")}
+    if evidence.compared is not None:
+        block["means_over"] = f"{len(values['best_values'])} seeds"
+    elif (many := len(values["baseline_values"])) > 1:
         block["baseline_is"] = f"mean of its {many} runs"
     return block
 
@@ -174,13 +175,3 @@ def speedup_means(results: Results, speedup: Estimate) -> str:
     if speedup.at_least:
         return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
     return f"{'mean with 95 % interval' if speedup.low else 'one pair of runs'}: {ratio}{over}"
-
-
-def _best_of_seeds(compared: Comparison, best: TrialRecord) -> dict[str, Any]:
-    """Return the best configuration over the seeds and the baseline; `best` is one of its runs."""
-    rows, mean, label = records(compared.table()), f"{compared.metric}_mean", compared.results.label
-    row = rows[compared.groups.index(compared.of(best))]
-    base = rows[0] if compared.baseline is not None else {}
-    block = {"best_trial": best.name, "best_configuration": row["configuration"], "best_verdict": row["verdict"]}
-    block |= {f"best_{label}": row[mean], f"baseline_{label}": base.get(mean)}
-    return block | {"means_over": f"{row['finished']} seeds"}

@@ -148,7 +148,11 @@ def warnings(
         memory.reset(world.device)
         _evaluated(config, world, folder, first, random_keys)
         memory.reset(world.device)
-        return _of_randomness(config, random_keys) + _of_seeds(config, world, budget, first, seeds)
+        warnings = _of_seeds(config, world, budget, first, seeds)
+        if (metric := cfg.of(config).objective.name) in random_keys:
+            again = "differs when the same model is judged again: its randomness is part of every comparison"
+            warnings.insert(0, f'evaluate_with: "{metric}" {again}')
+        return warnings
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, WorkloadError) or not memory.is_oom(error):
             raise
@@ -230,12 +234,6 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=tolerance) or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
-
-
-def _of_randomness(config: Systems, random_keys: set[str]) -> list[str]:
-    metric = cfg.of(config).objective.name
-    again = "differs when the same model is judged again: its randomness is part of every comparison"
-    return [f'evaluate_with: "{metric}" {again}'] if metric in random_keys else []
 
 
 def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tunediff.analysis import is_number, journals
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
@@ -32,25 +33,21 @@ def spent_s(folder: Path) -> float:
     Lines are compared on the monotonic clock, which nobody sets. Where a session has no line but its first, the last
     line of the trials' journals counts.
     """
-    # ---- the lines of every session
-    try:
-        text = (folder / "sessions.jsonl").read_text()
-    except FileNotFoundError:
-        return 0.0
-    sessions: list[list[dict[str, Any]]] = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
-            if (entry := json.loads(line))["event"] == "begin" or not sessions:
-                sessions.append([])
-            sessions[-1].append(entry)
+    periods: list[list[dict[str, Any]]] = []
+    for line in journals.lines(folder / "sessions.jsonl"):
+        if is_number(line.get("time")):
+            if line.get("event") == "begin" or not periods:
+                periods.append([])
+            periods[-1].append(line)
 
     # ---- the duration of every session
-    stamps = [event["time"] for trial in (folder / "trials").glob("t*") for event in record.events(trial)]
+    times = (event.get("time") for trial in (folder / "trials").glob("t*") for event in record.events(trial))
+    stamps = [time for time in times if is_number(time)]
     total = 0.0
-    for own, following in zip(sessions, [*sessions[1:], None], strict=True):
+    for own, following in zip(periods, [*periods[1:], None], strict=True):
         first, last = own[0], own[-1]
         # Earlier versions wrote no monotonic clock.
-        clock = "monotonic_s" if "monotonic_s" in first and "monotonic_s" in last else "time"
+        clock = "monotonic_s" if all(is_number(line.get("monotonic_s")) for line in (first, last)) else "time"
         total += max(0.0, last[clock] - first[clock])
         if last is first:
             until = following[0]["time"] if following is not None else math.inf

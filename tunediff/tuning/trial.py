@@ -82,7 +82,8 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
         return
 
     # ---- attempts: each hands the job to the slot once
-    slot, deadline, lost_places = get(spec.actor), time.monotonic() + spec.deadline_s, _lost(folder)
+    slot, deadline = get(spec.actor), time.monotonic() + spec.deadline_s
+    lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
@@ -120,11 +121,6 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
             break
         time.sleep(0.05)
     return trial
-
-
-def _lost(folder: Path) -> list[record.Line]:
-    """Return the journal's `lost` events: one for every placement that the trial had to leave."""
-    return [event for event in record.events(folder) if event["event"] == "lost"]
 
 
 def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Generator[Reported, None, End | Lost]:

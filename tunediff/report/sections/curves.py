@@ -58,7 +58,7 @@ def curves(context: ReportContext, files: Files) -> Html | None:
     ranked, of_base = results.ranked, context.evidence.runs(base)
     end = mean(of_base)
     others = [trial for trial in ranked if base is None or trial.name != base.name]
-    if context.compared is not None:
+    if context.evidence.compared is not None:
         sentence = f"{pluralize(len(ranked), 'run has', 'runs have')} a result; their means are above."
     elif end is None:
         count = pluralize(len(ranked), "trial has", "trials have")
@@ -168,7 +168,7 @@ class _Look(TypedDict):
 
 def seeds(context: ReportContext, files: Files) -> Html | None:
     """Return the section that compares configurations over their seeds; None for a search with one seed."""
-    if (compared := context.compared) is None:
+    if (compared := context.evidence.compared) is None:
         return None
     best = compared.of(context.highlights.winner) if context.highlights.winner is not None else None
     return _over_seeds(compared, best, files, "comparison")

@@ -6,7 +6,6 @@ import pandas as pd
 import yaml
 
 from tunediff import config as cfg
-from tunediff.analysis import Results, journals
 from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
@@ -115,8 +114,8 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
     parts = {name: spent for name, spent in totals([runs.seconds() for runs in counted]).items() if spent}
     if not parts:
         return None
-    confirming_s = sum(_wall_s(runs) for runs in context.confirming_results)
-    whole, wall_s = sum(parts.values()), _wall_s(context.results) + confirming_s
+    confirming_s = sum(sessions.spent_s(runs.folder) for runs in context.confirming_results)
+    whole, wall_s = sum(parts.values()), sessions.spent_s(context.results.folder) + confirming_s
     files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     longest = sorted(parts.items(), key=lambda item: -item[1])
     rows = [
@@ -136,20 +135,6 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
         rows.append(["price of training", number(used["price"]), rate])
     links = note(files.links("seconds"))
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)
-
-
-def _wall_s(results: Results) -> float:
-    """Return the wall-clock of all sessions in seconds.
-
-    If `sessions.jsonl` or a journal is damaged, only readable lines of sessions count; one without an end lasts
-    until the last line of any readable journal.
-    """
-    try:
-        return sessions.spent_s(results.folder)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        last = max((trial.last_written for trial in results.trials), default=0.0)
-        periods = journals.sessions(results.folder)
-        return sum(max(0.0, float(session.end or last) - float(session.begin)) for session in periods)
 
 
 def latest(context: ReportContext) -> float:

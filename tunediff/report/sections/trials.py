@@ -48,7 +48,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     ]
     # Headings; columns without content are left out.
     fast = [] if results.by_rate else ["speed-up", f"{results.unit}/s"]
-    near = [] if context.noise is None else [f"{NEAR} best"]
+    near = [] if context.evidence.noise is None else [f"{NEAR} best"]
     spent = "train s" if results.clock.along == "train_s" else results.clock.short
     reached = ["trial", "status", context.label, results.versus_heading, *near, *fast, spent, "MiB"]
     header = [*reached, *map(_on_two_lines, names)]
@@ -60,8 +60,8 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     empty = "Empty: the knob does not apply, or nothing was measured. In print: the first 40. "
     if frame["disturbed"].any():
         empty = f"{DISTURBED}: {OTHERS}. {empty}"
-    if context.noise is not None:
-        empty = f"{NEAR}: within the noise of the best, {noise_words(context.noise, context.label)}. {empty}"
+    if context.evidence.noise is not None:
+        empty = f"{NEAR}: within the noise of the best, {noise_words(context.evidence.noise, context.label)}. {empty}"
     return join(
         lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
         box,
@@ -82,7 +82,7 @@ def _ranks(results: Results) -> dict[str, int]:
 def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
     """Return the cells of a row before its knobs."""
     fast = [] if context.results.by_rate else [_speedup(row), rounded(row[RATE])]
-    if context.noise is not None:
+    if context.evidence.noise is not None:
         best, near = context.evidence.best, row[NEAR_COLUMN] is True
         fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
     versus = row["versus_baseline"] if has_value(row["versus_baseline"]) else None
@@ -94,7 +94,7 @@ def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
 
 def _is_better(context: ReportContext, trial: TrialRecord) -> bool:
     """Whether a trial is significantly better than the baseline: on new seeds if the confirming runs have ended."""
-    confirmation = context.confirmation
+    confirmation = context.evidence.confirmation
     if confirmation is not None and confirmation.settled:
         runs = confirmation.of(trial)
         return runs is not None and runs.difference.verdict == BETTER

@@ -102,14 +102,14 @@ def _trust(context: ReportContext) -> str:
     disturbed = any(
         point.get("disturbed") is True for trial, _, _ in context.highlights.pairs() for point in trial.points
     )
-    repeated = context.confirmation is not None or context.compared is not None
+    repeated = context.evidence.confirmation is not None or context.evidence.compared is not None
     runs = "these two are runs of one seed" if repeated else "one run each"
     return f"{runs}, and others used the machine meanwhile" if disturbed else runs
 
 
 def _noise(context: ReportContext, metric: str) -> Noise | None:
     """Return the noise of one run in a quantity, confirming runs included; None if it is unknown."""
-    confirmation = context.confirmation
+    confirmation = context.evidence.confirmation
     return noise.measured(context.results, confirmation.compared.results if confirmation is not None else None, metric)
 
 

@@ -32,10 +32,10 @@ def won(context: ReportContext, files: Files) -> Html:
     parts: list[object] = [lead(*(el("span", text, class_=role) if role else text for text, role in sentence))]
     if winner is None:
         return join(*parts)
-    if context.confirmation is not None:
-        parts += [el("p", sentence) for sentence in details(context.confirmation)]
-        parts.append(_confirmation(context.confirmation, files))
-    elif context.compared is None:
+    if context.evidence.confirmation is not None:
+        parts += [el("p", sentence) for sentence in details(context.evidence.confirmation)]
+        parts.append(_confirmation(context.evidence.confirmation, files))
+    elif context.evidence.compared is None:
         parts += [*(el("p", sentence) for sentence in [_as_good(context)] if sentence), note(_chance(context))]
         files.csv("won", pd.DataFrame([_row(context, trial, role) for trial, _, role in context.highlights.pairs()]))
     # Remarks, and the changed knobs.
@@ -62,10 +62,10 @@ def _chance(context: ReportContext) -> str:
     ended, many = len(context.results.ranked), ""
     if ended > 2:
         many = f"the best of {ended:,} is biased by its selection"
-    if context.noise is None:
+    if context.evidence.noise is None:
         sentence = f"One run each: how much of that is chance is unknown{f', and {many}' if many else ''}. "
     else:
-        sentence = f"Noise: {noise_words(context.noise, context.label)}{f'; {many}' if many else ''}. "
+        sentence = f"Noise: {noise_words(context.evidence.noise, context.label)}{f'; {many}' if many else ''}. "
     if context.confirming:
         return sentence
     if context.results.space.confirm is not None:
