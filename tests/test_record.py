@@ -109,11 +109,11 @@ def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_pat
     assert found.remarks.startswith("started from the beginning: checkpoint.pt cannot be read (EOFError); ")
 
 
-def test_a_restart_in_an_older_journal_is_read(tmp_path):
+def test_a_restart_without_a_reason_is_read(tmp_path):
     journal = Journal(tmp_path)
     journal.start(toy(), {}, 10.0)
     journal.point(point(1, 2.0, error=3.0))
-    journal.write("anew")
+    journal.write("restarted")
     found = read_trial(tmp_path)
     assert (found.points, found.remarks) == ([], "started from the beginning: no checkpoint")
     assert journal.point(point(1, 2.0, error=3.0))

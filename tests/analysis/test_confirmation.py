@@ -113,7 +113,7 @@ def test_a_single_trial_plans_no_confirming_runs(tmp_path):
     assert (two.finalists, two.again) == (1, [(8, 20.0)]), "one finalist and the baseline, four seeds each"
 
 
-SESSION = '{"event": "begin", "monotonic_s": 0}\n{"event": "end", "monotonic_s": %d}\n'
+SESSION = '{"event": "begin", "time": 0, "monotonic_s": 0}\n{"event": "end", "time": 0, "monotonic_s": %d}\n'
 
 
 def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):

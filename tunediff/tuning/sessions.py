@@ -44,13 +44,13 @@ def spent_s(folder: Path) -> float:
     times = (event.get("time") for trial in (folder / "trials").glob("t*") for event in record.events(trial))
     stamps = [time for time in times if is_number(time)]
     total = 0.0
-    for own, following in zip(periods, [*periods[1:], None], strict=True):
+    ends = [*(period[0]["time"] for period in periods[1:]), math.inf]
+    for own, until in zip(periods, ends, strict=False):
         first, last = own[0], own[-1]
         # Earlier versions wrote no monotonic clock.
         clock = "monotonic_s" if all(is_number(line.get("monotonic_s")) for line in (first, last)) else "time"
         total += max(0.0, last[clock] - first[clock])
         if last is first:
-            until = following[0]["time"] if following is not None else math.inf
             total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
     return total
 
