@@ -17,10 +17,10 @@ from tunediff import analysis, compare, evaluate, export, search, search_space
 from tunediff.analysis import evidence
 from tunediff.api import compare_run, search_run, train_run
 from tunediff.core import text
+from tunediff.core.files import study_url
 from tunediff.report import summary
 from tunediff.training import probe
 from tunediff.tuning import study_file
-from tunediff.tuning.study_url import study_url
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
 

@@ -9,8 +9,8 @@ import optuna
 import pytest
 
 from tunediff.core import files
+from tunediff.core.files import study_url
 from tunediff.tuning import sessions, study_file
-from tunediff.tuning.study_url import study_url
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 
 class _DiskFile(io.BufferedWriter):
@@ -71,6 +72,14 @@ def has_locks(folder: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def study_url(path: Path) -> str:
+    """Return the URL of an Optuna study in a file; `%` and `?` in its path are quoted."""
+    if has_locks(path.parent):
+        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
+    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
 
 
 def home() -> Path | None:

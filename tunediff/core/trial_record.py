@@ -87,6 +87,14 @@ class End:
         total, demand, others = (self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib"))
         return others > 0.25 * total and others > 0.5 * demand
 
+    @property
+    def explained(self) -> End:
+        """Return the same end, whose reason names other processes if they crowded it out."""
+        if not self.crowded_out:
+            return self
+        others, total = (f"{self.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
+        return dataclasses.replace(self, reason=f"{self.reason}; other processes held {others} of {total} MiB")
+
 
 @dataclasses.dataclass
 class TrialRecord:

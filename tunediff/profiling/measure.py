@@ -48,7 +48,7 @@ class _Seen(Exception):  # noqa: N818 – no error
     """A training has asked for its first batch."""
 
 
-class _Watch(Observer):
+class Watch(Observer):
     """Keeps what a workload says of its data, and calls torch's profiler."""
 
     def __init__(self, after_step: Callable[[], None] | None = None) -> None:
@@ -104,7 +104,7 @@ class Bench:
     def __init__(self, config: Systems, world: World) -> None:
         """What the workload of `config` learns from. Raises what its training raises by then."""
         self.world, self.cuda = world, world.device.type == "cuda"
-        observer = _Watch()
+        observer = Watch()
         look = Look()
         with contextlib.suppress(_Seen):
             run(Engine(config, Budget(samples=1), world, observer, look, evaluates=False))
@@ -128,7 +128,7 @@ class Bench:
         try:
             budget = Budget(steps=steps)
             program = Measure()
-            engine = Engine(short, budget, self.world, _Watch(after_step), program, evaluates=False)
+            engine = Engine(short, budget, self.world, Watch(after_step), program, evaluates=False)
             outcome = run(engine)
             self.state_mib = program.state_mib(engine)
             return outcome.points

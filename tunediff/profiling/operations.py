@@ -14,23 +14,12 @@ from tunediff.core.clock import Budget
 from tunediff.core.files import write_text
 from tunediff.distributed import World
 from tunediff.profiling import trace
+from tunediff.profiling.measure import Watch
 from tunediff.training.engine import Engine
-from tunediff.training.observer import Observer
 from tunediff.training.trial import run
 
 _BEFORE = 3
 """Steps that are not looked at."""
-
-
-class _Stepping(Observer):
-    """Tells torch's profiler where a step ends."""
-
-    def __init__(self, profiler: profile) -> None:
-        super().__init__()
-        self._profiler = profiler
-
-    def after_step(self) -> None:
-        self._profiler.step()
 
 
 def write(config: Systems, world: World, folder: Path, steps: int) -> None:
@@ -46,7 +35,7 @@ def write(config: Systems, world: World, folder: Path, steps: int) -> None:
     ) as profiler:
         short = cfg.override(config, {"evaluation.points": 1})
         budget = Budget(steps=_BEFORE + steps)
-        run(Engine(short, budget, world, _Stepping(profiler), evaluates=False))
+        run(Engine(short, budget, world, Watch(profiler.step), evaluates=False))
     torch.compiler.reset()
     if not world.main:
         return

@@ -16,12 +16,12 @@ from tunediff.analysis.pareto import pareto_table
 from tunediff.analysis.statistics import Estimate
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.files import study_url
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, page, result_json, study_table, verdicts, words
 from tunediff.report.headline import headline
 from tunediff.report.words import columns, has_value, plain_table
 from tunediff.tuning import sessions
-from tunediff.tuning.study_url import study_url
 
 
 def as_json(evidence: Evidence) -> dict[str, Any]:

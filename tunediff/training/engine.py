@@ -18,7 +18,7 @@ from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
-from tunediff.training import checkpoints, evaluation, findings, hardware, memory, state
+from tunediff.training import checkpoints, evaluation, hardware, memory, state
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
@@ -251,7 +251,9 @@ class Engine(Session):
             spent_s = self.clock.seconds["compile"]
             raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
         point = self.meter.measure(index, fraction)
-        described = findings.finite(findings.plain(self.description(), "describe_with", self.config.schema.title))
+        described = evaluation.finite_findings(
+            evaluation.plain_findings(self.description(), "describe_with", self.config.schema.title)
+        )
         point = dataclasses.replace(point, **self.compilation.facts(), batches_ahead=self.batches_ahead)
         self.batches_ahead = 0
         if self.pending is not None and self.pending.steps == point.steps:  # nothing was trained since

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,12 +13,19 @@ import torch
 from torch import nn
 
 from tunediff.config import of
+from tunediff.config.code import WorkloadError
 from tunediff.core import text
-from tunediff.core.trial_record import NotFiniteError
+from tunediff.core.journal import to_json
+from tunediff.core.point import Point
+from tunediff.core.trial_record import LINE_KEYS, NotFiniteError
 from tunediff.data import randomness
-from tunediff.training import findings, state
+from tunediff.training import state
 from tunediff.training.precision import evaluation_precision
 from tunediff.training.session import Session
+
+_TAKEN = Point.__dataclass_fields__.keys() | set(LINE_KEYS)
+_PHASE = re.compile(r"step_\w+_s")
+"""Names under which a point has the parts of its mean step."""
 
 
 def evaluate(session: Session) -> Mapping[str, Any]:
@@ -33,7 +42,7 @@ def evaluate(session: Session) -> Mapping[str, Any]:
     alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
     with _evaluation_mode(models), alone, torch.no_grad(), _fixed_conditions(session), session.compilation.noting():
         values = session.evaluation()
-    return _checked(session, findings.plain(values, "evaluate_with", session.config.schema.title))
+    return _checked(session, plain_findings(values, "evaluate_with", session.config.schema.title))
 
 
 def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,7 +56,7 @@ def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
     if session.world.any(not math.isfinite(value)):
         raise NotFiniteError(f"{metric} is {value} after {text.pluralize(session.pace.steps, 'step')}")
-    return findings.finite(values)
+    return finite_findings(values)
 
 
 @contextlib.contextmanager
@@ -75,3 +84,46 @@ def _fixed_conditions(session: Session) -> Iterator[None]:
             yield
     finally:
         session.evaluating = False
+
+
+# ----------------------------------------------------------------------------------------------------- what it returned
+def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
+    """Return an evaluation's findings in JSON's types; numbers that are NaN or infinite are left to the caller.
+
+    `hook`: the method that was given the function. Raises `WorkloadError` naming the key that cannot be recorded.
+    """
+    where = f"{title}: {hook}"
+    if not isinstance(findings, Mapping):
+        raise WorkloadError(f"{where}: its function returned {findings!r}; it needs a dictionary of numbers")
+    for name in findings:
+        if not isinstance(name, str):
+            raise WorkloadError(f"{where}: the key {name!r} is not allowed; allowed: a name")
+        if name in _TAKEN or _PHASE.fullmatch(name):
+            other = f"validation_{name}"
+            raise WorkloadError(f'{where}: "{name}" has a meaning of its own; choose another name, "{other}"')
+    return {name: _value(value, f'{where}: "{name}"') for name, value in findings.items()}
+
+
+def finite_findings(findings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the numbers that are NaN or infinite."""
+    return {name: value for name, value in findings.items() if not isinstance(value, float) or math.isfinite(value)}
+
+
+def _value(value: Any, where: str) -> Any:
+    number = _scalar(value)
+    if isinstance(number, float) and not math.isfinite(number):
+        return float(number)
+    try:
+        return json.loads(to_json(number))
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the last
+        message, allowed = (
+            text.truncate(" ".join(repr(value).split()), 60),
+            "a number, a word, None, or finite ones in lists",
+        )
+        raise WorkloadError(f"{where} is {message}; allowed: {allowed} and dictionaries") from None
+
+
+def _scalar(value: Any) -> Any:
+    """Return the number inside a tensor or an array that holds one; anything else as it is."""
+    numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
+    return value.item() if hasattr(value, "item") and numel() == 1 else value

@@ -15,7 +15,6 @@ from tunediff.core import environment
 from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
-from tunediff.training.crowding import name_other_processes
 from tunediff.training.engine import Outcome
 
 LOST_PEER_SIGNS = (
@@ -81,7 +80,7 @@ def end_of(error: BaseException, world: World | None = None) -> End:
     if not memory.is_oom(error):
         return End("error", reason, peak=peak)
     shares = memory.shares_mib(error, world.device, world.size) if world is not None else {}
-    return name_other_processes(End("oom", reason, peak=peak, memory=shares))
+    return End("oom", reason, peak=peak, memory=shares).explained
 
 
 def lost_a_process(error: Exception, ranks: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.study import StudyDirection
@@ -29,20 +29,16 @@ class Recent(optuna.samplers.TPESampler):
     """
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Any:
-        return super().infer_relative_search_space(_seen(study), trial)
+        return super().infer_relative_search_space(cast(Any, _Seen(study)), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
-        return super().sample_relative(_seen(study), trial, search_space)
+        return super().sample_relative(cast(Any, _Seen(study)), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
-        return super().sample_independent(_seen(study), trial, name, distribution)
+        return super().sample_independent(cast(Any, _Seen(study)), trial, name, distribution)
 
 
-def _seen(study: optuna.Study) -> Any:
-    return _Part(study)
-
-
-class _Part:
+class _Seen:
     """A study that shows the sampler a part of its trials; everything else passes through."""
 
     def __init__(self, study: optuna.Study) -> None:

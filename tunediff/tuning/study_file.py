@@ -13,9 +13,8 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from tunediff.core.files import has_locks
+from tunediff.core.files import has_locks, study_url
 from tunediff.tuning import sessions
-from tunediff.tuning.study_url import study_url
 
 log = logging.getLogger(__name__)
 

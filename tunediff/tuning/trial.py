@@ -25,7 +25,6 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.training.crowding import name_other_processes
 from tunediff.tuning import cluster, messages
 from tunediff.tuning.messages import Lost, get
 from tunediff.tuning.pool import PATIENCE_S
@@ -201,7 +200,7 @@ def _after_loss(lost: Lost, attempt: int, workers: int) -> End | None:
     """Return the end of a trial whose workers, that many, died; None: try again."""
     reason = _short(lost.reason)
     if "outofmemory" in reason.lower().replace(" ", ""):
-        return name_other_processes(End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)))
+        return End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)).explained
     died = End("error", f"the workers died {ATTEMPTS} times: {reason}", process_died=True)
     return died if attempt == ATTEMPTS else None
 
