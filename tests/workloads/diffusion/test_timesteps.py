@@ -144,8 +144,9 @@ def test_only_the_adaptive_ones_learn(member: Any) -> None:
         learn(sampler, torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]) / (1 + i * torch.arange(4)))
     changed = not torch.allclose(sampler.probabilities(), before)
     others = {"beta_policy", "wiener"}  # they learn from steps and from images, not from errors
-    assert changed == (sampler.adaptive and member.name not in others)
-    assert bool(sampler.state_dict()) == sampler.adaptive
+    by_errors = {"loss_second_moment", "info_noise"}
+    assert changed == (member.name in by_errors)
+    assert bool(sampler.state_dict()) == (member.name in by_errors | others)
 
 
 @pytest.mark.parametrize("member", EVERY, ids=lambda member: member.name)

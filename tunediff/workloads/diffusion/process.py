@@ -46,10 +46,10 @@ def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
 class Diffusion:
     """Forward process, training target and sampling for one `Process`.
 
-    Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `alphas_cumprod_prev` (ᾱ_{t−1}, 1 at
-    t = 0), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what an error of the prediction is multiplied
-    by to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and
-    `log_variance`, that of an ancestral step. Methods that take t ([B] int64 on `device`) work in float32.
+    Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within
+    ±12), `to_epsilon` (what an error of the prediction is multiplied by to be one of ε), `posterior_variance`,
+    `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and `log_variance`, that of an ancestral step. Methods that
+    take t ([B] int64 on `device`) work in float32.
     """
 
     def __init__(self, process: Process, device: torch.device | str = "cpu") -> None:
@@ -57,7 +57,7 @@ class Diffusion:
         self.betas = betas(process.schedule, process.steps)
         alphas = 1 - self.betas
         ab = self.alphas_cumprod = alphas.cumprod(0)
-        ab_prev = self.alphas_cumprod_prev = torch.cat((ab.new_ones(1), ab[:-1]))
+        ab_prev = torch.cat((ab.new_ones(1), ab[:-1]))
         self.snr_table = ab / (1 - ab)
         self.log_snr = self.snr_table.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
         unit = {"epsilon": torch.ones_like(ab), "x0": self.snr_table, "v": ab}

@@ -26,7 +26,6 @@ class Adaptive(TableSampler):
     order, round differently.
     """
 
-    adaptive = True
     BUFFERS: ClassVar[Mapping[str, str]]
     """Tensors of the state by name, without the `_` of the attribute, and their descriptions in messages."""
 

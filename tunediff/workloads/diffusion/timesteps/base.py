@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ class TimestepSampler:
     the objective that of uniform t and α = 0 makes p(t) itself the weighting. In a distributed run every rank calls
     every method equally often, and all ranks hold the same state.
     """
-
-    adaptive: ClassVar[bool] = False
-    """Whether p(t) changes during training."""
 
     def __init_subclass__(cls, of: type | None = None) -> None:
         if of is not None:

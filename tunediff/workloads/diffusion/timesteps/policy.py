@@ -34,8 +34,6 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     The policy here is a convolution network of some 6,000 parameters that starts uniform (a = b = 1).
     """
 
-    adaptive = True
-
     def __init__(self, member: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
         self._policy = _Policy(channels).to(self.device)
