@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
     Path("folder").mkdir()
     searches.make(tmp_path / "taken", FILE)
     Path("taken", "sessions.jsonl").write_text(
-        '{"event": "begin", "monotonic_s": 1}\n{"event": "end", "monotonic_s": 61}'
+        '{"event": "begin", "time": 0, "monotonic_s": 1}\n{"event": "end", "time": 9, "monotonic_s": 61}'
     )
     Path("ok.yaml").write_text(yaml.safe_dump(FILE))
     Path("config.yaml").write_text("workload: diffusion\nloader: {batch_size: 64}\n")

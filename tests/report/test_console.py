@@ -344,7 +344,7 @@ def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
     wanted = searches.make(folder := tmp_path / "night", searches.FILE | {"budget": {"per_trial": "20s", "trials": 8,
                                                                                      "total": "5m"}})  # fmt: skip
     (folder / "sessions.jsonl").write_text(
-        '{"event": "begin", "monotonic_s": 10}\n{"event": "end", "monotonic_s": 280}'
+        '{"event": "begin", "time": 0, "monotonic_s": 10}\n{"event": "end", "time": 9, "monotonic_s": 280}'
     )
     lines = console.Console(folder, wanted, planned=plan.values(wanted, tmp_path, {}))
     assert lines._left() == "about 30s left"
