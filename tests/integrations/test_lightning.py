@@ -116,6 +116,11 @@ def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
         train(config(), body=body)
 
 
+def test_a_module_of_another_package_is_refused():
+    with pytest.raises(WorkloadError, match="Linear is no pytorch_lightning.LightningModule; import it from there"):
+        train(config(), body=lambda trial: fit(trial, torch.nn.Linear(1, 1), Data()))
+
+
 def test_a_callback_that_ends_the_training_is_an_error():
     class Stop(pl.Callback):
         def on_train_batch_end(self, trainer, *_):

@@ -48,6 +48,10 @@ def fit(
     what it finds. `max_steps` and `max_epochs` end nothing: they are the length of learning rate schedules, which the
     budget stands for.
     """
+    if not isinstance(model, pl.LightningModule):
+        raise trial.engine.mistake(
+            f"{type(model).__name__} is no pytorch_lightning.LightningModule; import it from there"
+        )
     refuse_settings(trial, trainer_options, _SET_BY, "Trainer")
     refuse_knobs(trial, "Lightning", ["accumulation"])
     trial.adopt(model)
