@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tunediff.config import flatten, of, to_dict
+from tunediff.config import of
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
-from tunediff.training import checkpoints, evaluation, hardware, memory, state
+from tunediff.training import checkpoints, evaluation, hardware, memory, read_tracking, state
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
@@ -308,7 +308,7 @@ class Engine(Session):
             samples=self.pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
             model=self.strategy.whole(self.result),
-            unread=self.unread_knobs(),
+            unread=read_tracking.unread(self),
         )
 
     # ---------------------------------------------------------------------------------------- mistakes of a workload
@@ -335,19 +335,3 @@ class Engine(Session):
         if not self.done:
             left = f"train(trial) left its loop after {text.pluralize(self.pace.steps, 'step')}"
             raise self.mistake(f"{left}, before its budget was spent; trial.batches ends by itself")
-
-    def unread_knobs(self) -> tuple[str, ...]:
-        """Return the knobs of a user's workload that its training has never looked at, on this rank."""
-        if not self.config.schema.version:
-            return ()
-        own = {field.name for field in dataclasses.fields(self.config.schema.own)}
-        names = [name for name in flatten(to_dict(self.config)) if name.partition(".")[0] in own]
-        unread = [name for name in names if name not in self.read_knobs]
-        unread += [] if self.autocast_entered else ["precision.amp"]
-        code = of(self.config).file
-        mentioned = code is not None and any(b".config" in text for text in code.contents.values())
-        if self.own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
-            names = [f"loader.{field.name}" for field in dataclasses.fields(self.config.loader)]
-            unread += [name for name in names if name not in self.followed]
-        unread += sorted(self.not_followed - set(unread))
-        return tuple(unread)

@@ -1,9 +1,14 @@
-"""Which knobs a workload looks at."""
+"""Which knobs a workload looks at, and which it does not."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tunediff.config import flatten, of, to_dict
+
+if TYPE_CHECKING:
+    from tunediff.training.session import Session
 
 
 def watched(knobs: Any) -> tuple[Any, set[str]]:
@@ -35,3 +40,20 @@ def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
     for name, value in values.items():
         object.__setattr__(copy, name, value)
     return copy
+
+
+def unread(session: Session) -> tuple[str, ...]:
+    """Return the knobs of a user's workload that its training has never looked at, on this rank."""
+    config = session.config
+    if not config.schema.version:
+        return ()
+    own = {field.name for field in dataclasses.fields(config.schema.own)}
+    names = [name for name in flatten(to_dict(config)) if name.partition(".")[0] in own]
+    found = [name for name in names if name not in session.read_knobs]
+    found += [] if session.autocast_entered else ["precision.amp"]
+    code = of(config).file
+    mentioned = code is not None and any(b".config" in text for text in code.contents.values())
+    if session.own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
+        names = [f"loader.{field.name}" for field in dataclasses.fields(config.loader)]
+        found += [name for name in names if name not in session.followed]
+    return (*found, *sorted(session.not_followed - set(found)))

@@ -102,11 +102,15 @@ class Session:
         self.seeded = True
         """Whether torch's generator had the configuration's seed when the model was prepared."""
 
-        memory.reset(world.device)
-        memory.keep_freed(config.memory.keep_freed, world.device)
-        torch.manual_seed(config.seed)
-        randomness.seed_libraries(config.seed)
-        self.state.rng.manual_seed(config.seed)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Leave nothing of an earlier training in this process: neither memory nor the state of generators."""
+        memory.reset(self.device)
+        memory.keep_freed(self.config.memory.keep_freed, self.device)
+        torch.manual_seed(self.config.seed)
+        randomness.seed_libraries(self.config.seed)
+        self.state.rng.manual_seed(self.config.seed)
 
     def mistake(self, message: str) -> WorkloadError:
         """Return the error that names the workload and what is wrong in it."""
