@@ -84,7 +84,7 @@ def test_mcp_runs_one_at_a_time_and_stops_it(server):
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("dry_run_search", {"search": "bad"}, "error: bad: is not allowed"),
+        ("dry_run_search", {"search": "bad"}, "Error executing tool dry_run_search: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed; there is no such search or comparison"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),
     ],
@@ -114,7 +114,7 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
         planned = await call("dry_run_search", search="mine.py", trials=2, budget="1s", confirm=0)
         name, found = await finished(planned["token"])
         best = await call("export", name=name, path=str(tmp_path / "best.yaml"))
-        pairs = await call("dry_run_comparison", a="mine.py", b=str(tmp_path / "best.yaml"), budget="1s", pairs=3)
+        pairs = await call("dry_run_comparison", a="mine.py", b_knobs=["lr=0.03"], budget="1s", pairs=3)
         _, compared = await finished(pairs["token"])
         return doctor, knobs, planned, found, best, compared
 

@@ -150,7 +150,9 @@ class Server:
         try:
             printed: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
-            raise ConfigError(done.stderr.strip() or f"{command}: exit code {done.returncode}") from None
+            raise ConfigError(
+                done.stderr.strip().removeprefix("error: ") or f"{command}: exit code {done.returncode}"
+            ) from None
         return printed
 
     def _check(self, name: str) -> None:
