@@ -21,7 +21,7 @@ import believe
 
 GROUP = 4
 """Seeds of each side between two looks of AdaStop; three looks."""
-PERMUTATIONS = 2000
+PERMUTATIONS = 10_000
 
 
 def adastop(values: believe.Numbers) -> believe.Decisions:
