@@ -656,11 +656,23 @@ def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(predicti
     assert deviation(sampler) == pytest.approx(0.5, rel=0.01)
     taught(sampler, falling(0.02, 400))
     assert sampler._width_factor().item() == pytest.approx(2.0, rel=0.03)
-    assert deviation(sampler) == pytest.approx(0.5 * sampler._times.item(), rel=0.02)
+    assert deviation(sampler) == pytest.approx(0.5 * sampler._times.item(), rel=0.06)  # and its base nears uniform t
     widest = sampler._times.clone()
     taught(sampler, [0.5 - 0.001 * i for i in range(100)])
     assert sampler._width_factor() < widest
     assert sampler._times.item() == pytest.approx(widest.item(), rel=0.02), "it never narrows"
+
+
+def test_wiener_nears_uniform_t_as_it_widens() -> None:
+    """Between the two it is the narrow density to a power, which is their geometric mixture."""
+    sampler: Any = build(methods.Wiener(width=0.5))
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    narrow = sampler.probabilities()
+    torch.testing.assert_close(sampler._density(torch.tensor(1.0)), narrow)
+    half = narrow.sqrt() / narrow.sqrt().sum()
+    torch.testing.assert_close(sampler._density(torch.tensor(math.sqrt(2))), half)
+    uniform = torch.full_like(narrow, 1 / len(narrow))
+    torch.testing.assert_close(sampler._density(torch.tensor(1e4)), uniform, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sampler that finds its noise level in the images' spectrum, and widens as the training stops gaining there."""
+"""The sampler that finds its noise level in the images' spectrum, and nears uniform t as it stops gaining there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Wiener(Adaptive, of=methods.Wiener):
     weighted by (i/n)^γ for image i of n, γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error
     falls with ln n, which tells by what part the lead grows per doubling of n. While that is above 8 % the deviation is
     `width`; below, it grows in inverse proportion, up to three times, and never shrinks again: a falling learning rate
-    makes the lead grow once more.
+    makes the lead grow once more. A density of k times the width is the narrow one to the power 1/k², as a tempered
+    distribution is: the normal distribution of λ widens and its base becomes uniform t, where training ends best.
     """
 
     BUFFERS: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
@@ -114,10 +115,10 @@ class Wiener(Adaptive, of=methods.Wiener):
         return (count * variance / (1 + variance * self._snr[:, None])).sum(1)
 
     def _density(self, times: Tensor) -> Tensor:
-        """Return p(t) of so many times the width, float64 [T]."""
-        distance = (self._log_snr - self._place) / (self.member.width * times)
-        density = torch.exp(-0.5 * distance.square()) * self._cell
-        return density / density.sum()
+        """Return p(t) ∝ (narrow density)^(1/times²), float64 [T]: so many times as wide, and in the end uniform t."""
+        distance = (self._log_snr - self._place) / self.member.width
+        log_narrow = self._cell.log() - 0.5 * distance.square()
+        return torch.softmax(log_narrow / times.square(), 0)
 
     # ----------------------------------------------------------------------------------------------- from the training
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
