@@ -91,7 +91,7 @@ def test_the_devices_of_a_training_share_its_budget(capsys):
         (["--resume", "gone"], "gone: no such search in"),
         (
             ["--resume", "gone", "--seed", "3"],
-            "--resume: takes file, knobs and budget from the folder; only --trials and --total",
+            "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track",
         ),
         (["parallel.workers=64"], "parallel.workers: 64 is not allowed on this machine; each worker needs one"),
         (["data.name=images", "data.path=nowhere"], "nowhere"),
