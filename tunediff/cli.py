@@ -23,7 +23,7 @@ from tunediff.config import ConfigError, Systems, of
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
 from tunediff.config.workload import SHIPPED, find
-from tunediff.core import machine, signals, text
+from tunediff.core import machine, remote, signals, text
 from tunediff.core.errors import TunediffError, UserCodeError
 
 log = logging.getLogger(__name__)
@@ -175,8 +175,8 @@ def completes(action: argparse.Action, names: Callable[[], Iterable[str]] = list
 
 def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:
     """Add the option --storage."""
-    words = f"folder of {of} (default: %(default)s)"
-    parser.add_argument("--storage", type=Path, default=text.STORAGE, help=words)
+    words = f"folder of {of}, or its address, e.g. s3://bucket/prefix (default: %(default)s)"
+    parser.add_argument("--storage", type=remote.local, default=text.STORAGE, help=words)
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:

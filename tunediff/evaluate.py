@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
-from tunediff.core import environment, text
+from tunediff.core import environment, remote, text
 from tunediff.core.files import numbered, write_text
 from tunediff.core.progress import EventLines, Progress
 from tunediff.data import sources
@@ -122,6 +122,7 @@ def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
             write_text(path, json.dumps({**about, **values}, indent=2))
+            remote.push_or_warn(path)
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
             typed = {**about, "metrics": metrics, "json": path.absolute()}
@@ -216,6 +217,7 @@ def _evaluate(
                 "command": args.command, "time": time.time(), "environment": environment.describe(),
             }  # fmt: skip
             path = _write(result, numbers)
+            remote.push_or_warn(path)
             if args.json:
                 cli.print_json(result | {"json": str(path.absolute())})
             else:

@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, evidence
 from tunediff.analysis.evidence import choose
 from tunediff.config.code import shown
-from tunediff.core import text
+from tunediff.core import remote, text
 from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
@@ -63,6 +63,7 @@ def write(search: Results, name: str | None, out: Path, shown_out: Path | None =
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
+    remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights, beside = search.folder / "trials" / trial.name / models.WEIGHTS, out.with_suffix(".safetensors")
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with cli.writing("--out", out):
@@ -72,6 +73,7 @@ def write(search: Results, name: str | None, out: Path, shown_out: Path | None =
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(search, trial, out), out.parent), encoding="utf-8")
+    remote.push_or_warn(out)
     return written | {"train": _train(trial, shown_out, search.folder.parent)}
 
 
@@ -83,6 +85,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
     foreign.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):
         foreign.write_pipeline(folder, model.config, model.network("cpu").state_dict())
+    remote.push_or_warn(folder)
     example = foreign.example(folder, model.config)
     _print_written({"model": model.name, "pipeline": folder, "sample": example}, args.json)
 

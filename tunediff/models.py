@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
-from tunediff.core import text
+from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 from tunediff.workloads import contract
 
@@ -116,6 +116,9 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
     Raises `ConfigError` saying what was looked for and which names are near.
     """
     names = [Path(what).expanduser(), storage / what]
+    for name in names:
+        if (place := remote.place_of(name)) is not None:
+            remote.pull(place[1])
     # The second form is that of NAME/t0003.
     paths = [path for name in names for path in (name, name.parent / "trials" / name.name) if path.exists()]
     for path in paths:
@@ -158,6 +161,7 @@ def _names(storage: Path) -> Iterator[str]:
 
 def _of_run(folder: Path) -> Saved:
     """Return the model of a training folder, from its journal, its config.yaml or its checkpoint, whichever exists."""
+    remote.pull(folder, heavy=True)
     weights = next((folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
     if weights is None:
         if (trial := record.read_trial(folder)) is not None and trial.status not in (None, "ok"):

@@ -13,7 +13,7 @@ import pytest
 
 from tests import searches
 from tunediff.integrations import services
-from tunediff.integrations.tracker import Facts, Tracker
+from tunediff.integrations.tracker import TrackedSearch, Tracker
 
 pytestmark = pytest.mark.nightly
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -47,7 +47,7 @@ def test_a_server_that_is_killed_gets_everything_once_it_is_back(tmp_path, monke
     folder, said = tmp_path / "night", []
     space = searches.make(folder, searches.FILE)
     searches.write(folder, space, 0, {}, CURVE[:1], status=None)
-    tracker = Tracker(Facts(folder, "mlflow", "frechet", {}), services.make("mlflow", folder), said.append)
+    tracker = Tracker(TrackedSearch(folder, "mlflow", "frechet", {}), services.make("mlflow", folder), said.append)
     with server(tmp_path, port):
         assert tracker.sync()
     searches.write(folder, space, 0, {}, CURVE)

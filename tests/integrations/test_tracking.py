@@ -14,7 +14,7 @@ from tunediff import cli, search
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
 from tunediff.integrations import services, tracker, tracking
-from tunediff.integrations.tracker import Facts, Tracker
+from tunediff.integrations.tracker import TrackedSearch, Tracker
 from tunediff.tuning import experiment
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -57,7 +57,7 @@ def service():
 
 
 def facts(folder, service="mlflow"):
-    return Facts(folder, service, "frechet", {"workload": "digits"})
+    return TrackedSearch(folder, service, "frechet", {"workload": "digits"})
 
 
 def make(folder, service, said=None):
@@ -199,8 +199,8 @@ def test_tracking_process_writes_offline_runs_of_wandb(folder, space, monkeypatc
     monkeypatch.setenv("WANDB_MODE", "offline")
     said = []
     finished(folder, space)
-    tracked = tracking.Tracking(facts(folder, "wandb"), said.append)
-    tracked.finish({"best_trial": "t0000", "configurations": []})
+    tracked = tracking.start(facts(folder, "wandb"), said.append)
+    tracked.finish(tracking.values({"best_trial": "t0000", "configurations": []}))
     tracked.close()
     assert said == []
     runs = {}
@@ -235,7 +235,8 @@ def test_a_server_that_never_answers_is_named_once_and_left(folder, space, monke
         silent.listen()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        tracked = tracking.Tracking(Facts(folder, "wandb", "frechet", {}, late_s=0.1, patience_s=2.0), said.append)
+        search = TrackedSearch(folder, "wandb", "frechet", {}, late_s=0.1, patience_s=2.0)
+        tracked = tracking.start(search, said.append)
         silent.accept()  # it has tried
         with caplog.at_level(logging.WARNING, "tunediff"):
             tracked.close()

@@ -6,6 +6,7 @@ The folder, the journals and the proposals are those of `tunediff.run_search`; o
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -28,11 +29,14 @@ from tunediff.core.errors import TunediffError
 from tunediff.core.logs import errors_only
 from tunediff.core.point import Point
 from tunediff.core.trial_record import STATUSES, End
+from tunediff.integrations import copier, tracking
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.lock import alone
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.trial_spec import TrialSpec
+
+log = logging.getLogger(__name__)
 
 
 class AskedTrial:
@@ -101,6 +105,9 @@ class AskTellStudy:
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
+            again = f"tunediff.open_study(name={folder.name!r}).close()"
+            stack.enter_context(copier.copied(folder, log.warning, again))
+            stack.enter_context(tracking.tracked(folder, space, log.warning))
             before_s = sessions.all_spent_s(folder)
             stack.enter_context(sessions.noted(folder, f"{sessions.ASKED}(name={folder.name!r})"))
             with self._checked():

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.config import ConfigError
-from tunediff.core import machine, text
+from tunediff.core import machine, remote, text
 from tunediff.core.errors import TunediffError
 
 Knobs = str | Mapping[str, Any]
@@ -62,8 +62,8 @@ def duration(value: str | float | None) -> str | None:
 
 
 def folder(storage: str | Path) -> Path:
-    """Return the folder of all searches, absolute: the working directory may change."""
-    return Path(storage).expanduser().absolute()
+    """Return the folder of all searches, absolute: the working directory may change; the local one for an address."""
+    return remote.local(storage).expanduser().absolute()
 
 
 def as_printed(values: Mapping[str, Any]) -> dict[str, Any]:

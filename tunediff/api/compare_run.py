@@ -18,6 +18,7 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.integrations import copier
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
@@ -42,9 +43,15 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
             heart.beat()
 
     shown = contextlib.nullcontext() if lines.quiet else heart
-    with experiment.resumable("compare", folder, options), experiment.start_of(folder, new=new), shown:
+    again = text.command("compare", "--resume", folder.name, storage=folder.parent)
+    with (
+        experiment.resumable("compare", folder, options),
+        experiment.start_of(folder, new=new),
+        copier.copied(folder, lines.aside.say, again),
+        shown,
+    ):
         _run(pairs.read(folder), options, say)
-    report.write_all(pairs.read(folder))
+        report.write_all(pairs.read(folder))
     return folder
 
 

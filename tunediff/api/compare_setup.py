@@ -19,7 +19,7 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import confirmation, pairs
 from tunediff.config import ConfigError, Systems
-from tunediff.core import machine_options, text
+from tunediff.core import machine_options, remote, text
 from tunediff.core.files import write_text
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -94,7 +94,9 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     most = MOST if options.pairs is None else options.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
+    remote.check(options.storage)
     folder: Path = options.storage.resolve() / name
+    remote.pull(folder / pairs.FILE)
     cli.check_name(name, folder.parent)
     cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or options.force, "--budget", options.budget,
               f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same")  # fmt: skip

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import text
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
-from tunediff.integrations import tracking
-from tunediff.integrations.tracking import Tracking
+from tunediff.integrations import copier, tracking
+from tunediff.integrations.companion import Companion
 from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
@@ -49,12 +49,15 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
+        copier.copied(request.folder, lines.aside.say, _again(request.folder)) as copying,
         tracking.tracked(request.folder, space, lines.aside.say) as tracked,
     ):
-        _run(request.folder, space, options, display or console(lines), planned, tracked)
+        beside = [process for process in (copying, tracked) if process is not None]
+        _run(request.folder, space, options, display or console(lines), planned, beside)
         _write_tables(read(request.folder))
         log_exceptions("the report", _report, request.folder)
-        log_exceptions("the verdict", _send_verdict, request.folder, tracked)
+        if tracked is not None:
+            log_exceptions("the verdict", _send_verdict, request.folder, tracked)
 
 
 def _write_tables(evidence: Evidence) -> None:
@@ -67,14 +70,18 @@ def _write_tables(evidence: Evidence) -> None:
         outputs.confirmation(confirmed)
 
 
-def _send_verdict(folder: Path, tracked: Tracking) -> None:
+def _again(folder: Path) -> str:
+    return text.command("search", "--resume", folder.name, storage=folder.parent)
+
+
+def _send_verdict(folder: Path, tracked: Companion) -> None:
     from tunediff.report import result_json, summary  # imports matplotlib
 
     printed = summary.as_json(shown := read(folder))
     values = {name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)}
     if (best := shown.best) is not None:
         values["best_configuration"] = text.knobs(shown.results.changed(best))
-    tracked.finish(values)
+    tracked.finish(tracking.values(values))
 
 
 def _report(folder: Path) -> None:
@@ -96,7 +103,7 @@ def console(lines: EventLines) -> Display:
 
 def _run(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
-    tracked: Tracking,
+    beside: Sequence[Companion],
 ) -> None:  # fmt: skip
     searched = confirming.complete(folder, space)
     if searched and not confirming.pending(folder, space):
@@ -115,7 +122,8 @@ def _run(
             )
         )
         slots.tell(shown.say)
-        tracked.tell(shown.say)
+        for process in beside:
+            process.tell(shown.say)
         if not searched:
             experiment.search(folder, space, slots, shown.listen)
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):

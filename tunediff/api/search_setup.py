@@ -15,7 +15,7 @@ from typing import Any, cast
 from tunediff import cli, search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
-from tunediff.core import machine_options, text
+from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.integrations import tracking
 from tunediff.integrations.services import SERVICES
@@ -75,6 +75,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     machine_options.check(options)
     cli.allow(options.track in (None, *SERVICES), "--track", options.track, f"one of {', '.join(SERVICES)}")
+    remote.check(options.storage)
     request = requested(options)
     if is_asked(request.folder):
         again = f"tunediff.open_study(name={request.folder.name!r})"
@@ -190,6 +191,10 @@ def _resumed(options: SearchOptions) -> SearchRequest:
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
+    for place in (folder, *sessions.confirming_folders(folder)):
+        for trial in record.read_trials(place):
+            if not trial.finished:
+                remote.pull(place / "trials" / trial.name, heavy=True)
     done = sum(trial.finished for trial in record.read_trials(folder))
     fits = options.trials is None or options.trials >= done
     cli.allow(fits, "--trials", options.trials, f"at least {done}, which are done")
@@ -207,6 +212,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
     storage = options.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
     if options.name is not None:
+        remote.pull(storage / options.name / "search.yaml")
         cli.check_name(options.name, storage)
     files = [word for word in options.words if "=" not in word]
     if len(files) > 1:

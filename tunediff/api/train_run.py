@@ -16,7 +16,7 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import text
+from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.errors import TunediffError, UserCodeError
@@ -24,6 +24,7 @@ from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
+from tunediff.integrations import copier
 from tunediff.search_space import duration_s
 
 if TYPE_CHECKING:
@@ -84,8 +85,14 @@ def run(request: TrainRequest, lines: EventLines) -> str:
 
     Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and `KeyboardInterrupt`.
     """
+    main = int(os.environ.get("RANK", "0")) == 0  # the other ranks wait for it before they read anything
+    again = "the same command"
     try:
-        return _train(request, lines)
+        if main:
+            remote.check(request.folder.parent)
+            remote.pull(request.folder, heavy=True)
+        with copier.copied(request.folder, lines.aside.say, again) if main else contextlib.nullcontext():
+            return _train(request, lines)
     except KeyboardInterrupt:
         again = "interrupted; the same command again resumes from the last checkpoint"
         raise KeyboardInterrupt(again) from None

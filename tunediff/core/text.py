@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.config.code import shown
+from tunediff.core import remote
 
-STORAGE = Path("ray_results")
+STORAGE = remote.STORAGE
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
     """Return a command to paste here: its words quoted, and `--storage` unless that is the default."""
-    if (place := shown(storage.absolute())) != str(STORAGE):
+    if (place := remote.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 

@@ -9,49 +9,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import select
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.analysis.following import Following
 from tunediff.core.point import Point
 from tunediff.core.trial_record import TrialRecord
-from tunediff.integrations import services
+from tunediff.integrations import companion, services
+from tunediff.integrations.companion import Attempts, Facts, Say
 from tunediff.integrations.services import Run, RunEnd, Service
 from tunediff.tuning import sessions
 
-EVERY_S = 1.0
-"""Seconds between two looks at the journals."""
-RETRY_S = 30.0
-"""Seconds after a failure until the service is tried again."""
 SENT = "tracking.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class TrackedSearch(Facts):
     """What the tracker is told of the search; the rest is in the journals."""
 
-    folder: Path
     service: str
     objective: str
     config: Mapping[str, Any]
     """What the search's own run has for knobs."""
-    late_s: float = 30.0
-    """Seconds without an answer after which the user is told."""
-    patience_s: float = 60.0
-    """Seconds that the service has at the end of the search; what it has not taken then is sent by a resume."""
-
-    @classmethod
-    def of(cls, line: str) -> Facts:
-        """Return the facts of a JSON text."""
-        values = json.loads(line)
-        return cls(**{**values, "folder": Path(values["folder"])})
 
 
 class SentLog:
@@ -86,39 +69,25 @@ class SentLog:
 class Tracker:
     """Sends what the journals have and the service has not."""
 
-    def __init__(self, facts: Facts, service: Service, say: Callable[[str], object]) -> None:
-        self._facts, self._service, self._say = facts, service, say
+    def __init__(self, facts: TrackedSearch, service: Service, say: Say) -> None:
+        self._facts, self._service = facts, service
+        later = "the search goes on, and its results are sent later"
+        self._attempts = Attempts(f"--track {facts.service}", later, say, facts.late_s)
         self._sent = SentLog(facts.folder, facts.service)
         self._followed: dict[Path, Following] = {}
-        self._retry_at, self._spoken = 0.0, False
 
     def sync(self, verdict: Mapping[str, Any] | None = None, last: bool = False) -> bool:
         """Send what is new; return whether the service has everything. After a failure it is left alone for a while.
 
         `last`: the search is over, perhaps with a `verdict`; then the service is tried once more, and closed.
         """
-        if time.monotonic() < self._retry_at and not last:
-            return False
-        late = threading.Timer(self._facts.late_s, self._speak, [f"no answer for {self._facts.late_s:.0f} s"])
-        late.daemon = True
-        late.start()
-        try:
+
+        def send() -> None:
             self._send_all(verdict)
             if last:
                 self._service.close()
-        except Exception as error:
-            self._retry_at = time.monotonic() + RETRY_S
-            self._speak(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            return False
-        finally:
-            late.cancel()
-        return True
 
-    def _speak(self, reason: str) -> None:
-        """Say that the service fails, once."""
-        if not self._spoken:
-            self._spoken = True
-            self._say(f"--track {self._facts.service}: {reason}; the search goes on, and its results are sent later")
+        return self._attempts.attempt(send, last)
 
     def _send_all(self, verdict: Mapping[str, Any] | None) -> None:
         folder = self._facts.folder
@@ -208,40 +177,12 @@ class _Prepared:
             self._service.close()
 
 
-def _looks() -> Iterator[bytes | None]:
-    """Yield None every second while the search runs, then what it has written to stdin: its verdict, or nothing."""
-    content = b""
-    while True:
-        if not select.select([0], [], [], EVERY_S)[0]:
-            yield None
-        elif chunk := os.read(0, 1 << 16):
-            content += chunk
-        else:
-            yield content
-            return
-
-
 def main() -> None:
-    """Follow the journals of the search whose facts are the argument, until stdin ends; exit with 0 if all was sent."""
-    with contextlib.suppress(OSError):
-        os.nice(10)  # trials come first
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the service's package prints goes to the log
-
-    def say(line: str) -> None:
-        with contextlib.suppress(OSError):  # the search is gone
-            print(line, file=out, flush=True)
-
-    facts = Facts.of(sys.argv[1])
-    tracker, complete = Tracker(facts, _Prepared(facts.service, facts.folder), say), False
-    for verdict in _looks():
-        if last := verdict is not None:  # a service that hangs does not keep this process
-            limit = threading.Timer(facts.patience_s, os._exit, [1])
-            limit.daemon = True
-            limit.start()
-        complete = tracker.sync(json.loads(verdict) if verdict else None, last)
-    sys.stderr.flush()
-    os._exit(0 if complete else 1)  # packages wait for their servers when Python ends
+    """Follow the journals of the search whose facts are the argument; exit with 0 if all was sent."""
+    say = companion.begin()
+    facts = TrackedSearch.of(sys.argv[1])
+    tracker = Tracker(facts, _Prepared(facts.service, facts.folder), say)
+    companion.follow(lambda verdict, last: tracker.sync(json.loads(verdict or "null"), last), facts.patience_s)
 
 
 if __name__ == "__main__":

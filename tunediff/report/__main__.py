@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunediff import cli, search_space
+from tunediff.core import remote
 from tunediff.report import context, page
 
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about, out = context.read(folder, args.name, args.storage), args.out or folder
     with cli.writing("--out", out):
         written = page.write_all(about, out)
+    remote.push_or_warn(out)
     cli.result(written, args.json)
     return cli.OK
 

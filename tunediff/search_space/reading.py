@@ -17,7 +17,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Metric
 from tunediff.config.knobs import nearest, refuse
-from tunediff.core import text
+from tunediff.core import remote, text
 from tunediff.search_space import study
 from tunediff.search_space.model import RATE, SearchBudget, SearchSpace
 from tunediff.search_space.points import planned, spread
@@ -62,7 +62,11 @@ def is_workload(path: Path) -> bool:
 
 
 def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
-    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path."""
+    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
+
+    Where the storage has an address, what is new there is fetched, without weights. Raises `ConfigError`.
+    """
+    remote.pull(storage / name)
     places = (storage / name, Path(name))
     return next((place for place in places if (place / file).is_file()), places[0]).absolute()
 

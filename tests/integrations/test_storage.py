@@ -1,0 +1,223 @@
+"""Searches whose storage has an address: what is copied, what is fetched, whatever the service does."""
+
+import logging
+import shutil
+
+import pytest
+
+from tests import searches
+from tunediff import cli, export, search, search_space
+from tunediff.config import ConfigError
+from tunediff.core import remote, text
+from tunediff.core.trial_record import read_trial, read_trials
+from tunediff.integrations.companion import Facts
+from tunediff.integrations.copier import Copier, copied
+from tunediff.report import __main__ as report
+
+CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
+FILE = searches.FILE | {"budget": {"per_trial": "20s", "trials": 2}}
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """An address; its copy is a folder."""
+    monkeypatch.chdir(tmp_path)
+    return f"file://{tmp_path}/bucket/prefix"
+
+
+@pytest.fixture
+def here(bucket):
+    """A search of which one trial has ended and one runs, in the local folder of the address."""
+    folder = remote.local(bucket).absolute() / "night"
+    space = searches.make(folder, FILE)
+    (searches.write(folder, space, 0, {}, CURVE) / "weights.safetensors").write_bytes(b"w" * 100)
+    (searches.write(folder, space, 1, {"optimizer.lr": 1e-2}, CURVE[:1], status=None) / "checkpoint.pt").write_bytes(
+        b"c"
+    )
+    return folder
+
+
+def there(tmp_path):
+    root = tmp_path / "bucket" / "prefix"
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def elsewhere(folder):
+    """Another machine: it has nothing yet."""
+    shutil.rmtree(folder)
+
+
+def test_address_becomes_a_local_folder_that_remembers_it(bucket):
+    folder = remote.local(bucket)
+    assert folder.parent == text.STORAGE
+    assert remote.local(f"{bucket}/") == folder != remote.local(f"{bucket}2")
+    assert text.command("report", "night", storage=folder).endswith(f"--storage {bucket}")
+    assert remote.local("there") == remote.Path("there")
+
+
+def test_push_copies_what_changed_and_not_what_passes(here, tmp_path):
+    for name in ("tune/state", "trials/t0001/doing.json", "study.db", ".lock"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text("x")
+    assert remote.push(here, last=False) == 6
+    trials = {"night/trials/t0000/journal.jsonl", "night/trials/t0000/weights.safetensors"}
+    trials |= {"night/trials/t0001/journal.jsonl", "night/trials/t0001/checkpoint.pt"}
+    assert there(tmp_path) == trials | {"night/search.yaml", "night/baseline.yaml"}
+    assert remote.push(here, last=False) == 0
+    (here / "trials/t0001/checkpoint.pt").unlink()  # the trial has ended
+    assert remote.push(here, last=True) == 1
+    assert there(tmp_path) == trials - {"night/trials/t0001/checkpoint.pt"} | {
+        "night/search.yaml", "night/baseline.yaml", "night/study.db",
+    }  # fmt: skip
+
+
+def test_another_machine_reads_the_search_and_fetches_weights_only_where_needed(here, bucket, capsys):
+    remote.push(here)
+    elsewhere(here)
+    assert report.main(["night", "--storage", bucket]) == cli.OK
+    assert [trial.status for trial in read_trials(here)] == ["ok", None]
+    assert not list(here.rglob("*.safetensors"))
+    assert export.main(["night", "--storage", bucket, "--json"]) == cli.OK
+    assert "best.safetensors" in capsys.readouterr().out
+    assert (here / "best.safetensors").read_bytes() == b"w" * 100
+
+
+def test_resume_elsewhere_has_checkpoints_of_unfinished_trials(here, bucket):
+    from tunediff.api import search_setup
+    from tunediff.api.search_setup import SearchOptions
+
+    remote.push(here)
+    elsewhere(here)
+    request = search_setup.requested(SearchOptions(resume="night", storage=remote.local(bucket)))
+    assert request.space.budget.trials == 2
+    assert (here / "trials/t0001/checkpoint.pt").read_bytes() == b"c"
+    assert not (here / "trials/t0000/weights.safetensors").exists()
+
+
+def test_pull_takes_the_newer_of_two_and_the_longer_journal(here, tmp_path):
+    remote.push(here)
+    copy = tmp_path / "bucket" / "prefix" / "night"
+    journal, settings = "trials/t0001/journal.jsonl", "search.yaml"
+    (copy / settings).write_text((copy / settings).read_text() + "# elsewhere\n")
+    (copy / journal).write_text((copy / journal).read_text() + "\n" * 10)
+    with open(here / journal, "a") as file:  # measured here, and not copied yet
+        file.write("\n" * 20)
+    remote.pull(here)
+    assert (here / settings).read_text().endswith("# elsewhere\n")
+    assert (here / journal).read_text().endswith("\n" * 20)
+    (copy / journal).write_text((copy / journal).read_text() + "\n" * 30)
+    remote.pull(here)
+    assert (here / journal).read_text().endswith("\n" * 40)
+    (here / settings).write_text("changed here")
+    remote.pull(here)
+    assert (here / settings).read_text() == "changed here"
+
+
+def test_a_name_that_is_taken_at_the_address_is_refused(here, bucket, capsys):
+    remote.push(here)
+    elsewhere(here)
+    assert search.main(["digits", "--name", "night", "--storage", bucket]) == cli.BAD_INPUT
+    assert "--name: 'night' exists" in capsys.readouterr().err
+
+
+def test_storage_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert search.main(["digits", "--storage", f"file://{tmp_path}/file/prefix"]) == cli.BAD_INPUT
+    assert f"--storage: file://{tmp_path}/file/prefix cannot be written: " in capsys.readouterr().err
+
+
+def test_absent_package_of_an_address_names_the_extra(monkeypatch):
+    def absent(*_):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", absent)
+    with pytest.raises(ConfigError, match=r"s3://there: Install s3fs to access S3; run: pip install tunediff\[s3\]"):
+        remote.connect("s3://there")
+
+
+def test_keys_that_leave_the_folder_are_not_fetched(here, bucket, monkeypatch):
+    class Odd:
+        def invalidate_cache(self): ...
+        def find(self, path, detail):
+            return {f"{path}/../../outside": {"size": 1}}
+
+    monkeypatch.setattr(remote, "connect", lambda address: (Odd(), "root"))
+    remote.pull(here)  # and does not ask for it
+
+
+def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, monkeypatch):
+    said, fault = [], ConnectionError("refused")
+    copier, push = Copier(Facts(here), said.append), remote.push
+
+    def failing(*_):
+        raise fault
+
+    monkeypatch.setattr(remote, "push", failing)
+    assert not copier.sync(last=True)
+    assert not copier.sync(last=True)
+    assert len(said) == 1
+    assert "ConnectionError: refused; the search goes on, and is copied later" in said[0]
+    monkeypatch.setattr(remote, "push", push)
+    assert copier.sync(last=True)
+    assert "night/trials/t0001/journal.jsonl" in there(tmp_path)
+
+
+def test_nothing_is_copied_before_the_first_trial(here, tmp_path):
+    shutil.rmtree(here / "trials")
+    assert Copier(Facts(here), print).sync()
+    assert not there(tmp_path)
+
+
+@pytest.fixture
+def s3(monkeypatch, tmp_path):
+    """A real server with a bucket, which can be stopped and started again."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    monkeypatch.chdir(tmp_path)
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    yield server, moto, port
+    server.stop()
+
+
+@pytest.mark.training
+def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
+    server, moto, port = s3
+    address = "s3://bucket/prefix"
+    folder, said = remote.local(address).absolute() / "night", []
+    remote.check(folder.parent)
+    space = searches.make(folder, FILE)
+    searches.write(folder, space, 0, {}, CURVE[:1], status=None)
+    with caplog.at_level(logging.WARNING, "tunediff"), copied(folder, said.append, "tunediff search"):
+        pass  # one point is copied at the end
+    assert said == []
+    assert "not everything is copied" not in caplog.text
+    server.stop()
+    searches.write(folder, space, 0, {}, CURVE)
+    copier = Copier(Facts(folder), said.append)
+    assert not copier.sync(last=True)
+    assert len(said) == 1
+    again = moto.ThreadedMotoServer(port=port, verbose=False)
+    again.start()
+    try:
+        assert copier.sync(last=True)
+        before = [point.flat for point in read_trial(folder / "trials" / "t0000").points]
+        elsewhere(folder)
+        assert search_space.folder_of("night", remote.local(address)) == folder
+        assert [point.flat for point in read_trial(folder / "trials" / "t0000").points] == before
+    finally:
+        again.stop()
+
+
+@pytest.mark.training
+def test_bucket_that_does_not_exist_is_refused(s3):
+    with pytest.raises(ConfigError, match="--storage: s3://none/prefix cannot be written: "):
+        remote.check(remote.local("s3://none/prefix"))

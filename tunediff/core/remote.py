@@ -1,0 +1,257 @@
+"""Storage at an address, such as `s3://bucket/prefix`: a folder of this machine, and its copy at that address.
+
+All work is done in the local folder, whose file `.address` says where its copy is. `push` copies what has changed here,
+`pull` fetches what has changed there. `.copied.json` in the folder of a search says which files are equal, as what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from tunediff.config import ConfigError
+from tunediff.core.files import plain, write_text
+
+log = logging.getLogger(__name__)
+
+STORAGE = Path("ray_results")
+"""Default folder of all searches."""
+ADDRESS, COPIED = ".address", ".copied.json"
+HEAVY = (".safetensors", ".pt")
+"""Endings of the files that are fetched only where they are needed."""
+_OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
+"""Folders of a search and names of files that are of no use elsewhere."""
+_LATE = ("study.db", "study.db-journal")
+"""Files that are in use while a search runs, and copied at its end; they can be made from the journals."""
+_LAST = ("journal.jsonl", "sessions.jsonl")
+_EXTRAS = {"s3": "s3", "s3a": "s3"}
+"""Extras of this package by protocol."""
+_WITH_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs")
+"""Protocols where a folder has to be made before a file is put there."""
+
+
+class FileSystem(Protocol):
+    """What is used of an fsspec file system."""
+
+    def find(self, path: str, detail: bool) -> dict[str, dict[str, Any]]: ...
+    def put_file(self, local: str, remote: str) -> None: ...
+    def get_file(self, remote: str, local: str) -> None: ...
+    def rm_file(self, path: str) -> None: ...
+    def info(self, path: str) -> dict[str, Any]: ...
+    def makedirs(self, path: str, exist_ok: bool) -> None: ...
+    def invalidate_cache(self) -> None: ...
+
+
+def local(storage: str | Path) -> Path:
+    """Return the folder of a storage: a path itself, or the local folder for an address, which is made."""
+    address = str(storage).rstrip("/")
+    if "://" not in address:
+        return Path(storage)
+    digest = hashlib.sha256(address.encode()).hexdigest()[:6]
+    folder = STORAGE / f"{plain(address.replace('://', '-').replace('/', '-'))}-{digest}"
+    if address_of(folder) != address:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ADDRESS, address)
+    return folder
+
+
+def address_of(storage: Path) -> str | None:
+    """Return the address of a local folder of `local`; None for any other folder."""
+    with contextlib.suppress(OSError):
+        return (storage / ADDRESS).read_text()
+    return None
+
+
+def place_of(path: Path) -> tuple[Path, Path] | None:
+    """Return the storage folder with an address and the folder of the search, or other run, in it that `path` is in."""
+    inside = path.absolute()
+    for run, storage in zip((inside, *inside.parents), inside.parents, strict=False):
+        if (storage / ADDRESS).is_file():
+            return storage, run
+    return None
+
+
+def connect(address: str) -> tuple[FileSystem, str]:
+    """Return the file system of an address and the path in it. Raises `ConfigError` without the package for it."""
+    import fsspec  # comes with torch
+
+    protocol = address.partition("://")[0]
+    try:
+        system, path = fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        extra = f"; run: pip install tunediff[{_EXTRAS[protocol]}]" if protocol in _EXTRAS else ""
+        raise ConfigError(f"--storage: {address}: {error}{extra}") from None
+    return cast(FileSystem, system), path.rstrip("/")
+
+
+def check(storage: Path) -> None:
+    """Refuse a storage whose address cannot be written now. Raises `ConfigError`."""
+    if (address := address_of(storage)) is None:
+        return
+    system, path = connect(address)
+    try:
+        _make_folder(system, address, path)
+        system.put_file(str(storage / ADDRESS), f"{path}/{ADDRESS}")
+    except Exception as error:  # every service has its own
+        raise ConfigError(f"--storage: {address} cannot be written: {_short(error)}") from None
+
+
+def pull(path: Path, heavy: bool = False) -> None:
+    """Fetch what is in the copy of a file or folder and is not here, or has changed there since it was copied.
+
+    `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises `ConfigError`.
+    """
+    if (place := place_of(path)) is None:
+        return
+    storage, run = place
+    address = str(address_of(storage))
+    system, root = connect(address)
+    inside = path.absolute().relative_to(storage).as_posix()
+    try:
+        system.invalidate_cache()
+        files = system.find(f"{root}/{inside}", detail=True)
+        copied = _Copied(run)
+        for name, info in sorted(files.items()):
+            there = storage / name.removeprefix(root).strip("/")
+            wanted = ".." not in there.parts and (heavy or not there.name.endswith(HEAVY))
+            if wanted and copied.is_newer_there(there, info):
+                there.parent.mkdir(parents=True, exist_ok=True)
+                partial = there.with_name(f".{there.name}.fetched")
+                system.get_file(name, str(partial))
+                partial.replace(there)
+                copied.note(there, info)
+        copied.save()
+    except Exception as error:
+        raise ConfigError(f"--storage: {address} cannot be read: {_short(error)}") from None
+
+
+def push(path: Path, last: bool = True) -> int:
+    """Copy all files of the run that `path` is in that have changed here; return how many.
+
+    `last`: nothing runs in it any more, so that all files are at rest. Raises what the service raises.
+    """
+    if (place := place_of(path)) is None:
+        return 0
+    storage, run = place
+    address = str(address_of(storage))
+    system, root = connect(address)
+    copied, count, made = _Copied(run), 0, set[str]()
+    try:
+        for file in _files(run, last):
+            if copied.is_equal(file):
+                continue
+            target = f"{root}/{file.relative_to(storage).as_posix()}"
+            before, above = copied.state(file), target.rpartition("/")[0]
+            if above not in made:
+                _make_folder(system, address, above)
+                made.add(above)
+            try:
+                system.put_file(str(file), target)
+            except FileNotFoundError:
+                if file.exists():
+                    raise
+                continue  # it was moved or removed meanwhile
+            copied.note(file, system.info(target), before)
+            count += 1
+        for file in copied.gone(".pt"):  # the checkpoint of a trial that has ended
+            with contextlib.suppress(FileNotFoundError):
+                system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
+            copied.forget(file)
+    finally:
+        copied.save()
+    return count
+
+
+def push_or_warn(path: Path) -> None:
+    """Copy what has changed in a run; a failure is logged, since everything is here."""
+    try:
+        push(path)
+    except Exception as error:
+        log.warning("--storage: %s is not copied to its address: %s", path, _short(error))
+
+
+def _make_folder(system: FileSystem, address: str, path: str) -> None:
+    if address.partition("://")[0] in _WITH_FOLDERS:
+        system.makedirs(path, exist_ok=True)
+
+
+def _files(run: Path, last: bool) -> Iterator[Path]:
+    """Yield the files of a run that are copied: journals behind what they tell of, and small before large."""
+    result: list[Path] = []
+    for folder, names, files in os.walk(run):
+        here = Path(folder)
+        names[:] = [name for name in names if not name.startswith(".") and not (here == run and name in _OF_RAY)]
+        skipped = (*_PASSING, *(() if last else _LATE))
+        result += [here / name for name in files if not name.startswith(".") and name not in skipped]
+    return iter(sorted(result, key=lambda file: (file.name in _LAST, file.name.endswith(HEAVY), file)))
+
+
+class _Copied:
+    """What the copy of a run had when it was equal to the files here: by name, size and time here, and a mark there."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._path = run, run / COPIED
+        self._entries: dict[str, list[Any]] = {}
+        self._changed = False
+        with contextlib.suppress(OSError, ValueError):
+            self._entries = json.loads(self._path.read_text())
+
+    @staticmethod
+    def state(file: Path) -> list[int]:
+        """Return size and time of a file; [] where it is gone."""
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            return [status.st_size, status.st_mtime_ns]
+        return []
+
+    def is_equal(self, file: Path) -> bool:
+        """Return whether a file is as it was copied."""
+        return self._entries.get(self._key(file), [None])[0] == self.state(file)
+
+    def is_newer_there(self, file: Path, info: dict[str, Any]) -> bool:
+        """Return whether to fetch a file: it is not here, or it has changed there; the longer journal is the newer."""
+        entry, here = self._entries.get(self._key(file)), self.state(file)
+        if not here or (entry is not None and entry[1] == _mark(info)):
+            return not here
+        unchanged = entry is not None and entry[0] == here
+        return unchanged or file.suffix != ".jsonl" or bool(info["size"] > here[0])
+
+    def note(self, file: Path, info: dict[str, Any], state: list[int] | None = None) -> None:
+        """Note that a file, as it was in `state`, is equal to its copy."""
+        self._entries[self._key(file)] = [self.state(file) if state is None else state, _mark(info)]
+        self._changed = True
+
+    def gone(self, ending: str) -> list[Path]:
+        """Return the copied files with that ending that are not here any more."""
+        files = [self._run / key for key in self._entries if key.endswith(ending)]
+        return [file for file in files if not file.exists()]
+
+    def forget(self, file: Path) -> None:
+        """Forget a file whose copy was removed."""
+        del self._entries[self._key(file)]
+        self._changed = True
+
+    def save(self) -> None:
+        """Write what has changed."""
+        if self._changed and self._run.is_dir():
+            write_text(self._path, json.dumps(self._entries))
+            self._changed = False
+
+    def _key(self, file: Path) -> str:
+        return file.relative_to(self._run).as_posix()
+
+
+def _mark(info: dict[str, Any]) -> str:
+    """Return what changes when a copy is written anew: its hash or version where there is one, else its time."""
+    names = ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified")
+    return f"{info['size']} {next((info[name] for name in names if info.get(name) is not None), '')}"
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
