@@ -212,7 +212,7 @@ class _Copied:
 
     def is_equal(self, file: Path) -> bool:
         """Return whether a file is as it was copied."""
-        return self._entries.get(self._key(file), [None])[0] == self.state(file)
+        return bool(self._entries.get(self._key(file), [None])[0] == self.state(file))
 
     def is_newer_there(self, file: Path, info: dict[str, Any]) -> bool:
         """Return whether to fetch a file: it is not here, or it has changed there; the longer journal is the newer."""
