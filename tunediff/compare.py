@@ -22,6 +22,7 @@ from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.core.files import write_text
 from tunediff.core.progress import EventLines
+from tunediff.integrations.services import SERVICES
 from tunediff.report import pair_plan
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
@@ -56,6 +57,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--name", help="name of the comparison and its folder (default: compare and the time)")
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
+    add("--track", choices=SERVICES, help="the service that shows every run (docs/how-to/trackers.md)")
     cli.add_machine(parser, "comparison")
     add("--force", action="store_true", help="start what would take over 30 days")
     add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")

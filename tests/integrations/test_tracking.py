@@ -1,5 +1,6 @@
 """Searches tracked with a service: what is sent, once, whatever the service does."""
 
+import json
 import logging
 import math
 import socket
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests import searches
-from tunediff import cli, search
+from tunediff import cli, compare, search
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
 from tunediff.integrations import services, tracker, tracking
@@ -118,6 +119,15 @@ def test_a_service_that_fails_is_named_once_and_gets_everything_later(folder, sp
     assert len(service.sent) == 3
 
 
+def test_runs_of_a_comparison_name_their_side(folder, space, service):
+    lines = [json.loads(line) for line in (folder / "trials/t0001/journal.jsonl").read_text().splitlines()]
+    lines[0] |= {"name": "t0002", "drawn": {"side": "b", "seed": 1}}
+    (folder / "trials/t0002").mkdir()
+    (folder / "trials/t0002/journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    make(folder, service).sync()
+    assert (service.run.name, service.run.config["side"]) == ("t0002", "b")
+
+
 def test_a_torn_line_of_what_was_sent_is_passed_over(folder, space, service):
     make(folder, service).sync()
     with open(folder / tracker.SENT, "a") as file:
@@ -132,6 +142,8 @@ def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_pat
     assert search.main(["digits", "--track", "wandb", "--storage", str(tmp_path)]) == cli.BAD_INPUT
     assert "no_such_package is not installed; run: pip install tunediff[wandb]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    assert compare.main(["digits", "digits", "seed=1", "--track", "wandb", "--storage", str(tmp_path)]) == cli.BAD_INPUT
+    assert "no_such_package is not installed" in capsys.readouterr().err
 
 
 def test_unknown_service_is_refused(tmp_path, capsys):

@@ -107,7 +107,8 @@ class AskTellStudy:
             stack.enter_context(alone(folder))
             again = f"tunediff.open_study(name={folder.name!r}).close()"
             stack.enter_context(copier.copied(folder, log.warning, again))
-            stack.enter_context(tracking.tracked(folder, space, log.warning))
+            settings = tracking.settings(space)
+            stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
             before_s = sessions.all_spent_s(folder)
             stack.enter_context(sessions.noted(folder, f"{sessions.ASKED}(name={folder.name!r})"))
             with self._checked():

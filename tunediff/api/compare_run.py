@@ -18,7 +18,7 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.integrations import copier
+from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
@@ -48,11 +48,21 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
         copier.copied(folder, lines.aside.say, again),
+        tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
         shown,
     ):
         _run(pairs.read(folder), options, say)
         report.write_all(pairs.read(folder))
+        if tracked is not None:
+            tracked.finish(tracking.values(as_json(folder)))
     return folder
+
+
+def _tracked(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the objective of a comparison, and what a tracker shows of it as a whole."""
+    comparison = pairs.read(folder)
+    sides = dict(zip(pairs.SIDES, comparison.names, strict=True))
+    return comparison.metric.name, {"objective": comparison.metric.name, "budget_s": comparison.budget_s, **sides}
 
 
 def as_json(folder: Path) -> dict[str, Any]:

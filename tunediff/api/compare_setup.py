@@ -21,6 +21,7 @@ from tunediff.analysis import confirmation, pairs
 from tunediff.config import ConfigError, Systems
 from tunediff.core import machine_options, remote, text
 from tunediff.core.files import write_text
+from tunediff.integrations import tracking
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
@@ -47,6 +48,7 @@ class CompareOptions:
     name: str | None = None
     storage: Path = text.STORAGE
     resume: str | None = None
+    track: str | None = None
     address: str | None = None
     cpus: int | None = None
     gpus: int | None = None
@@ -76,6 +78,7 @@ class CompareRequest:
 def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
+    tracking.check(options.track)
     fixed = (options.name, options.budget, options.unit, options.pairs, options.resolution, options.compile,
              options.dry_run or None)  # fmt: skip
     if options.words or any(option is not None for option in fixed):
@@ -90,6 +93,7 @@ def resume(options: CompareOptions) -> Path:
 def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises `ConfigError`."""
     machine_options.check(options)
+    tracking.check(options.track)
     budget_s = duration_s("60s" if options.budget is None else options.budget, "--budget")
     most = MOST if options.pairs is None else options.pairs
     cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")

@@ -108,8 +108,8 @@ class PairedComparison:
 def run_comparison(
     a: Side, b: Side, *, budget: str | float | None = None, unit: str | None = None, pairs: int | None = None,
     resolution: str | None = None, compile: str | None = None, name: str | None = None,
-    storage: str | Path = text.STORAGE, address: str | None = None, cpus: int | None = None, gpus: int | None = None,
-    check: bool = True, force: bool = False, progress: bool = True,
+    storage: str | Path = text.STORAGE, track: str | None = None, address: str | None = None, cpus: int | None = None,
+    gpus: int | None = None, check: bool = True, force: bool = False, progress: bool = True,
 ) -> PairedComparison:  # fmt: skip
     """Run pairs of trainings until it is decided whether B is better than A at equal training seconds.
 
@@ -122,7 +122,7 @@ def run_comparison(
         resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of an accuracy.
         compile: `charged` or `free`: whether compiling counts as training.
         name: Name of the comparison and its folder in `storage`.
-        address, cpus, gpus, check, force, progress: As `run_search` takes them.
+        track, address, cpus, gpus, check, force, progress: As `run_search` takes them.
 
     Raises:
         TunediffError: Something is not allowed or has failed; the message is the one of the command.
@@ -137,7 +137,7 @@ def run_comparison(
         sides = [*_side(a, a, place), *_side(a, b, place)]
     options = CompareOptions(
         words=sides, budget=duration(budget), unit=unit, pairs=pairs, resolution=resolution, compile=compile, name=name,
-        storage=place, address=address, cpus=cpus, gpus=gpus, no_check=not check, force=force,
+        storage=place, track=track, address=address, cpus=cpus, gpus=gpus, no_check=not check, force=force,
     )  # fmt: skip
     return _run(options, progress)
 

@@ -50,7 +50,9 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
         copier.copied(request.folder, lines.aside.say, _again(request.folder)) as copying,
-        tracking.tracked(request.folder, space, lines.aside.say) as tracked,
+        tracking.tracked(
+            request.folder, space.track, space.metric, tracking.settings(space), lines.aside.say
+        ) as tracked,
     ):
         beside = [process for process in (copying, tracked) if process is not None]
         _run(request.folder, space, options, display or console(lines), planned, beside)

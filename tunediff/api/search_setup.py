@@ -18,7 +18,6 @@ from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.integrations import tracking
-from tunediff.integrations.services import SERVICES
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
@@ -74,7 +73,7 @@ class SearchRequest:
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     machine_options.check(options)
-    cli.allow(options.track in (None, *SERVICES), "--track", options.track, f"one of {', '.join(SERVICES)}")
+    tracking.check(options.track)
     remote.check(options.storage)
     request = requested(options)
     if is_asked(request.folder):

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff.analysis import journals
 from tunediff.analysis.following import Following
 from tunediff.core.point import Point
 from tunediff.core.trial_record import TrialRecord
@@ -126,8 +127,8 @@ class Tracker:
 
     def _search(self) -> Run:
         """Return the run of the search as a whole."""
-        facts, begun = self._facts, (self._facts.folder / "search.yaml").stat().st_mtime
-        own = self._sent.search_id
+        facts, own = self._facts, self._sent.search_id
+        begun = min((session.begin for session in journals.sessions(facts.folder)), default=time.time())
         return Run(
             "search", facts.folder.name, facts.folder.name, own, own, facts.objective, facts.config, begun,
             facts.folder,
@@ -137,8 +138,13 @@ class Tracker:
         own = self._sent.search_id
         return Run(
             "confirming" if confirming else "trial", name, self._facts.folder.name, f"{own}-{name.replace('/', '-')}",
-            own, self._facts.objective, trial.config, trial.started, self._facts.folder,
+            own, self._facts.objective, trial.config | _side(trial), trial.started, self._facts.folder,
         )  # fmt: skip
+
+
+def _side(trial: TrialRecord) -> dict[str, Any]:
+    """Return the side of a comparison that a trial is a run of."""
+    return {"side": trial.drawn["side"]} if "side" in trial.drawn else {}
 
 
 def _end(trial: TrialRecord, objective: str) -> RunEnd | None:

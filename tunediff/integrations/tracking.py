@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunediff import cli
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.integrations import tracker
@@ -25,15 +26,17 @@ LOG = "tracking.log"
 
 
 def check(service: str | None) -> None:
-    """Raise `ConfigError` where the package of a service is absent."""
+    """Raise `ConfigError` for a service that does not exist or whose package is absent."""
+    cli.allow(service in (None, *SERVICES), "--track", service, f"one of {', '.join(SERVICES)}")
     if service is not None and importlib.util.find_spec(package := SERVICES[service][0]) is None:
         raise ConfigError(f"--track: {service}: {package} is not installed; run: pip install tunediff[{service}]")
 
 
-def start(facts: TrackedSearch, say: Say) -> Companion:
-    """Start the tracker of a search."""
+def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:
+    """Start the tracker of a search; `module`: the command that resumes it."""
     folder, output = facts.folder, facts.folder / LOG
-    rest = text.command("search", "--resume", folder.name, storage=folder.parent)
+    again = [] if module == "search" else ["--track", facts.service]
+    rest = text.command(module, "--resume", folder.name, *again, storage=folder.parent)
     unfinished = f"--track {facts.service}: not everything was sent ({output}); to send the rest: {rest}"
     return Companion(tracker.__name__, facts, output, say, unfinished)
 
@@ -43,15 +46,24 @@ def values(verdict: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in verdict.items() if isinstance(value, str | bool | int | float)})
 
 
+def settings(space: SearchSpace) -> dict[str, Any]:
+    """Return what the run of a search as a whole has for knobs."""
+    values = {"workload": space.workload.name, "objective": space.metric, "direction": space.mode, "seed": space.seed}
+    return values | {f"budget.{name}": value for name, value in space.budget.lines.items()}
+
+
 @contextlib.contextmanager
-def tracked(folder: Path, space: SearchSpace, say: Say) -> Iterator[Companion | None]:
-    """Track the search in `folder` with the service that its file names; yield None for none. `say`: its messages."""
-    if (service := space.track) is None:
+def tracked(
+    folder: Path, service: str | None, objective: str, config: Mapping[str, Any], say: Say, module: str = "search"
+) -> Iterator[Companion | None]:
+    """Track what runs in `folder`; yield None without a service.
+
+    `config`: knobs of the run of the search as a whole; `say`: messages; `module`: the command that resumes it.
+    """
+    if service is None:
         yield None
         return
-    config = {"workload": space.workload.name, "objective": space.metric, "direction": space.mode, "seed": space.seed}
-    config |= {f"budget.{name}": value for name, value in space.budget.lines.items()}
-    companion = start(TrackedSearch(folder, service, space.metric, config), say)
+    companion = start(TrackedSearch(folder, service, objective, config), say, module)
     try:
         yield companion
     finally:
