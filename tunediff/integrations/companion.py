@@ -27,6 +27,8 @@ EVERY_S = 1.0
 """Seconds between two looks at the files; more where a look takes long."""
 SHARE = 0.05
 """Share of the time, at most, that looks take."""
+SILENT_S = 5.0
+"""Seconds at the end of the search after which the user is told what it waits for."""
 RETRY_S = 15.0
 """Seconds after a failure until the service is tried again."""
 Say = Callable[[str], object]
@@ -53,9 +55,13 @@ class Facts:
 class Companion:
     """The process, as the search sees it."""
 
-    def __init__(self, module: str, facts: Facts, output: Path, say: Say, unfinished: str) -> None:
-        """Start it; `output`: file for what packages print; `unfinished`: warning where the service lacks something."""
-        self._patience_s, self._say, self._unfinished = facts.patience_s, say, unfinished
+    def __init__(self, module: str, facts: Facts, output: Path, say: Say, option: str, unfinished: str) -> None:
+        """Start it.
+
+        `output`: file for what packages print; `option`: what the user gave; `unfinished`: what to say behind it where
+        the service lacks something at the end.
+        """
+        self._patience_s, self._say, self._option, self._unfinished = facts.patience_s, say, option, unfinished
         self._last_words = ""
         command = [sys.executable, "-m", module, json.dumps(dataclasses.asdict(facts), default=str)]
         pipe = subprocess.PIPE
@@ -74,7 +80,12 @@ class Companion:
         self._last_words = words
 
     def close(self) -> None:
-        """Let the process send the rest, for a while; warn where that fails."""
+        """Let the process send the rest, for a while, which Ctrl-C ends; warn where something is left."""
+        patience = threading.Timer(
+            SILENT_S, self._say, [f"{self._option}: sending the rest; Ctrl-C leaves it for later"]
+        )
+        patience.daemon = True
+        patience.start()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 assert self._process.stdin is not None
@@ -82,10 +93,11 @@ class Companion:
                 self._process.stdin.close()
                 self._process.wait(self._patience_s + 10)
         finally:  # also after a second Ctrl-C
+            patience.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.wait() != 0:
-            log.warning(self._unfinished)
+            log.warning("%s: %s", self._option, self._unfinished)
 
     def _listen(self, lines: Iterable[str]) -> None:
         with contextlib.suppress(ValueError):  # closed

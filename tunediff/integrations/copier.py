@@ -23,8 +23,9 @@ def copied(folder: Path, say: Say, again: str) -> Iterator[Companion | None]:
     if (address := remote.address_of(folder.parent)) is None:
         yield None
         return
-    unfinished = f"--storage {address}: not everything is copied; it is in {folder}, and this copies it: {again}"
-    process = Companion(__name__, Facts(folder, patience_s=600.0), Path(os.devnull), say, unfinished)
+    unfinished = f"not everything is copied; it is in {folder}, and this copies it: {again}"
+    facts, output = Facts(folder, patience_s=600.0), Path(os.devnull)
+    process = Companion(__name__, facts, output, say, f"--storage {address}", unfinished)
     try:
         yield process
     finally:

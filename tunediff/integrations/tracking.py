@@ -37,8 +37,8 @@ def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:
     folder, output = facts.folder, facts.folder / LOG
     again = [] if module == "search" else ["--track", facts.service]
     rest = text.command(module, "--resume", folder.name, *again, storage=folder.parent)
-    unfinished = f"--track {facts.service}: not everything was sent ({output}); to send the rest: {rest}"
-    return Companion(tracker.__name__, facts, output, say, unfinished)
+    unfinished = f"not everything was sent ({output}); to send the rest: {rest}"
+    return Companion(tracker.__name__, facts, output, say, f"--track {facts.service}", unfinished)
 
 
 def values(verdict: Mapping[str, Any]) -> str:
