@@ -198,11 +198,12 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
     searches.write(folder, space, 0, {}, CURVE[:1], status=None)
     with caplog.at_level(logging.WARNING, "tunediff"), copied(folder, said.append, "tunediff search"):
         pass  # one point is copied at the end
-    assert said == []
+    assert not [line for line in said if "Ctrl-C" not in line]
     assert "not everything is copied" not in caplog.text
     server.stop()
     searches.write(folder, space, 0, {}, CURVE)
     copier = Copier(Facts(folder), said.append)
+    said.clear()
     assert not copier.sync(last=True)
     assert len(said) == 1
     again = moto.ThreadedMotoServer(port=port, verbose=False)
