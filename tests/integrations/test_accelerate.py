@@ -51,6 +51,7 @@ def trained(found, steps=STEPS, given=None, **how):
         accelerator = TrialAccelerator(trial, schedule_steps=STEPS)
         judge = lambda model: trial.evaluate_with(lambda: {"error": F.mse_loss(model(INPUTS), TARGETS)})  # noqa: E731
         found.append(learn(accelerator, network(trial.knobs), accelerator.epochs, judge))
+        accelerator.end_training()
 
     return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
 

@@ -78,6 +78,24 @@ def test_resume_is_exact_where_items_are_drawn(tmp_path):
     assert_equal(weights(trained([], run=run([]), folder=tmp_path)), whole)
 
 
+def test_resume_restores_the_generator_of_a_sampler(tmp_path):
+    def run(found):
+        return body(found, lambda: DataLoader(DATA, 8, shuffle=True, generator=torch.Generator().manual_seed(5)))
+
+    found, again = [], []
+    whole = weights(trained([], run=run(found)))
+    trained([], run=run([]), folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 9))
+    assert_equal(weights(trained([], run=run(again), folder=tmp_path)), whole)
+    assert again[-1] == found[-1]
+
+
+def test_a_resume_before_a_shorter_batch_counts_samples_as_before(tmp_path):
+    whole = trained([])
+    trained([], folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 5))  # the sixth batch has four rows
+    resumed = trained([], folder=tmp_path)
+    assert (resumed.steps, resumed.samples) == (whole.steps, whole.samples) == (STEPS, 8 * STEPS)
+
+
 def test_a_loader_without_length_has_epochs():
     found = []
     stream = [(INPUTS[:8], TARGETS[:8])] * 3

@@ -111,6 +111,11 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         for scheduler in self._budget_schedulers:
             scheduler.follow()
 
+    def end_training(self) -> None:
+        """Finish the trackers; the process group is that of the trial, which is not over."""
+        for tracker in self.trackers:
+            tracker.finish()
+
     def _do_sync(self) -> None:
         """Update the weights with the last batch of a step: batches are fetched before, a whole step's at a time."""
         if self._loader is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -50,7 +49,9 @@ class Position:
     batches: int = 0
     """Batches of this pass that were trained on."""
     generators: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """States of the global generators when the pass was begun: the loader's order may be drawn from them."""
+    """States of the generators when the pass was begun, global ones and the loader's: its order is drawn from them."""
+    samples: int = 0
+    """Rows of an item of the feed, as the training's first one had."""
 
 
 class RepeatingLoader:
@@ -68,6 +69,7 @@ class RepeatingLoader:
         self._ahead: list[Any] = []
         self.position = self.current = self._fetched = position or Position()
         """`current`: behind the last batch that was moved, those of a warm-up included."""
+        self._samples = self.position.samples
         if position is not None and position.epoch >= 0:
             self._go_on(position)
 
@@ -77,18 +79,20 @@ class RepeatingLoader:
             self._fetched = dataclasses.replace(position, epoch=position.epoch - 1)
             return
         with randomness.forked():
-            _set_generators(position.generators)
+            _set_generators(self._batches, position.generators)
             set_epoch(self._batches, position.epoch)
             self._now = iter(self._batches)
             for _ in itertools.islice(self._now, position.batches):
                 pass
 
-    @functools.cached_property
+    @property
     def samples(self) -> int:
-        """Return the number of rows of the first tensor of the first item."""
-        self._ahead = [self.fetch()]
-        group, _ = self._ahead[0]
-        return sum(next((len(tensor) for tensor in _tensors(batch) if tensor.dim()), 1) for batch in group)
+        """Return the number of rows of the first tensor of an item, as the training's first item had."""
+        if not self._samples:
+            self._ahead = [self.fetch()]
+            group, _ = self._ahead[0]
+            self._samples = sum(next((len(one) for one in _tensors(batch) if one.dim()), 1) for batch in group)
+        return self._samples
 
     def fetch(self) -> tuple[list[Any], Position]:
         """Return the next batches and the position behind them."""
@@ -99,14 +103,14 @@ class RepeatingLoader:
                 position = self._fetched
                 self._fetched = dataclasses.replace(position, batches=position.batches + len(group))
                 return group, self._fetched
-            self._fetched = Position(self._fetched.epoch + 1, 0, _generators())
+            self._fetched = Position(self._fetched.epoch + 1, 0, _generators(self._batches))
             set_epoch(self._batches, self._fetched.epoch)
             self._now = iter(self._batches)
         raise RuntimeError("trial.steps(loader): the loader has no batches, or cannot be run through twice")
 
     def move(self, fetched: tuple[list[Any], Position]) -> Any:
         group, self.current = fetched
-        self.position = self.current
+        self.position = dataclasses.replace(self.current, samples=self._samples)
         moved = [to_device(batch, self._device) for batch in group]
         return moved[0] if self._group is None else moved
 
@@ -122,13 +126,24 @@ def set_epoch(loader: Any, epoch: int) -> None:
             tell(epoch)
 
 
-def _generators() -> dict[str, Any]:
-    return {"torch": torch.get_rng_state(), **randomness.library_state()}
+def _generators(loader: Any) -> dict[str, Any]:
+    own = [generator.get_state() for generator in _own_generators(loader)]
+    return {"torch": torch.get_rng_state(), "own": own, **randomness.library_state()}
 
 
-def _set_generators(state: Mapping[str, Any]) -> None:
+def _set_generators(loader: Any, state: Mapping[str, Any]) -> None:
+    for generator, saved in zip(_own_generators(loader), state["own"], strict=True):
+        generator.set_state(saved)
     torch.set_rng_state(state["torch"])
     randomness.set_library_state(state)
+
+
+def _own_generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators that a loader and its samplers draw from, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {id(generator): generator for part in parts if (generator := getattr(part, "generator", None)) is not None}
+    return [generator for generator in found.values() if isinstance(generator, torch.Generator)]
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -52,7 +52,9 @@ def unread(session: Session) -> tuple[str, ...]:
     found = [name for name in names if name not in session.read_knobs]
     found += [] if session.autocast_entered else ["precision.amp"]
     code = of(config).file
-    mentioned = code is not None and any(b".config" in text for text in code.contents.values())
+    mentioned = code is not None and any(
+        word in text for text in code.contents.values() for word in (b"trial.config", b".config.loader")
+    )
     if session.own_loader and not mentioned:  # a loader of one's own may be made of `trial.config.loader`
         names = [f"loader.{field.name}" for field in dataclasses.fields(config.loader)]
         found += [name for name in names if name not in session.followed]
