@@ -52,6 +52,16 @@ def test_an_example_trains_and_is_judged(name, knobs, batches, low, high):
         assert told.shown["samples"].shape == (64, 1, 8, 8)
 
 
+def test_the_file_of_the_page_on_own_trainings_learns(tmp_path):
+    """As it stands in docs/own-training.md; chance is 0.1."""
+    page = (FOLDER.parent / "docs" / "own-training.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py\n.*?)```", page, re.S)[1])
+    config, told = cfg.override(cfg.baseline(str(tmp_path / "mine.py")), {"evaluation.points": 1}), Told()
+    outcome = train(config, samples=40 * config.loader.batch_size, evaluates=True, observer=told)
+    assert (outcome.finished, outcome.unread) == (True, ())
+    assert 0.5 < told.points[-1]["accuracy"] <= 1.0
+
+
 def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsys):
     """The same images in any batch size; the file of the workload runs only if the user says so."""
     monkeypatch.chdir(tmp_path)
