@@ -6,18 +6,28 @@ Steps are samples, and the relative time is training seconds.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tensorboardX import SummaryWriter
-from tensorboardX.summary import hparams
 
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.integrations.services import Run, RunEnd, numbers
+
+# tensorboardX imports torch where it finds it: seconds, and half a gigabyte in a process that has no use for it.
+_torch = sys.modules.get("torch")
+sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+try:
+    from tensorboardX import SummaryWriter
+    from tensorboardX.summary import hparams
+finally:
+    if _torch is None:
+        del sys.modules["torch"]
+
 
 GROUP = "evaluation"
 """Group of the scalars, as `train` writes them."""
