@@ -359,7 +359,7 @@ def test_what_a_search_can_do_with_is_a_warning(tmp_path):
     assert "the knob seed does not change the initial weights" in told
     own = edited(
         ("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"),
-        ("        with trial.autocast():\n", "        if True:\n"),
+        ("        with trial.autocast():\n", "        if True:  # experiment.config is no knob\n"),
     )
     found = check.check(cfg.baseline(str(file(tmp_path, own, "own.py"))), CPU)
     assert found["warnings"] == []
