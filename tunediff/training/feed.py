@@ -132,7 +132,8 @@ def _generators(loader: Any) -> dict[str, Any]:
 
 
 def _set_generators(loader: Any, state: Mapping[str, Any]) -> None:
-    for generator, saved in zip(_own_generators(loader), state["own"], strict=True):
+    # Fewer are there where a sampler makes its generator, and seeds it, when a pass begins.
+    for generator, saved in zip(_own_generators(loader), state["own"], strict=False):
         generator.set_state(saved)
     torch.set_rng_state(state["torch"])
     randomness.set_library_state(state)
