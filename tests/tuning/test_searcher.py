@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import types
 
 import optuna
 import pytest
@@ -14,7 +15,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import messages, sampling
+from tunediff.tuning import messages, optuna_proposer, sampling
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -226,7 +227,9 @@ def test_no_trial_starts_that_would_not_end_in_time(make):
         ("20s", 9.0, {"of": 1}, False),  # trials get half of it
     ],
 )
-def test_trials_leave_time_for_confirming_runs(make, total, spent_s, confirm, starts):
+def test_trials_leave_time_for_confirming_runs(make, monkeypatch, total, spent_s, confirm, starts):
+    still = types.SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(optuna_proposer, "time", still)  # however long the draws take here
     budget = {"per_trial": "3s", "trials": 6, "total": total}
     searcher = make(budget=budget, spent_s=spent_s, **({"confirm": confirm} if confirm else {}))
     for name in ("a", "b"):
